@@ -1,0 +1,133 @@
+"""Channel: whole messages, and file descriptors with them, between an agent and its own helper processes.
+
+A channel is one end of a Unix socket pair that only the agent and a child it started hold. A message is a tuple of
+plain values (numbers, text, bytes, lists, dicts); ``marshal`` carries it, which costs no import and is safe here because
+both ends run the same interpreter and nobody else can reach the socket. Nothing that a stranger can write to is ever
+read this way.
+
+The channel never blocks: what the peer does not take yet is kept and sent when the socket is writable again.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import socket
+import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+_HEADER = struct.Struct("<IB")  # bytes that follow, descriptors that came along
+_READ_SIZE = 1 << 18
+_MOST_DESCRIPTORS = 64
+
+
+class ChannelClosed(Exception):
+    """The other process is gone."""
+
+
+class Channel:
+    """One end. Not thread-safe: its owner is one loop."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._received = bytearray()
+        self._descriptors: list[int] = []
+        self._outgoing: list[tuple[bytes, list[int]]] = []  # the first one may be partly sent (then without descriptors)
+        self.queued_bytes = 0
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, socket.socket]:
+        """Our end, and the raw other end to hand to a child process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return cls(ours), theirs
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> Channel:
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._outgoing)
+
+    def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
+        """Queue a message and send as much as the peer takes now. Descriptors are copied; the caller keeps its own."""
+        assert len(descriptors) <= _MOST_DESCRIPTORS
+        body = marshal.dumps(message)
+        packet = _HEADER.pack(len(body), len(descriptors)) + body
+        # Descriptors that must wait in the queue are duplicated, because the caller may close its own at once.
+        copies = [os.dup(fd) for fd in descriptors] if descriptors else []
+        self._outgoing.append((packet, copies))
+        self.queued_bytes += len(packet)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the peer takes it."""
+        while self._outgoing:
+            packet, descriptors = self._outgoing[0]
+            try:
+                if descriptors:
+                    sent = socket.send_fds(self._sock, [packet], descriptors)
+                else:
+                    sent = self._sock.send(packet)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                raise ChannelClosed(str(error)) from error
+            for fd in descriptors:
+                os.close(fd)
+            self.queued_bytes -= sent
+            if sent == len(packet):
+                self._outgoing.pop(0)
+            else:
+                self._outgoing[0] = (packet[sent:], [])
+
+    def receive(self) -> Iterator[tuple[tuple[Any, ...], list[int]]]:
+        """Every whole message that has arrived, with its descriptors. Raises ChannelClosed at the end of the stream."""
+        closed = False
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, _READ_SIZE, _MOST_DESCRIPTORS)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                closed = True
+                break
+            self._descriptors.extend(fds)
+            if not data:
+                closed = True
+                break
+            self._received += data
+        yield from self._take_whole_messages()
+        if closed:
+            raise ChannelClosed("the other end was closed")
+
+    def _take_whole_messages(self) -> Iterator[tuple[tuple[Any, ...], list[int]]]:
+        while len(self._received) >= _HEADER.size:
+            size, count = _HEADER.unpack_from(self._received)
+            end = _HEADER.size + size
+            if len(self._received) < end:
+                return
+            message = marshal.loads(bytes(self._received[_HEADER.size : end]))  # noqa: S302 - see the module's law
+            del self._received[:end]
+            descriptors = self._descriptors[:count]
+            del self._descriptors[:count]
+            yield message, descriptors
+
+    def close(self) -> None:
+        for _, descriptors in self._outgoing:
+            for fd in descriptors:
+                os.close(fd)
+        self._outgoing.clear()
+        for fd in self._descriptors:
+            os.close(fd)
+        self._descriptors.clear()
+        self._sock.close()
+
