@@ -37,7 +37,9 @@ class Channel:
         self._sock = sock
         self._received = bytearray()
         self._descriptors: list[int] = []
-        self._outgoing: list[tuple[bytes, list[int]]] = []  # the first one may be partly sent (then without descriptors)
+        self._outgoing: list[
+            tuple[bytes, list[int]]
+        ] = []  # the first one may be partly sent (then without descriptors)
         self.queued_bytes = 0
 
     @classmethod
@@ -130,4 +132,3 @@ class Channel:
             os.close(fd)
         self._descriptors.clear()
         self._sock.close()
-

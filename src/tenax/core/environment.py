@@ -1,0 +1,76 @@
+"""The environment of a worker: which variables it gets, and from what.
+
+Pure: takes what the agent was given and returns what is added for one worker. The names and formats are TorchElastic's,
+so that any script written for torchrun finds what it looks for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core.model import AgentSettings, Assignment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class WorkerEnvironment(msgspec.Struct, frozen=True):
+    """What is the same for all workers of a node during the whole run."""
+
+    virtual_local_rank: bool = False
+    omp_num_threads: int | None = None  # None: leave the variable as it is
+    extra: dict[str, str] = {}
+
+
+def worker_environment(
+    settings: AgentSettings,
+    assignment: Assignment,
+    local_rank: int,
+    restarts_used: int,
+    inherited: Mapping[str, str],
+    options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
+) -> dict[str, str]:
+    """What tenax sets for one worker, on top of what it inherits."""
+    added = {
+        "RANK": str(assignment.first_global_rank + local_rank),
+        "LOCAL_RANK": "0" if options.virtual_local_rank else str(local_rank),
+        "GROUP_RANK": str(assignment.group_rank),
+        "ROLE_RANK": str(assignment.first_role_rank + local_rank),
+        "ROLE_NAME": settings.role,
+        "LOCAL_WORLD_SIZE": str(settings.local_world_size),
+        "WORLD_SIZE": str(assignment.world_size),
+        "GROUP_WORLD_SIZE": str(assignment.group_world_size),
+        "ROLE_WORLD_SIZE": str(assignment.role_world_size),
+        "MASTER_ADDR": assignment.master_addr,
+        "MASTER_PORT": str(assignment.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(restarts_used),
+        "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
+        "TORCHELASTIC_RUN_ID": settings.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(assignment.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TENAX_GENERATION": str(assignment.generation),
+    }
+    # A crash in native code leaves its Python stack on stderr, where the failure report finds it.
+    added["PYTHONFAULTHANDLER"] = inherited.get("PYTHONFAULTHANDLER", "1")
+    if options.omp_num_threads is not None and "OMP_NUM_THREADS" not in inherited:
+        added["OMP_NUM_THREADS"] = str(options.omp_num_threads)
+    if options.virtual_local_rank:
+        added[CUDA_VISIBLE_DEVICES] = only_device(inherited.get(CUDA_VISIBLE_DEVICES), local_rank)
+    added.update(options.extra)
+    return added
+
+
+def only_device(visible: str | None, local_rank: int) -> str:
+    """The one device that a worker sees in virtual-local-rank mode."""
+    if visible is None:
+        return str(local_rank)
+    devices = [device.strip() for device in visible.split(",") if device.strip()]
+    if local_rank >= len(devices):
+        raise ValueError(
+            f"--virtual-local-rank needs one device per worker, but {CUDA_VISIBLE_DEVICES}={visible!r} names "
+            f"{len(devices)} and there is a worker with local rank {local_rank}; name more devices or start fewer workers"
+        )
+    return devices[local_rank]

@@ -1,0 +1,114 @@
+"""The nouns that every decision speaks of: settings, assignments, workers, failures, verdicts.
+
+Values only. Everything here is frozen and serialisable, so that a journal can hold it and a replay can rebuild it.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What one node is told before its first step. Nothing in it changes during a run."""
+
+    run_id: str
+    role: str
+    local_world_size: int
+    max_restarts: int
+    # How long a worker may take to end after it was asked to, on every path: signal, failure, restart, end of the run.
+    grace_s: float = 30.0
+    # How long a killed process may stay before it is abandoned. Only one stuck in the kernel survives SIGKILL.
+    abandon_s: float = 10.0
+    # How long the evidence of a failure (error file, last lines) may take before the decision goes on without it.
+    examine_s: float = 2.0
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One node's part in one generation: what a rendezvous answers."""
+
+    generation: int
+    group_rank: int = 0
+    group_world_size: int = 1
+    first_global_rank: int = 0
+    world_size: int = 1
+    first_role_rank: int = 0
+    role_world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 0
+    use_agent_store: bool = False
+
+
+class WorkerPhase(enum.Enum):
+    """The life of one worker process as the agent knows it."""
+
+    REQUESTED = "requested"  # asked for, not yet confirmed
+    RUNNING = "running"
+    ENDED = "ended"  # exited, or never came to life
+
+
+class WorkerRecord(msgspec.Struct):
+    """What is known of one worker of the current generation."""
+
+    local_rank: int
+    phase: WorkerPhase = WorkerPhase.REQUESTED
+    pid: int = 0
+    exit_code: int = 0
+    asked_to_end: bool = False  # we had asked it to end before it did
+
+
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What could be found out about why a worker ended. Every field may be empty: a dead process owes us nothing."""
+
+    error_type: str = ""  # "RuntimeError"
+    message: str = ""  # one line: "RuntimeError: boom"
+    traceback: str = ""
+    last_lines: tuple[str, ...] = ()  # of stderr
+    out_of_memory: str = ""  # the sentence that proves it, when the kernel's OOM killer did it
+    error_file: str = ""
+    log_file: str = ""  # where the worker's stderr (or output) was kept, if it was
+    raised_at: float | None = None  # on the agent's clock: when the error file says the exception was raised
+
+
+class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One worker that ended badly, by itself."""
+
+    generation: int
+    local_rank: int
+    global_rank: int
+    pid: int
+    exit_code: int  # negative: the number of the signal that killed it
+    seen_at: float
+    reason: str = ""  # why it is a failure when the exit code alone does not say so ("could not be started: ...")
+    evidence: Evidence = Evidence()
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """One worker that we ended because another one failed or the run was stopped. Never a failure."""
+
+    local_rank: int
+    global_rank: int
+    pid: int
+    exit_code: int
+
+
+class Outcome(enum.Enum):
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # a worker failed and the budget is spent, or the policy gave up
+    CANCELLED = "cancelled"  # someone asked the agent to stop
+    ABANDONED = "abandoned"  # a process survived SIGKILL: this host needs attention
+    BROKEN = "broken"  # the launcher itself could not do its work
+
+
+class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How the run ended on this node, and why, in words."""
+
+    outcome: Outcome
+    why: str
+    failures: tuple[Failure, ...] = ()  # of the last generation, first cause first
+    stopped: tuple[Stopped, ...] = ()
+    restarts_used: int = 0
+    generation: int = 0
+    signal: int = 0  # the signal that cancelled the run
+    stuck_pids: tuple[int, ...] = ()
