@@ -1,0 +1,98 @@
+"""Helper process: start a small Python process that works for this one, with a channel between the two.
+
+The keeper and the scribe are started this way. A helper is a fresh interpreter that has seen nothing of the user's
+environment (isolated, without site packages), leads its own session, so that a Ctrl-C in the terminal does not reach
+it, and inherits only standard output, standard error and its end of the channel. What it does with them is its own
+module's matter; this one knows neither.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sys
+from contextlib import suppress
+
+from tenax.channel import Channel
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_CHANNEL_DESCRIPTOR = 3
+# Appended, not prepended: a package next to tenax must never stand in for a module of the standard library.
+_BOOTSTRAP = "import sys; sys.path.append(sys.argv[2]); from tenax.helper_process import become_helper; become_helper()"
+
+
+def spawn_helper(module: str, name: str, *, isolated: bool = True) -> tuple[int, Channel]:
+    """Start a process that calls ``main(descriptor)`` of ``module``; returns its pid and our end of the channel.
+
+    The caller owns both: it reaps the process and closes the channel. ``name`` is what process listings show.
+    With ``isolated=False`` the helper sees the user's site packages and ``PYTHON*`` variables.
+    """
+    if not sys.executable:
+        raise RuntimeError(
+            "tenax starts its helpers with sys.executable, which is empty here: use a normal interpreter."
+        )
+    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    flags = ["-I", "-S"] if isolated else []
+    command = [sys.executable, *flags, "-c", _BOOTSTRAP, name, place, module]
+    ours, theirs = Channel.pair()
+    # Moved out of the way first: duplicating a descriptor onto its own number would leave it closed on exec.
+    their_descriptor = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 10)
+    theirs.close()
+    actions: list[Any] = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_DUP2, their_descriptor, _CHANNEL_DESCRIPTOR),
+    ]
+    try:
+        pid = _spawn_in_new_session(command, actions)
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        os.close(their_descriptor)
+    return pid, ours
+
+
+def _spawn_in_new_session(command: list[str], actions: list[Any]) -> int:
+    try:
+        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True, setsigmask=())
+    except NotImplementedError:  # then the helper makes its session itself, see become_helper
+        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsigmask=())
+
+
+def become_helper() -> None:
+    """What a new helper process does first, in the child."""
+    name, _place, module = sys.argv[1:4]
+    if sys.path[0] == "":  # only when not isolated: the current directory is the user's, not ours
+        del sys.path[0]
+    if os.getsid(0) != os.getpid():
+        os.setsid()
+    _close_strange_descriptors()
+    _show_name(name)
+    __import__(module)
+    sys.modules[module].main(_CHANNEL_DESCRIPTOR)
+
+
+def _close_strange_descriptors() -> None:
+    """Close what the agent's parent left inheritable; fill a missing standard stream, or a file of ours takes its number."""
+    for entry in os.listdir("/dev/fd"):
+        descriptor = int(entry)
+        if descriptor > _CHANNEL_DESCRIPTOR:
+            with suppress(OSError):  # the listing's own descriptor is in the list, and closed by now
+                os.close(descriptor)
+    for descriptor in (1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            if null != descriptor:
+                os.dup2(null, descriptor)
+                os.close(null)
+    os.set_inheritable(_CHANNEL_DESCRIPTOR, False)
+
+
+def _show_name(name: str) -> None:
+    with suppress(OSError), open("/proc/self/comm", "wb", buffering=0) as comm:  # Linux only; nothing depends on it
+        comm.write(name.encode()[:15])

@@ -1,0 +1,113 @@
+"""Ports: what the runtime needs from the world, as interfaces. Adapters implement them; fakes implement them too.
+
+Facts flow one way: an adapter is given a loop and an ``emit`` function when it is opened, and calls it with events. It
+never calls back into decisions.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tenax.core.events import AnyEvent
+    from tenax.core.model import Evidence
+
+    Emit = Callable[[AnyEvent], None]
+
+
+class Watchable(Protocol):
+    """Something with a descriptor that a loop can watch."""
+
+    def fileno(self) -> int: ...
+
+    @property
+    def wants_to_write(self) -> bool: ...
+
+    def on_readable(self) -> None: ...
+
+    def on_writable(self) -> None: ...
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """How to start one worker."""
+
+    env: dict[str, str]
+    argv: list[str] | None = None  # None: the keeper forks and calls the function it holds
+    cwd: str = ""  # empty: where the agent was started
+    cpus: tuple[int, ...] = ()  # empty: anywhere
+    memory_nodes: tuple[int, ...] = ()
+    descriptors: dict[int, int] = {}  # number in the worker -> our descriptor
+
+
+class Entrypoint(Protocol):
+    """What workers run: a command or a function."""
+
+    name: str
+
+    def launch(self, local_rank: int, env: dict[str, str]) -> Launch: ...
+
+    def release(self, local_rank: int) -> None:
+        """The worker was started (or could not be): close what was only needed for that."""
+
+    def collect(self, local_rank: int, exit_code: int) -> str:
+        """The worker ended. Returns why this is a failure although the exit code is 0, or nothing."""
+
+    def return_values(self) -> dict[int, Any]:
+        """What the workers of the last generation returned, by local rank."""
+
+
+class Processes(Watchable, Protocol):
+    """Starts and ends the workers of a node. Answers come as events."""
+
+    def open(self, emit: Emit) -> None: ...
+
+    def start(self, generation: int, local_rank: int, launch: Launch) -> None: ...
+
+    def signal(self, generation: int, number: int) -> None: ...
+
+    def clear(self, generation: int) -> None: ...
+
+    def kill(self, generation: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Rendezvous(Protocol):
+    """Where generations are agreed. ``join`` answers with GenerationFormed or JoinRefused."""
+
+    run_id: str
+
+    def open(self, emit: Emit) -> None: ...
+
+    def join(self, generation: int, local_world_size: int, role: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Output(msgspec.Struct, frozen=True):
+    """Where one worker's output went in one generation."""
+
+    stdout: int  # descriptors for the worker; the runtime closes them once it was started
+    stderr: int
+    env: Mapping[str, str] = {}
+
+
+class Logs(Watchable, Protocol):
+    """Where lines go."""
+
+    def open(self) -> None: ...
+
+    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]: ...
+
+    def examine(self, generation: int, local_rank: int, exit_code: int, done: Callable[[Evidence], None]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+    def live(self, text: str) -> None: ...
+
+    def close(self, last_words: str = "") -> None: ...

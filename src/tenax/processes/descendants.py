@@ -1,0 +1,98 @@
+"""Descendants: every process below this one, whatever session or group it moved to.
+
+Reads the kernel's own list of children, so it needs no privilege and no naming convention. The list can miss a process
+that is being born or dying while it is read; who must be sure kills, waits for a death and looks again, until
+``waitpid`` says that there is no child left (the caller is a subreaper, so an orphan becomes its child).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+
+
+def descendants(pid: int) -> list[int]:
+    """The living processes below ``pid``, parents before children."""
+    found: list[int] = []
+    seen = {pid}
+    waiting = [pid]
+    while waiting:
+        for child in _children(waiting.pop()):
+            if child not in seen:
+                seen.add(child)
+                found.append(child)
+                waiting.append(child)
+    return found
+
+
+def _children(pid: int) -> list[int]:
+    children: list[int] = []
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:  # it is gone, or this system has no /proc
+        return children
+    for thread in threads:
+        try:
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
+                children += map(int, listing.read().split())
+        except FileNotFoundError:
+            if os.path.exists(f"/proc/{pid}/task/{thread}"):
+                return _children_by_parent(pid)  # a kernel without CONFIG_PROC_CHILDREN
+        except OSError:
+            continue  # the thread ended meanwhile
+    return children
+
+
+def _children_by_parent(parent: int) -> list[int]:
+    """The slow way: ask every process who its parent is."""
+    children = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and parent_of(int(entry)) == parent:
+            children.append(int(entry))
+    return children
+
+
+def parent_of(pid: int) -> int:
+    """The parent's pid, or 0 if there is no such process."""
+    return int(_stat(pid)[1])
+
+
+def is_zombie(pid: int) -> bool:
+    return _stat(pid)[0] == b"Z"
+
+
+def _stat(pid: int) -> list[bytes]:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            # The name in brackets may hold anything, also brackets: what follows the last one is safe to split.
+            return stat.read().rpartition(b")")[2].split()
+    except OSError:
+        return [b"", b"0"]
+
+
+def wait_for_deaths(pids: list[int], patience_s: float) -> None:
+    """Wait until one of these processes is dead, at most so long."""
+    handles = []
+    for pid in pids:
+        try:
+            handles.append(os.pidfd_open(pid))
+        except OSError:  # dead already, or this system has no such handles
+            break
+    else:
+        select.select(handles, [], [], patience_s)
+    for handle in handles:
+        os.close(handle)
+
+
+def bearers(mark: bytes) -> list[int]:
+    """Every process whose environment at its start held ``mark``: how a tree is found after its root was lost."""
+    found = []
+    for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/environ", "rb") as environment:
+                    if mark in environment.read():
+                        found.append(int(entry))
+            except OSError:  # gone, or not ours to look at
+                continue
+    return found

@@ -1,0 +1,135 @@
+"""Entrypoints: what a worker runs, as a command or as a Python function.
+
+Each turns (local rank, environment) into a ``Launch`` and, after the worker ended, collects what it returned.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.ports import Launch
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from tenax.processes.keeper import KeeperProcess
+
+LOCAL_RANK_MACRO = "${local_rank}"
+START_METHODS = ("spawn", "fork", "forkserver")
+
+
+class CommandEntrypoint:
+    """A program and its arguments. ``${local_rank}`` in an argument becomes the worker's local rank; nothing else."""
+
+    def __init__(self, argv_by_rank: Mapping[int, Sequence[object]], name: str) -> None:
+        self.name = name
+        self._argv_by_rank = argv_by_rank
+        self._ended_well: set[int] = set()
+
+    def keeper(self) -> KeeperProcess:
+        from tenax.processes.keeper import KeeperProcess
+
+        return KeeperProcess()
+
+    def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
+        self._ended_well.discard(local_rank)
+        argv = [str(word).replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self._argv_by_rank[local_rank]]
+        return Launch(env=env, argv=argv)
+
+    def release(self, local_rank: int) -> None:
+        """A command holds nothing."""
+
+    def collect(self, local_rank: int, exit_code: int) -> str:
+        if exit_code == 0:
+            self._ended_well.add(local_rank)
+        return ""
+
+    def return_values(self) -> dict[int, Any]:
+        return dict.fromkeys(sorted(self._ended_well))
+
+
+class FunctionEntrypoint:
+    """A function, its arguments by local rank, and the way its process is made."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args_by_rank: Mapping[int, tuple[Any, ...]],
+        *,
+        wrap: Callable[..., Any],
+        start_method: str = "spawn",
+    ) -> None:
+        if start_method not in START_METHODS:
+            raise ValueError(f"start_method is {start_method!r}; expected one of {', '.join(START_METHODS)}")
+        self.name = getattr(function, "__qualname__", type(function).__name__)
+        self._function = function
+        self._args_by_rank = args_by_rank
+        self._wrap = wrap
+        self._method = start_method
+        self._payloads: dict[int, int] = {}
+        self._results: dict[int, int] = {}
+        self._values: dict[int, Any] = {}
+
+    def keeper(self) -> KeeperProcess:
+        """The keeper that can start this kind of worker."""
+        from tenax.processes.keeper import KeeperProcess
+
+        if self._method == "fork":
+            return KeeperProcess(call=self._run_inherited)
+        return KeeperProcess("tenax.processes.forkserver_main") if self._method == "forkserver" else KeeperProcess()
+
+    def _run_inherited(self, spec: dict[str, Any]) -> None:
+        """In a worker forked from a copy of the agent: everything is here already."""
+        from tenax.processes.function_worker import deliver, end_like_a_program
+
+        args = self._args_by_rank[spec["local_rank"]]
+        end_like_a_program(lambda: deliver(self._wrap, self._function, args))
+
+    def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
+        from tenax.processes import function_worker as worker
+
+        self._values.pop(local_rank, None)
+        self._close(self._results, local_rank)
+        result = self._results[local_rank] = worker.anonymous_file("tenax-result")
+        descriptors = {worker.RESULT_DESCRIPTOR: result}
+        if self._method != "fork":
+            payload = self._payloads[local_rank] = worker.anonymous_file("tenax-payload")
+            args = self._args_by_rank[local_rank]
+            descriptors.update(worker.write_payload(payload, self._wrap, self._function, args))
+            descriptors[worker.PAYLOAD_DESCRIPTOR] = payload
+        return Launch(env=env, argv=_worker_argv() if self._method == "spawn" else None, descriptors=descriptors)
+
+    def release(self, local_rank: int) -> None:
+        self._close(self._payloads, local_rank)
+
+    def collect(self, local_rank: int, exit_code: int) -> str:
+        from tenax.processes.function_worker import ResultUnreadable, read_result
+
+        if exit_code == 0 and local_rank in self._results:
+            try:
+                self._values[local_rank] = read_result(self._results[local_rank])
+            except ResultUnreadable as unreadable:
+                return str(unreadable)
+            finally:
+                self._close(self._results, local_rank)
+        else:
+            self._close(self._results, local_rank)
+        return ""
+
+    def return_values(self) -> dict[int, Any]:
+        return dict(sorted(self._values.items()))
+
+    @staticmethod
+    def _close(descriptors: dict[int, int], local_rank: int) -> None:
+        descriptor = descriptors.pop(local_rank, None)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _worker_argv() -> list[str]:
+    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    code = "import sys; sys.path.append(sys.argv.pop()); from tenax.processes.function_worker import main; main()"
+    return [sys.executable, "-c", code, place]

@@ -1,0 +1,181 @@
+"""A worker that is a Python function: how it gets the function, and how its return value comes home.
+
+The agent writes the function and its arguments into an anonymous file that only the worker inherits; the worker writes
+its return value into another. Files, not pipes: a result of any size never blocks anybody, and a worker that dies
+in the middle leaves a file that is visibly incomplete. Nobody else can open either of them, which is why they may
+hold pickles.
+
+Ends, all defined: the function returns (its value), raises (failure with the exception), calls ``sys.exit(n)`` (that
+code; 0 means success with None), calls ``os._exit`` or is killed (that code or signal), returns something that
+cannot be pickled (failure that says so).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PAYLOAD_DESCRIPTOR, RESULT_DESCRIPTOR, FIRST_FREE_DESCRIPTOR = 3, 4, 5
+_LENGTH = struct.Struct("<Q")
+
+
+class ResultUnreadable(Exception):
+    """The worker ended well, but what it returned cannot be read here."""
+
+
+# --- the agent's side -------------------------------------------------------------------------------------------------
+
+
+def anonymous_file(name: str) -> int:
+    """A file without a name that others could open."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    import tempfile
+
+    with tempfile.TemporaryFile(prefix=name) as file:
+        return os.dup(file.fileno())
+
+
+def write_payload(
+    descriptor: int, wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...]
+) -> dict[int, int]:
+    """Pickle the function for a fresh interpreter. Returns further descriptors that the arguments need: number -> ours.
+
+    Uses multiprocessing's own pickler and preparation, so that whatever may be handed to a ``multiprocessing.Process``
+    (locks, queues, pipes, functions of ``__main__``) may be handed to a worker.
+    """
+    import io
+    from multiprocessing import context, resource_tracker, spawn
+    from multiprocessing.reduction import ForkingPickler
+
+    needed = _NeededDescriptors()
+    buffer = io.BytesIO()
+    preparation = spawn.get_preparation_data("tenax-worker")
+    tracker: int | None = getattr(resource_tracker._resource_tracker, "_fd", None)
+    if tracker is not None:
+        tracker = needed.duplicate_for_child(tracker)
+    context.set_spawning_popen(needed)  # type: ignore[arg-type]
+    try:
+        ForkingPickler(buffer).dump((preparation, tracker))
+        ForkingPickler(buffer).dump((wrap, function, args))
+    finally:
+        context.set_spawning_popen(None)
+    _write_all(descriptor, buffer.getbuffer())
+    return needed.descriptors
+
+
+class _NeededDescriptors:
+    """What multiprocessing asks of the process that is being started."""
+
+    def __init__(self) -> None:
+        from multiprocessing import popen_spawn_posix
+
+        self.DupFd = popen_spawn_posix._DupFd  # how an argument finds its descriptor there
+        self.descriptors: dict[int, int] = {}
+
+    def duplicate_for_child(self, descriptor: int) -> int:
+        # In the worker it gets a number of its own, above those that we use ourselves.
+        number = FIRST_FREE_DESCRIPTOR + len(self.descriptors) + 64
+        self.descriptors[number] = descriptor
+        return number
+
+
+def read_result(descriptor: int) -> Any:
+    """What the worker returned; None if it exited without returning. Raises ResultUnreadable."""
+    size = os.fstat(descriptor).st_size
+    if size == 0:
+        return None
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb", closefd=False) as file:
+        header = file.read(_LENGTH.size)
+        if len(header) < _LENGTH.size or size != _LENGTH.size + _LENGTH.unpack(header)[0]:
+            raise ResultUnreadable("the worker ended while it was handing over its return value")
+        try:
+            return pickle.load(file)  # noqa: S301 - written by our own worker into a file that only it and we hold
+        except Exception as error:
+            raise ResultUnreadable(
+                f"its return value cannot be unpickled here: {type(error).__name__}: {error}"
+            ) from error
+
+
+# --- the worker's side ------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Entry of a spawned worker: a fresh interpreter."""
+    _run_payload(PAYLOAD_DESCRIPTOR)
+
+
+def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload says it all
+    """Entry of a worker forked from the fork server. Does not return."""
+    end_like_a_program(lambda: _run_payload(PAYLOAD_DESCRIPTOR))
+
+
+def _run_payload(descriptor: int) -> None:
+    from multiprocessing import resource_tracker, spawn
+
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb") as file:
+        preparation, tracker = pickle.load(file)  # noqa: S301 - written by our own agent into a file that only we hold
+        if tracker is not None:
+            resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+        spawn.prepare(preparation)
+        wrap, function, args = pickle.load(file)  # noqa: S301 - as above
+    deliver(wrap, function, args)
+
+
+def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Call the function and hand over what it returns. ``wrap`` records what goes wrong, here or in the function."""
+
+    def call_and_hand_over() -> None:
+        value = function(*args)
+        try:
+            data = pickle.dumps(value)
+        except Exception as error:
+            raise TypeError(
+                f"the return value of {getattr(function, '__qualname__', function)!s} is a {type(value).__name__} "
+                f"that cannot be pickled ({error}); return plain data instead"
+            ) from error
+        _write_all(RESULT_DESCRIPTOR, _LENGTH.pack(len(data)))
+        _write_all(RESULT_DESCRIPTOR, data)
+
+    wrap(call_and_hand_over)()
+
+
+def end_like_a_program(body: Callable[[], None]) -> None:
+    """Run ``body`` in a forked process as if it were a program of its own: exit codes, traceback, flushed streams."""
+    code = 0
+    try:
+        body()
+    except SystemExit as exit_request:
+        code = _exit_code(exit_request.code)
+    except BaseException:
+        code = 1
+        sys.excepthook(*sys.exc_info())
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()
+        os._exit(code)
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _write_all(descriptor: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,180 @@
+"""The agent's side of the keeper: orders out, events in.
+
+Owns the keeper process. A keeper that dies takes the workers with it (their death signal) and is reported as lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from contextlib import suppress
+
+from tenax.channel import Channel, ChannelClosed
+from tenax.core import events as fact
+from tenax.helper_process import spawn_helper
+from tenax.processes.descendants import bearers, is_zombie, wait_for_deaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tenax.ports import Emit, Launch
+
+MARK = "TENAX_KEEPER"
+_PLAIN = "tenax.processes.keeper_main"
+_PATIENCE_S = 1.0
+_NOT_FOUND, _NOT_EXECUTABLE, _CANNOT_START = 127, 126, 1
+
+
+class KeeperProcess:
+    """Implements ``ports.Processes``."""
+
+    def __init__(self, module: str = _PLAIN, call: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """``module``: the helper to start. With ``call`` the keeper is a copy of this process and workers call that."""
+        self._module = module
+        self._call = call
+        # Every process of the job inherits this mark: the way to find them should the keeper be lost.
+        self._mark = f"{MARK}={os.urandom(8).hex()}"
+        self._pid = 0
+        self._channel: Channel | None = None
+        self._emit: Emit = lambda _: None
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def open(self, emit: Emit) -> None:
+        self._emit = emit
+        if self._channel is None:
+            self.spawn()
+
+    def spawn(self) -> None:
+        """Start the process; may be called before ``open`` so that it comes up while the agent still prepares."""
+        if self._call is not None:
+            self._pid, self._channel = self._fork_keeper(self._call)
+        else:
+            isolated = self._module == _PLAIN
+            self._pid, self._channel = spawn_helper(self._module, "tenax-keeper", isolated=isolated)
+
+    @staticmethod
+    def _fork_keeper(call: Callable[[dict[str, Any]], None]) -> tuple[int, Channel]:
+        ours, theirs = Channel.pair()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return pid, ours
+        try:
+            from tenax.processes.keeper_main import Keeper
+
+            ours.close()
+            os.setsid()
+            Keeper(Channel(theirs), call).run()
+        finally:
+            os._exit(0)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def start(self, generation: int, local_rank: int, launch: Launch) -> None:
+        numbers = list(launch.descriptors)
+        spec = {
+            "argv": launch.argv,
+            "env": {**launch.env, MARK: self._mark.partition("=")[2]},
+            "cwd": launch.cwd,
+            "cpus": list(launch.cpus),
+            "memory_nodes": list(launch.memory_nodes),
+            "numbers": numbers,
+            "local_rank": local_rank,
+        }
+        self._send(("start", generation, local_rank, spec), [launch.descriptors[number] for number in numbers])
+
+    def signal(self, generation: int, number: int) -> None:
+        self._send(("signal", generation, number))
+
+    def clear(self, generation: int) -> None:
+        self._send(("clear", generation))
+
+    def kill(self, generation: int) -> None:
+        self._send(("kill", generation))
+
+    def _send(self, message: tuple[Any, ...], descriptors: list[int] | None = None) -> None:
+        assert self._channel is not None
+        with suppress(ChannelClosed):  # the loss itself is seen, once, by on_readable
+            self._channel.send(message, descriptors or ())
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._channel.fileno() if self._channel is not None else -1
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self._channel is not None and self._channel.wants_to_write
+
+    def on_writable(self) -> None:
+        if self._channel is not None:
+            with suppress(ChannelClosed):
+                self._channel.flush()
+
+    def on_readable(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            for message, _ in self._channel.receive():
+                self._emit(_event(message))
+        except ChannelClosed:
+            self._emit(fact.KeeperLost(self._how_it_ended()))
+
+    def _how_it_ended(self) -> str:
+        assert self._channel is not None
+        self._channel.close()
+        self._channel = None
+        code = self._reap()
+        self._kill_bearers()
+        return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
+
+    def _kill_bearers(self) -> None:
+        """Workers died with the keeper; what they had started is found by its mark and killed, until none is left."""
+        mark = self._mark.encode()
+        while found := [pid for pid in bearers(mark) if pid != os.getpid() and not is_zombie(pid)]:
+            for pid in found:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            wait_for_deaths(found, _PATIENCE_S)
+
+    def close(self) -> None:
+        """Let go: the keeper ends whatever is left below it, then itself. Returns when it is gone."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            self._reap()
+
+    def _reap(self) -> int:
+        if not self._pid:
+            return 0
+        pid, self._pid = self._pid, 0
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except ChildProcessError:  # somebody else in this process reaps all children
+            return 0
+
+
+def _event(message: tuple[Any, ...]) -> fact.AnyEvent:
+    match message:
+        case ("started", generation, local_rank, pid):
+            return fact.WorkerStarted(generation, local_rank, pid)
+        case ("start_failed", generation, local_rank, number, text):
+            return fact.WorkerStartFailed(generation, local_rank, text, _shell_code(number))
+        case ("exited", generation, local_rank, exit_code):
+            return fact.WorkerExited(generation, local_rank, exit_code)
+        case ("cleared", generation):
+            return fact.NodeCleared(generation)
+    raise AssertionError(f"the keeper said {message!r}")
+
+
+def _shell_code(number: int) -> int:
+    """The exit code a shell would give."""
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return _NOT_FOUND
+    return _NOT_EXECUTABLE if number in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else _CANNOT_START

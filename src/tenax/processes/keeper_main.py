@@ -1,0 +1,335 @@
+"""The keeper: the process above all workers of a node. It starts, reaps and ends them; it decides nothing.
+
+Why it exists: agents die too. The keeper is an ancestor of every worker and their subreaper, so that a descendant that
+changed its session or lost its parent is still found below it. When the agent's channel closes, for whatever reason,
+the keeper kills everything below itself and leaves. It runs from the standard library alone, holds no user code (except
+for the start method ``fork``, where it is a copy of the agent), and has one thread: a worker's death signal (PDEATHSIG,
+the belt to these braces should the keeper itself be killed) is tied to the thread that forked it.
+
+Orders from the agent                                       Answers
+  start, generation, local_rank, spec  + descriptors          started, generation, local_rank, pid
+                                                              start_failed, generation, local_rank, errno, text
+  signal, generation, signum                                  exited, generation, local_rank, exit code
+  clear, generation                                           cleared, generation
+  kill, generation                                            cleared, generation
+
+"Cleared" has a proof: ``waitpid`` says that this process has no children. Every descendant is below a child of ours or,
+as an orphan, is one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import sys
+from contextlib import suppress
+
+from tenax.channel import Channel, ChannelClosed
+from tenax.processes.descendants import descendants, parent_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SYS_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
+_MPOL_BIND = 2
+_STUBBORN_S = 10.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
+
+# Python ignores these two at start and a program started from here would inherit that.
+_RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
+
+
+class _Worker:
+    def __init__(self, generation: int, local_rank: int, pid: int, complaint: int) -> None:
+        self.generation = generation
+        self.local_rank = local_rank
+        self.pid = pid
+        self.complaint = complaint  # read end of a pipe that speaks only if the program could not be started
+        self.alive = True
+        self.asked = False
+
+
+class Keeper:
+    """The whole process: one poll over the agent's channel and the deaths of children."""
+
+    def __init__(self, channel: Channel, call: Callable[[dict[str, Any]], None] | None = None) -> None:
+        self._channel = channel
+        self._call = call  # start methods fork and forkserver: what a forked worker does instead of exec
+        self._workers: dict[int, _Worker] = {}
+        self._clearing = 0  # the generation whose end the agent waits for; 0: none
+        self._killing = False
+        self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
+        self._pid = os.getpid()
+        self._prctl = _prctl()
+        if self._prctl is not None:
+            self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def run(self) -> None:
+        """Serve until the agent is gone, then leave nothing behind."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+        deaths, wakeup = os.pipe()
+        os.set_blocking(deaths, False)
+        os.set_blocking(wakeup, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        poll = select.poll()
+        poll.register(deaths, select.POLLIN)
+        poll.register(self._channel.fileno(), select.POLLIN)
+        try:
+            while True:
+                poll.modify(self._channel.fileno(), _interest(self._channel))
+                ready = poll.poll()
+                if any(descriptor == deaths for descriptor, _ in ready):
+                    _drain(deaths)
+                    self._settle()
+                if any(descriptor != deaths for descriptor, _ in ready):
+                    self._serve()
+        except ChannelClosed:
+            self._end_everything(poll, deaths)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        self._channel.flush()
+        for message, descriptors in self._channel.receive():
+            match message:
+                case ("start", generation, local_rank, spec):
+                    self._start(generation, local_rank, spec, descriptors)
+                case ("signal", generation, number):
+                    self._signal(generation, number)
+                case ("clear", generation):
+                    self._clear(generation)
+                case ("kill", generation):
+                    self._clearing = generation
+                    self._killing = True
+                    self._settle()
+
+    def _start(self, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]) -> None:
+        complaint, complain = os.pipe()
+        os.set_blocking(complaint, False)
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(complaint)
+            self._channel.send(
+                ("start_failed", generation, local_rank, error.errno or 0, os.strerror(error.errno or 0))
+            )
+        else:
+            if pid == 0:
+                self._become_worker(spec, descriptors, complain)
+            self._workers[pid] = _Worker(generation, local_rank, pid, complaint)
+            self._channel.send(("started", generation, local_rank, pid))
+        os.close(complain)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def _signal(self, generation: int, number: int) -> None:
+        for worker in self._workers.values():
+            if worker.alive and worker.generation == generation:
+                worker.asked = True
+                os.kill(worker.pid, number)
+                os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
+
+    def _clear(self, generation: int) -> None:
+        """The workers are gone. Ask what is left in the group of a worker that was asked; kill everything else."""
+        self._clearing = generation
+        for worker in self._workers.values():
+            if worker.asked:
+                _signal_group(worker.pid, signal.SIGTERM)
+        self._settle()
+
+    # --- deaths -------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """After a death or an order: report who ended, push who must go, and say so when nobody is left."""
+        if not self._reap():
+            self._say_cleared()
+        elif self._clearing:
+            spared = set() if self._killing else {worker.pid for worker in self._workers.values() if worker.asked}
+            self._kill_below(spared)
+
+    def _reap(self) -> bool:
+        """Take note of every child that died; is there any child left?"""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            worker = self._workers.get(pid)
+            if worker is not None and worker.alive:
+                self._say_ended(worker, os.waitstatus_to_exitcode(status))
+
+    def _say_ended(self, worker: _Worker, exit_code: int) -> None:
+        worker.alive = False
+        complaint = b""
+        with suppress(BlockingIOError):  # a forked worker's own children may hold the other end
+            complaint = os.read(worker.complaint, 4096)
+        os.close(worker.complaint)
+        if complaint:
+            number, _, text = complaint.decode(errors="replace").partition(" ")
+            self._channel.send(("start_failed", worker.generation, worker.local_rank, int(number), text))
+        else:
+            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code))
+
+    def _kill_below(self, spared_groups: set[int]) -> None:
+        """Kill everybody below us. Deaths wake us, and then we look again, until nobody is left."""
+        if sys.platform != "linux":  # no list of descendants: the groups of our workers stand for them
+            for worker in self._workers.values():
+                if worker.pid not in spared_groups:
+                    _signal_group(worker.pid, signal.SIGKILL)
+            return
+        below = descendants(self._pid)
+        family = {self._pid, *below}
+        for pid in below:
+            if not spared_groups or _group_of(pid) not in spared_groups:
+                _kill(pid, family)
+
+    def _say_cleared(self) -> None:
+        if self._clearing:
+            generation, self._clearing, self._killing = self._clearing, 0, False
+            self._workers.clear()
+            self._channel.send(("cleared", generation))
+
+    def _end_everything(self, poll: select.poll, deaths: int) -> None:
+        """The agent is gone: nobody may outlive it."""
+        poll.unregister(self._channel.fileno())
+        self._workers.clear()  # nobody listens any more: deaths are only counted
+        while self._reap():
+            self._kill_below(set())
+            if not poll.poll(_STUBBORN_S * 1000):
+                return  # stuck in the kernel; init will have it
+            _drain(deaths)
+
+    # --- in the worker ------------------------------------------------------------------------------------------------
+
+    def _become_worker(self, spec: dict[str, Any], descriptors: list[int], complain: int) -> None:
+        """After fork, in the child. Never returns."""
+        try:
+            os.setsid()
+            if self._prctl is not None:
+                self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                if os.getppid() != self._pid:
+                    os._exit(1)  # the keeper died before the line above took effect
+            complain = _place_descriptors(descriptors, spec["numbers"], complain)
+            if spec.get("cwd"):
+                os.chdir(spec["cwd"])
+            if spec.get("cpus"):
+                os.sched_setaffinity(0, spec["cpus"])
+            if spec.get("memory_nodes"):
+                _bind_memory(spec["memory_nodes"])
+            self._restore_signals()
+            if spec.get("argv"):
+                os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
+        except OSError as error:
+            text = os.strerror(error.errno) if error.errno else str(error)
+            named = error.filename or (spec.get("argv") or [""])[0]
+            os.write(complain, f"{error.errno or 0} {text}: {named!r}".encode(errors="replace"))
+            os._exit(127)
+        except BaseException as error:
+            os.write(complain, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
+            os._exit(127)
+        self._call_function(spec, complain)
+
+    def _call_function(self, spec: dict[str, Any], complain: int) -> None:
+        os.close(complain)
+        os.close(self._channel.fileno())
+        os.environ.clear()
+        os.environ.update(spec["env"])
+        assert self._call is not None, "this keeper was not started to fork functions"
+        self._call(spec)
+        os._exit(0)
+
+    def _restore_signals(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+            if number not in self._inherited_ignored:
+                signal.signal(number, signal.default_int_handler if self._calls(number) else signal.SIG_DFL)
+        for number in _RESTORED:
+            signal.signal(number, signal.SIG_DFL)
+
+    def _calls(self, number: int) -> bool:
+        """A forked Python function expects KeyboardInterrupt, as in any Python program."""
+        return number == signal.SIGINT and self._call is not None
+
+
+def main(descriptor: int) -> None:
+    """Entry of the helper process."""
+    Keeper(Channel.from_descriptor(descriptor)).run()
+
+
+def _catchable() -> list[signal.Signals]:
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+
+
+def _interest(channel: Channel) -> int:
+    return select.POLLIN | (select.POLLOUT if channel.wants_to_write else 0)
+
+
+def _drain(descriptor: int) -> None:
+    with suppress(BlockingIOError):
+        while os.read(descriptor, 4096):
+            pass
+
+
+def _kill(pid: int, family: set[int]) -> None:
+    """SIGKILL, if the process with this number is still the one that was seen below us."""
+    with suppress(ProcessLookupError, PermissionError):
+        if not hasattr(os, "pidfd_open"):
+            os.kill(pid, signal.SIGKILL)
+            return
+        handle = os.pidfd_open(pid)
+        try:
+            if parent_of(pid) in family:  # the number was not given to somebody else before we had the handle
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)
+
+
+def _signal_group(leader: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, number)
+
+
+def _group_of(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except OSError:
+        return 0
+
+
+def _place_descriptors(received: list[int], numbers: list[int], complain: int) -> int:
+    """Give each descriptor the number the worker expects; returns where the complaint pipe went."""
+    import fcntl
+
+    beyond = max([*numbers, 2]) + 1
+    complain = fcntl.fcntl(complain, fcntl.F_DUPFD_CLOEXEC, beyond)
+    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in received]
+    for descriptor, number in zip(aside, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    return complain
+
+
+def _prctl() -> Callable[..., int] | None:
+    if sys.platform != "linux":
+        return None
+    function: Callable[..., int] = ctypes.CDLL(None).prctl
+    return function
+
+
+def _bind_memory(nodes: list[int]) -> None:
+    number = _SYS_SET_MEMPOLICY.get(os.uname().machine)
+    if number is None:
+        return
+    mask = ctypes.c_ulong(sum(1 << node for node in nodes))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, _MPOL_BIND, ctypes.byref(mask), ctypes.c_ulong(8 * ctypes.sizeof(mask))) != 0:
+        raise OSError(ctypes.get_errno(), "cannot bind memory to NUMA nodes", str(nodes))

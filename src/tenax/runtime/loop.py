@@ -1,0 +1,99 @@
+"""The loop: waits for a descriptor, a message or a deadline; never for an interval.
+
+The one place that reads the clock. It knows nothing of what it carries.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import time
+from collections import deque
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.core.events import AnyEvent
+    from tenax.ports import Watchable
+
+
+class Loop:
+    """A mailbox and the descriptors that fill it."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.now = clock
+        self._mailbox: deque[AnyEvent] = deque()
+        self._selector = selectors.DefaultSelector()
+        self._watched: list[Watchable] = []
+        self._wake_reader, self._wake_writer = os.pipe()
+        for descriptor in (self._wake_reader, self._wake_writer):
+            os.set_blocking(descriptor, False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+
+    def post(self, event: AnyEvent) -> None:
+        """Put a fact into the mailbox. Only from the loop's own thread."""
+        self._mailbox.append(event)
+
+    def post_from_anywhere(self, event: AnyEvent) -> None:
+        """The same from another thread."""
+        self._mailbox.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        with suppress(BlockingIOError):  # full: the loop will wake up anyway
+            os.write(self._wake_writer, b"\0")
+
+    def watch(self, thing: Watchable) -> None:
+        self._watched.append(thing)
+
+    def next_event(self, deadline: Callable[[], float | None]) -> AnyEvent | None:
+        """The next fact, or None when the deadline has come first."""
+        while not self._mailbox:
+            until = deadline()
+            timeout = None if until is None else until - self.now()
+            if timeout is not None and timeout <= 0:
+                return None
+            self._wait(timeout)
+        return self._mailbox.popleft()
+
+    def _wait(self, timeout: float | None) -> None:
+        registered = self._refresh()
+        for key, mask in self._selector.select(timeout):
+            thing = registered.get(key.fd)
+            if thing is None:
+                self._drain_wakeups()
+                continue
+            if mask & selectors.EVENT_WRITE:
+                thing.on_writable()
+            if mask & selectors.EVENT_READ:
+                thing.on_readable()
+
+    def _refresh(self) -> dict[int, Watchable]:
+        """Watch what is there now: things may close, or be replaced by a successor with another descriptor."""
+        wanted: dict[int, tuple[Watchable, int]] = {}
+        for thing in self._watched:
+            descriptor = thing.fileno()
+            if descriptor >= 0:
+                interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if thing.wants_to_write else 0)
+                wanted[descriptor] = (thing, interest)
+        known = {key.fd: key.events for key in self._selector.get_map().values() if key.fd != self._wake_reader}
+        for descriptor in known.keys() - wanted.keys():
+            self._selector.unregister(descriptor)
+        for descriptor, (_, interest) in wanted.items():
+            if descriptor not in known:
+                self._selector.register(descriptor, interest)
+            elif known[descriptor] != interest:
+                self._selector.modify(descriptor, interest)
+        return {descriptor: thing for descriptor, (thing, _) in wanted.items()}
+
+    def _drain_wakeups(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._wake_reader, 4096):
+                pass
+
+    def close(self) -> None:
+        self._selector.close()
+        os.close(self._wake_reader)
+        os.close(self._wake_writer)

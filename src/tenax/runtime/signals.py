@@ -1,0 +1,85 @@
+"""Signals as facts: while a run lasts, the chosen signals become events in the loop's mailbox.
+
+Nothing is raised at an arbitrary line. What was there before (handlers, wake-up descriptor) is put back afterwards, so
+that an agent inside another program leaves no trace. A signal that was ignored when we started stays ignored: that is how
+``nohup`` works. Off the main thread Python allows no handlers; then signals are the host program's business.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import suppress
+
+from tenax.core.events import SignalReceived
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax.runtime.loop import Loop
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+def parse_signals(names: str) -> list[signal.Signals]:
+    """``"SIGTERM,SIGINT"`` -> numbers. Raises ValueError with a sentence."""
+    chosen: list[signal.Signals] = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        number = getattr(signal, name, None)
+        if not isinstance(number, signal.Signals):
+            raise ValueError(f"{name!r} is not a signal of this system; write names such as {DEFAULT_SIGNALS}")
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ValueError(f"{name} cannot be handled by any program; leave it out")
+        chosen.append(number)
+    return chosen
+
+
+class SignalSource:
+    """A context manager around the loop. Watchable: the loop reads which signals came."""
+
+    def __init__(self, loop: Loop, numbers: list[signal.Signals]) -> None:
+        self._loop = loop
+        self._numbers = numbers
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup_before = -1
+        self._reader = self._writer = -1
+
+    def __enter__(self) -> SignalSource:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._reader, self._writer = os.pipe()
+        for descriptor in (self._reader, self._writer):
+            os.set_blocking(descriptor, False)
+        for number in self._numbers:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, lambda *_: None)
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._reader < 0:
+            return
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+        os.close(self._reader)
+        os.close(self._writer)
+        self._reader = self._writer = -1
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """There is nothing to write."""
+
+    def on_readable(self) -> None:
+        with suppress(BlockingIOError):
+            for number in os.read(self._reader, 4096):
+                if number in self._before:
+                    self._loop.post(SignalReceived(number))
