@@ -1,9 +1,9 @@
 """Channel: whole messages, and file descriptors with them, between an agent and its own helper processes.
 
 A channel is one end of a Unix socket pair that only the agent and a child it started hold. A message is a tuple of
-plain values (numbers, text, bytes, lists, dicts); ``marshal`` carries it, which costs no import and is safe here because
-both ends run the same interpreter and nobody else can reach the socket. Nothing that a stranger can write to is ever
-read this way.
+plain values (numbers, text, bytes, lists, dicts); ``marshal`` carries it, which costs no import and is safe here
+because both ends run the same interpreter and nobody else can reach the socket. Nothing that a stranger can write to is
+ever read this way.
 
 The channel never blocks: what the peer does not take yet is kept and sent when the socket is writable again.
 """
@@ -75,10 +75,7 @@ class Channel:
         while self._outgoing:
             packet, descriptors = self._outgoing[0]
             try:
-                if descriptors:
-                    sent = socket.send_fds(self._sock, [packet], descriptors)
-                else:
-                    sent = self._sock.send(packet)
+                sent = socket.send_fds(self._sock, [packet], descriptors) if descriptors else self._sock.send(packet)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:

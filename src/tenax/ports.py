@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from tenax.core.commands import ExamineFailure
     from tenax.core.events import AnyEvent
     from tenax.core.model import Evidence
 
@@ -40,7 +41,6 @@ class Launch(msgspec.Struct, frozen=True):
     argv: list[str] | None = None  # None: the keeper forks and calls the function it holds
     cwd: str = ""  # empty: where the agent was started
     cpus: tuple[int, ...] = ()  # empty: anywhere
-    memory_nodes: tuple[int, ...] = ()
     descriptors: dict[int, int] = {}  # number in the worker -> our descriptor
 
 
@@ -104,7 +104,7 @@ class Logs(Watchable, Protocol):
 
     def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]: ...
 
-    def examine(self, generation: int, local_rank: int, exit_code: int, done: Callable[[Evidence], None]) -> None: ...
+    def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
     def say(self, text: str) -> None: ...
 

@@ -15,7 +15,7 @@ A1  Workers of a generation start only when the node was cleared of every earlie
 A2  Generations only grow, by one, and each starts its workers at most once.
 A3  Restarts used never exceed what the policy granted; with the budget policy, never ``max_restarts``.
 A4  After the verdict nothing is ordered any more.
-A5  A verdict is given only when the node is clear, or says what was left (ABANDONED) or that our hold was lost (BROKEN).
+A5  A verdict comes only when the node is clear, or says what was left (ABANDONED) or that our hold was lost (BROKEN).
 A6  A FAILED verdict names at least one failure, the first cause first; no worker is both failed and stopped.
 A7  While processes are awaited a deadline stands: no wait is without end.
 A8  The kill ladder only climbs.
@@ -45,7 +45,7 @@ from tenax.core.model import (
 )
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 
-SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # numbers are the same on every system we run on; the core imports no `signal`
+SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
 _HURRY = (SIGINT, SIGQUIT)
 _HISTORY_KEPT = 100
 
@@ -134,15 +134,16 @@ class AgentMachine:
             case fact.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
             case fact.WorkerStartFailed(_, local_rank, reason, exit_code):
-                self._on_worker_ended(local_rank, exit_code, f"could not be started: {reason}", now)
+                fault = f"could not be started: {reason}"
+                self._on_worker_ended(local_rank, exit_code, fault, now, was_alive=False)
             case fact.WorkerExited(_, local_rank, exit_code, fault):
                 self._on_worker_ended(local_rank, exit_code, fault, now)
             case fact.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
             case fact.NodeCleared():
                 self._on_node_cleared(now)
-            case fact.SignalReceived(signal):
-                self._on_signal(signal, now)
+            case fact.SignalReceived(signal, grace_s):
+                self._on_signal(signal, self.state.settings.grace_s if grace_s is None else grace_s, now)
             case fact.KeeperLost(reason):
                 self._end(Outcome.BROKEN, f"the keeper of the workers was lost: {reason}")
             case fact.TimePassed():
@@ -185,18 +186,23 @@ class AgentMachine:
             worker.phase = WorkerPhase.RUNNING
             worker.pid = pid
 
-    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float) -> None:
+    def _on_worker_ended(
+        self, local_rank: int, exit_code: int, fault: str, now: float, *, was_alive: bool = True
+    ) -> None:
         state = self.state
         worker = state.workers.get(local_rank)
         if worker is None or worker.phase is WorkerPhase.ENDED:
             return
         worker.phase = WorkerPhase.ENDED
         worker.exit_code = exit_code
-        worker.asked_to_end = state.rung >= Rung.ASKED
+        # What never came to life was not ended by us, whatever we had asked for meanwhile.
+        worker.asked_to_end = was_alive and state.rung >= Rung.ASKED
+        if state.phase not in (Phase.RUNNING, Phase.STOPPING):
+            return  # seen after its generation was decided upon: for the record only
         if exit_code != 0 or fault:
             self._note_bad_end(worker, fault, now)
         if state.phase is Phase.RUNNING and state.failures:
-            self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", now)
+            self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", state.settings.grace_s, now)
         elif self._all_workers_ended():
             if state.phase is Phase.RUNNING:
                 state.phase = Phase.CLOSING
@@ -213,7 +219,7 @@ class AgentMachine:
             return  # our own doing: nothing to find out
         state.unexamined.add(worker.local_rank)
         state.deadlines.setdefault(Deadline.EXAMINE, now + state.settings.examine_s)
-        self._orders.append(order.ExamineFailure(state.generation, worker.local_rank, worker.exit_code))
+        self._orders.append(order.ExamineFailure(state.generation, worker.local_rank, worker.pid, worker.exit_code))
 
     def _failure(self, worker: WorkerRecord, fault: str, seen_at: float, evidence: Evidence) -> Failure:
         return Failure(
@@ -250,14 +256,14 @@ class AgentMachine:
 
     # --- the kill ladder ----------------------------------------------------------------------------------------------
 
-    def _stop(self, signal: int, why: str, now: float) -> None:
+    def _stop(self, signal: int, why: str, grace_s: float, now: float) -> None:
         """RUNNING -> STOPPING: ask, and give everybody the grace period."""
         state = self.state
         state.phase = Phase.STOPPING
         state.rung = Rung.ASKED
         state.stopping_since = now
         state.stop_signal = signal
-        state.deadlines[Deadline.GRACE] = now + state.settings.grace_s
+        state.deadlines[Deadline.GRACE] = now + grace_s
         if self._all_workers_ended():
             self._clear(now)
         else:
@@ -309,10 +315,10 @@ class AgentMachine:
         state = self.state
         if state.phase is not Phase.STOPPING or not state.cleared or state.unexamined:
             return
-        state.failures.sort(key=_when_it_began)
         if state.cancelled_by:
             self._end_cancelled()
             return
+        state.failures.sort(key=when_it_began)
         history = History(state.restarts_used, state.settings.max_restarts, tuple(state.earlier))
         decision = state.decision = self._policy.decide(state.failures[0], history)
         if isinstance(decision, GiveUp):
@@ -326,7 +332,7 @@ class AgentMachine:
         else:
             self._join(decision.why)
 
-    def _on_signal(self, signal: int, now: float) -> None:
+    def _on_signal(self, signal: int, grace_s: float, now: float) -> None:
         state = self.state
         if state.cancelled_by:
             if signal in _HURRY:
@@ -335,7 +341,7 @@ class AgentMachine:
         state.cancelled_by = signal
         match state.phase:
             case Phase.RUNNING:
-                self._stop(signal, "the agent was asked to stop", now)
+                self._stop(signal, "the agent was asked to stop", grace_s, now)
             case Phase.NEW | Phase.JOINING | Phase.PAUSED:
                 self._end_cancelled()
             case Phase.CLOSING:
@@ -352,7 +358,7 @@ class AgentMachine:
                 return
             match deadline:
                 case Deadline.GRACE:
-                    self._kill(f"not gone within {self.state.settings.grace_s:g} s of being asked", now)
+                    self._kill("not gone within the grace period", now)
                 case Deadline.ABANDON:
                     self._abandon()
                 case Deadline.EXAMINE:
@@ -371,6 +377,7 @@ class AgentMachine:
         state = self.state
         state.phase = Phase.ENDED
         state.deadlines.clear()
+        state.failures.sort(key=when_it_began)
         state.verdict = Verdict(
             outcome=outcome,
             why=why,
@@ -395,7 +402,7 @@ class AgentMachine:
         return (self.state.assignment.first_global_rank if self.state.assignment else 0) + local_rank
 
 
-def _when_it_began(failure: Failure) -> float:
+def when_it_began(failure: Failure) -> float:
     """An exception that was raised earlier is the earlier cause, however long its process took to die."""
     raised_at = failure.evidence.raised_at
     return failure.seen_at if raised_at is None else min(raised_at, failure.seen_at)

@@ -28,6 +28,7 @@ class ExamineFailure(Command, frozen=True):
 
     generation: int
     local_rank: int
+    pid: int
     exit_code: int
 
 

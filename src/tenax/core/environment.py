@@ -21,7 +21,7 @@ class WorkerEnvironment(msgspec.Struct, frozen=True):
     """What is the same for all workers of a node during the whole run."""
 
     virtual_local_rank: bool = False
-    omp_num_threads: int | None = None  # None: leave the variable as it is
+    omp_num_threads: tuple[int, ...] = ()  # by local rank; empty: leave the variable as it is
     extra: dict[str, str] = {}
 
 
@@ -55,8 +55,8 @@ def worker_environment(
     }
     # A crash in native code leaves its Python stack on stderr, where the failure report finds it.
     added["PYTHONFAULTHANDLER"] = inherited.get("PYTHONFAULTHANDLER", "1")
-    if options.omp_num_threads is not None and "OMP_NUM_THREADS" not in inherited:
-        added["OMP_NUM_THREADS"] = str(options.omp_num_threads)
+    if options.omp_num_threads and "OMP_NUM_THREADS" not in inherited:
+        added["OMP_NUM_THREADS"] = str(options.omp_num_threads[local_rank])
     if options.virtual_local_rank:
         added[CUDA_VISIBLE_DEVICES] = only_device(inherited.get(CUDA_VISIBLE_DEVICES), local_rank)
     added.update(options.extra)
@@ -71,6 +71,6 @@ def only_device(visible: str | None, local_rank: int) -> str:
     if local_rank >= len(devices):
         raise ValueError(
             f"--virtual-local-rank needs one device per worker, but {CUDA_VISIBLE_DEVICES}={visible!r} names "
-            f"{len(devices)} and there is a worker with local rank {local_rank}; name more devices or start fewer workers"
+            f"{len(devices)} and there is a worker with local rank {local_rank}; name more devices or start fewer"
         )
     return devices[local_rank]

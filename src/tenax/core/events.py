@@ -70,6 +70,7 @@ class SignalReceived(Event, frozen=True):
     """The agent was asked to stop, by the system or by a person."""
 
     signal: int
+    grace_s: float | None = None  # None: what the settings say
 
 
 class KeeperLost(Event, frozen=True):

@@ -1,15 +1,23 @@
 """The agent machine's promises, as a check that runs after every step in tests and replays.
 
-Each function that can fail names the promise by its number (see ``agent.py``).
+The checker watches from the outside. What it can learn from events and orders (which generations started, whether the
+node was cleared) it learns there and not from the machine's own memory: a machine that deludes itself is caught. Each
+message names the promise by its number (see ``agent.py``).
 """
 
 from __future__ import annotations
 
+import msgspec
+
 from tenax.core import commands as order
-from tenax.core.agent import AgentState, Phase, Rung
+from tenax.core import events as fact
+from tenax.core.agent import AgentState, Deadline, Phase, Rung, when_it_began
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
-from tenax.core.model import Outcome, WorkerPhase
+from tenax.core.model import Outcome, Verdict, WorkerPhase
+from tenax.core.policy import Restart, Wait
+
+_encode = msgspec.json.Encoder().encode
 
 
 class InvariantBroken(AssertionError):
@@ -17,63 +25,118 @@ class InvariantBroken(AssertionError):
 
 
 class InvariantChecker:
-    """Watches one run from the outside. ``check`` is called after every step."""
+    """Watches one run. ``check`` is called after every step."""
 
     def __init__(self, state: AgentState) -> None:
-        self._started_generations: list[int] = []
-        self._last_rung = (0, Rung.NONE)
-        self._had_verdict = False
-        self._was_cleared = state.cleared
+        self._started = state.generation  # the last generation whose workers were started
+        self._starts = state.restarts_used + (1 if state.generation else 0)
+        self._occupied = not state.cleared  # processes of the last generation may be alive
+        self._clearing = state.rung >= Rung.CLEARING  # the end of all of them was ordered
+        self._remember(state)
 
     def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Raise ``InvariantBroken`` unless the step that took ``event`` and gave ``commands`` kept every promise."""
+        self._check_silence(state, event, commands)
+        if self._ended:
+            return
+        if self._clearing and isinstance(event, fact.NodeCleared) and event.generation == self._started:
+            self._occupied = False
         for command in commands:
-            self._check_command(state, command)
+            self._check_command(command)
+        self._check_restarts(state)
         self._check_ladder(state)
         self._check_deadlines(state)
-        if state.verdict is not None:
-            self._check_verdict(state)
-        elif state.phase is Phase.ENDED:
-            raise InvariantBroken(f"A4: ended without a verdict after {event}")
-        self._was_cleared = state.cleared
-        self._had_verdict = state.verdict is not None
+        if state.cleared == self._occupied:
+            raise InvariantBroken(f"A1: after {event} the node is believed {'' if state.cleared else 'not '}clear")
+        if state.phase is Phase.ENDED:
+            self._check_verdict(state, state.verdict)
+        elif state.verdict is not None:
+            raise InvariantBroken(f"A4: a verdict while {state.phase.value}")
+        self._remember(state)
 
-    def _check_command(self, state: AgentState, command: AnyCommand) -> None:
-        if self._had_verdict:
-            raise InvariantBroken(f"A4: {command} after the verdict")
+    def _remember(self, state: AgentState) -> None:
+        self._generation = state.generation
+        self._rung = state.rung
+        self._restarts_used = state.restarts_used
+        self._ended = state.phase is Phase.ENDED
+        self._written = _encode(state)
+
+    def _check_silence(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Some events must have no consequence at all."""
+        if self._ended:
+            if commands or _encode(state) != self._written:
+                raise InvariantBroken(f"A4: {event} had consequences after the verdict: {commands}")
+            return
+        generation = getattr(event, "generation", self._generation)
+        if generation != self._generation and (commands or _encode(state) != self._written):
+            raise InvariantBroken(f"A9: {event} had consequences in generation {self._generation}: {commands}")
+
+    def _check_command(self, command: AnyCommand) -> None:
         if isinstance(command, order.StartWorkers):
             generation = command.assignment.generation
-            if not self._was_cleared:
+            if self._occupied:
                 raise InvariantBroken(f"A1: generation {generation} starts on a node that is not clear")
-            if self._started_generations and generation != self._started_generations[-1] + 1:
-                raise InvariantBroken(f"A2: generation {generation} after {self._started_generations[-1]}")
-            self._started_generations.append(generation)
-            if command.restarts_used > len(state.earlier):
-                raise InvariantBroken("A3: a restart that no failure paid for")
+            if generation != self._started + 1:
+                raise InvariantBroken(f"A2: generation {generation} starts after {self._started}")
+            if command.restarts_used > self._starts:
+                raise InvariantBroken(f"A3: {command.restarts_used} restarts after {self._starts} generations")
+            self._started = generation
+            self._starts += 1
+            self._occupied = True
+            self._clearing = False
+        elif isinstance(command, order.ClearNode | order.KillNode):
+            self._clearing = True
+
+    def _check_restarts(self, state: AgentState) -> None:
+        if state.restarts_used == self._restarts_used:
+            return
+        granted = isinstance(state.decision, Restart | Wait) and bool(state.failures)
+        if state.restarts_used != self._restarts_used + 1 or not granted:
+            raise InvariantBroken(
+                f"A3: from {self._restarts_used} to {state.restarts_used} restarts used, "
+                f"with {len(state.failures)} failures and the decision {state.decision}"
+            )
 
     def _check_ladder(self, state: AgentState) -> None:
-        generation, rung = self._last_rung
-        if state.generation == generation and state.rung < rung:
-            raise InvariantBroken(f"A8: from {rung.name} down to {state.rung.name}")
-        self._last_rung = (state.generation, state.rung)
+        if state.generation == self._generation and state.rung < self._rung:
+            raise InvariantBroken(f"A8: from {self._rung.name} down to {state.rung.name}")
 
     @staticmethod
     def _check_deadlines(state: AgentState) -> None:
-        waits = state.phase in (Phase.STOPPING, Phase.CLOSING, Phase.PAUSED)
-        if waits and not state.deadlines:
-            raise InvariantBroken(f"A7: {state.phase.value} without a deadline")
+        """A deadline stands for everything that is awaited, and for nothing else."""
+        awaited = set()
+        if state.phase in (Phase.STOPPING, Phase.CLOSING) and not state.cleared:
+            awaited.add(Deadline.ABANDON if state.rung is Rung.KILLED else Deadline.GRACE)
+        if state.phase is Phase.STOPPING and state.unexamined:
+            awaited.add(Deadline.EXAMINE)
+        if state.phase is Phase.PAUSED:
+            awaited.add(Deadline.PAUSE)
+        if state.deadlines.keys() != awaited:
+            raise InvariantBroken(
+                f"A7: {state.phase.value} awaits {_names(awaited)}, but has deadlines for {_names(state.deadlines)}"
+            )
+        if state.phase is Phase.STOPPING and not awaited:
+            raise InvariantBroken("A7: stopping, and nothing is awaited")
 
-    @staticmethod
-    def _check_verdict(state: AgentState) -> None:
-        verdict = state.verdict
-        assert verdict is not None
-        if not state.cleared and verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
+    def _check_verdict(self, state: AgentState, verdict: Verdict | None) -> None:
+        if verdict is None:
+            raise InvariantBroken("A4: ended without a verdict")
+        if self._occupied and verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
             raise InvariantBroken(f"A5: {verdict.outcome.value} while processes may be alive")
         if verdict.outcome is Outcome.FAILED and not verdict.failures:
             raise InvariantBroken("A6: failed, but nobody failed")
+        if list(verdict.failures) != sorted(verdict.failures, key=when_it_began):
+            raise InvariantBroken("A6: the first cause does not come first")
         both = {f.local_rank for f in verdict.failures} & {s.local_rank for s in verdict.stopped}
         if both:
             raise InvariantBroken(f"A6: local ranks {sorted(both)} both failed and stopped by us")
-        if verdict.outcome is Outcome.SUCCEEDED and any(
-            worker.phase is not WorkerPhase.ENDED or worker.exit_code != 0 for worker in state.workers.values()
-        ):
+        if verdict.outcome is Outcome.SUCCEEDED and (verdict.failures or not _all_succeeded(state)):
             raise InvariantBroken("A6: succeeded, but not every worker did")
+
+
+def _all_succeeded(state: AgentState) -> bool:
+    return all(worker.phase is WorkerPhase.ENDED and worker.exit_code == 0 for worker in state.workers.values())
+
+
+def _names(deadlines: set[Deadline] | dict[Deadline, float]) -> str:
+    return " and ".join(sorted(deadline.value for deadline in deadlines)) or "nothing"

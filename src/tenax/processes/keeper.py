@@ -83,7 +83,6 @@ class KeeperProcess:
             "env": {**launch.env, MARK: self._mark.partition("=")[2]},
             "cwd": launch.cwd,
             "cpus": list(launch.cpus),
-            "memory_nodes": list(launch.memory_nodes),
             "numbers": numbers,
             "local_rank": local_rank,
         }

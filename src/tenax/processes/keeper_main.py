@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_SYS_SET_MEMPOLICY = {"x86_64": 238, "aarch64": 237}
-_MPOL_BIND = 2
 _STUBBORN_S = 10.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
 
 # Python ignores these two at start and a program started from here would inherit that.
@@ -223,8 +221,6 @@ class Keeper:
                 os.chdir(spec["cwd"])
             if spec.get("cpus"):
                 os.sched_setaffinity(0, spec["cpus"])
-            if spec.get("memory_nodes"):
-                _bind_memory(spec["memory_nodes"])
             self._restore_signals()
             if spec.get("argv"):
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
@@ -263,6 +259,7 @@ class Keeper:
 def main(descriptor: int) -> None:
     """Entry of the helper process."""
     Keeper(Channel.from_descriptor(descriptor)).run()
+    os._exit(0)  # nothing is left to tear down, and the agent waits for our end
 
 
 def _catchable() -> list[signal.Signals]:
@@ -324,12 +321,3 @@ def _prctl() -> Callable[..., int] | None:
     function: Callable[..., int] = ctypes.CDLL(None).prctl
     return function
 
-
-def _bind_memory(nodes: list[int]) -> None:
-    number = _SYS_SET_MEMPOLICY.get(os.uname().machine)
-    if number is None:
-        return
-    mask = ctypes.c_ulong(sum(1 << node for node in nodes))
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.syscall(number, _MPOL_BIND, ctypes.byref(mask), ctypes.c_ulong(8 * ctypes.sizeof(mask))) != 0:
-        raise OSError(ctypes.get_errno(), "cannot bind memory to NUMA nodes", str(nodes))

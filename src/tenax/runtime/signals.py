@@ -1,8 +1,8 @@
 """Signals as facts: while a run lasts, the chosen signals become events in the loop's mailbox.
 
 Nothing is raised at an arbitrary line. What was there before (handlers, wake-up descriptor) is put back afterwards, so
-that an agent inside another program leaves no trace. A signal that was ignored when we started stays ignored: that is how
-``nohup`` works. Off the main thread Python allows no handlers; then signals are the host program's business.
+that an agent inside another program leaves no trace. A signal that was ignored when we started stays ignored: that is
+how ``nohup`` works. Off the main thread Python allows no handlers; then signals are the host program's business.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""tenax measured beside torchrun; run with `python -m benchmarks` (see `__main__`)."""

@@ -1,0 +1,105 @@
+"""Idle: memory, threads, wake-ups and system calls of a launcher whose workers only wait.
+
+The agent is the process that the command started. Helpers are the launcher's other processes: below the agent, and not
+a worker. They are counted beside the agent, since memory moved into a helper is not memory saved.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import time
+
+from benchmarks import harness, procfs
+from benchmarks.harness import Launch, LaunchFailed, Settings
+from benchmarks.report import Row, compared, count, limited, megabytes, per_second
+from benchmarks.samples import Samples
+
+SIZE = 2
+AGENT_RSS = "agent memory (RSS)"
+TOGETHER_RSS = "agent and helpers together, RSS"
+TOGETHER_PSS = "agent and helpers together, PSS"
+AGENT_WAKEUPS = "wake-ups of the idle agent"
+TOGETHER_WAKEUPS = "wake-ups of agent and helpers together"
+AGENT_SYSCALLS = "system calls of the idle agent"
+AGENT_THREADS = "threads of the agent"
+HELPERS = "helper processes"
+
+
+def measure(settings: Settings, samples: Samples) -> None:
+    """Take every sample."""
+    window_s = 3.0 if settings.quick else 15.0
+    for _, launcher in settings.interleaved(3):
+        harness.settle(samples)
+        with Launch(launcher, SIZE, ["idle"]) as launch:
+            try:
+                launch.wait_for({"start": SIZE}, 60)
+                time.sleep(2)  # what a start leaves to do is no part of idling
+                _observe(launch, window_s, samples)
+            except (LaunchFailed, FileNotFoundError, ProcessLookupError) as failure:
+                samples.fail(launcher.name, f"idle with {SIZE} workers: {failure}")
+
+
+def _observe(launch: Launch, window_s: float, samples: Samples) -> None:
+    workers = {event.process for event in launch.events()}
+    helpers = [process.pid for process in procfs.descendants(launch.pid) - workers]
+    everybody = [launch.pid, *helpers]
+
+    before, at = {pid: procfs.wakeups(pid) for pid in everybody}, time.monotonic()
+    time.sleep(window_s)
+    after, took_s = {pid: procfs.wakeups(pid) for pid in everybody}, time.monotonic() - at
+    rate = {pid: (after[pid] - before[pid]) / took_s for pid in everybody}
+    memory = {pid: procfs.memory(pid) for pid in everybody}
+
+    who = launch.name
+    samples.add(who, AGENT_RSS, memory[launch.pid].rss_mb)
+    samples.add(who, TOGETHER_RSS, sum(one.rss_mb for one in memory.values()))
+    samples.add(who, TOGETHER_PSS, sum(one.pss_mb for one in memory.values()))
+    samples.add(who, AGENT_WAKEUPS, rate[launch.pid])
+    samples.add(who, TOGETHER_WAKEUPS, sum(rate.values()))
+    samples.add(who, AGENT_THREADS, len(procfs.threads(launch.pid)))
+    samples.add(who, HELPERS, len(helpers))
+    if shutil.which("strace"):
+        samples.add(who, AGENT_SYSCALLS, _syscalls_per_s(launch, window_s))
+
+
+def _syscalls_per_s(launch: Launch, window_s: float) -> float:
+    """System calls of the agent's threads, as strace counts them; strace itself is never a child of the launcher."""
+    table = launch.folder / "strace"
+    with (launch.folder / "strace.stderr").open("wb") as stderr:
+        strace = subprocess.Popen(["strace", "-c", "-f", "-o", str(table), "-p", str(launch.pid)], stderr=stderr)
+        try:
+            time.sleep(window_s)
+        finally:
+            strace.send_signal(signal.SIGINT)
+            strace.wait(10)
+    return parse_strace(table.read_text()) / window_s
+
+
+def parse_strace(table: str) -> int:
+    """The number of calls in the last line of what `strace -c` prints; 0 when it saw none and printed nothing."""
+    totals = [line.split() for line in table.splitlines() if line.endswith(" total")]
+    return int(totals[-1][3]) if totals else 0
+
+
+def rows(samples: Samples) -> list[Row]:
+    """The measures beside each other."""
+    return [
+        compared(samples, AGENT_RSS, megabytes, at_least=6),
+        compared(samples, TOGETHER_RSS, megabytes),
+        compared(samples, TOGETHER_PSS, megabytes),
+        limited(samples, AGENT_WAKEUPS, per_second, below=2),
+        compared(samples, TOGETHER_WAKEUPS, per_second),
+        compared(samples, AGENT_SYSCALLS, per_second),
+        compared(samples, AGENT_THREADS, count),
+        compared(samples, HELPERS, count),
+    ]
+
+
+def notes(_: Samples) -> list[str]:
+    """How to read the rows."""
+    return [
+        "Memory and wake-ups are judged for the agent, as for torchrun; the rows with helpers say what the whole "
+        "launcher uses, its small processes beside the agent included. RSS counts pages that they share once for each."
+    ]

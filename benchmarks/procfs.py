@@ -1,0 +1,105 @@
+"""Processes as /proc shows them: who they are, whose children, whether they live, what they use. Only reads."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process for good: a pid can be given away again, a pid with its start time cannot."""
+
+    pid: int
+    started_ticks: int
+
+    def alive(self) -> bool:
+        """Whether it still runs; a zombie does not."""
+        fields = stat_fields(self.pid)
+        return fields is not None and fields[0] not in "ZX" and int(fields[19]) == self.started_ticks
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """/proc/PID/stat from the state on (the name before it may hold anything); None when there is no such process."""
+    try:
+        return (PROC / str(pid) / "stat").read_text(errors="replace").rsplit(")", 1)[1].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def descendants(root: int) -> set[Process]:
+    """Every living process below `root`, itself not included."""
+    children: dict[int, list[Process]] = {}
+    for pid in pids():
+        fields = stat_fields(pid)
+        if fields is not None and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(Process(pid, int(fields[19])))
+    found: set[Process] = set()
+    parents = [root]
+    while parents:
+        below = children.get(parents.pop(), [])
+        found.update(below)
+        parents.extend(process.pid for process in below)
+    return found
+
+
+def mentioning(words: str) -> set[Process]:
+    """Every living process whose command line holds `words`."""
+    found = set()
+    for pid in pids():
+        try:
+            command = (PROC / str(pid) / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        fields = stat_fields(pid)
+        if words.encode() in command and fields is not None:
+            found.add(Process(pid, int(fields[19])))
+    return {process for process in found if process.alive()}
+
+
+def pids() -> list[int]:
+    """Every pid there is now."""
+    return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Resident memory, and the part of it that is fairly this process's own (shared pages divided among sharers)."""
+
+    rss_mb: float
+    pss_mb: float
+
+
+def memory(pid: int) -> Memory:
+    """Memory of one process."""
+    kilobytes = {}
+    for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]:
+        name, _, value = line.partition(":")
+        kilobytes[name] = int(value.split()[0])
+    return Memory(kilobytes["Rss"] / 1024, kilobytes["Pss"] / 1024)
+
+
+def threads(pid: int) -> list[str]:
+    """The thread ids of one process."""
+    return os.listdir(PROC / str(pid) / "task")
+
+
+def wakeups(pid: int) -> int:
+    """How often the threads of one process have gone to sleep so far (voluntary context switches)."""
+    total = 0
+    for thread in threads(pid):
+        for line in (PROC / str(pid) / "task" / thread / "status").read_text().splitlines():
+            if line.startswith("voluntary_ctxt_switches:"):
+                total += int(line.split()[1])
+    return total
+
+
+def busy_s() -> float:
+    """CPU seconds that all processes of the machine have used since boot (steal by other machines included)."""
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(
+        int, (PROC / "stat").read_text().split("\n", 1)[0].split()[1:9]
+    )
+    return (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")

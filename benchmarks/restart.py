@@ -1,0 +1,87 @@
+"""Restart: a worker kills itself → the agent's decision → the next generation's first and last first instruction.
+
+The decision is seen from outside, by the SIGTERM that reaches a peer: the same measure for both launchers, and an upper
+bound. Each launch sees a dozen deaths, at moments spread evenly over torchrun's polling interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks import harness
+from benchmarks.harness import Event, Launch, LaunchFailed, Settings
+from benchmarks.report import Row, compared, limited, seconds
+from benchmarks.samples import Samples
+
+SIZES = (2, 8)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """One death and what followed, in seconds after it."""
+
+    decided_s: float
+    first_s: float
+    last_s: float
+
+
+def measure(settings: Settings, samples: Samples) -> None:
+    """Take every sample."""
+    deaths = 3 if settings.quick else 12
+    for _, launcher in settings.interleaved(3):
+        for size in SIZES:
+            harness.settle(samples)
+            with Launch(launcher, size, ["die", str(deaths)], options=[f"--max-restarts={deaths}"]) as launch:
+                try:
+                    launch.wait(30 + 3 * deaths)
+                except LaunchFailed as failure:
+                    samples.fail(launcher.name, f"restarts of {size} workers: {failure}")
+                seen = list(restarts(launch.events(), size))
+            if len(seen) != deaths:
+                samples.fail(
+                    launcher.name, f"restarts of {size} workers: {deaths} deaths, {len(seen)} whole restarts seen"
+                )
+            for one in seen:
+                samples.add(launcher.name, _decided(size), one.decided_s)
+                samples.add(launcher.name, _first(size), one.first_s)
+                samples.add(launcher.name, _last(size), one.last_s)
+
+
+def restarts(events: Sequence[Event], size: int) -> Iterator[Restart]:
+    """Each death whose peers heard of it and whose whole next generation started."""
+    for death in (event for event in events if event.name == "die"):
+        told = [event.at_ns for event in events if event.name == "term" and event.restarts == death.restarts]
+        starts = [event.at_ns for event in events if event.name == "start" and event.restarts == death.restarts + 1]
+        if told and len(starts) == size:
+            yield Restart(*((at_ns - death.at_ns) / 1e9 for at_ns in (min(told), min(starts), max(starts))))
+
+
+def _decided(size: int) -> str:
+    return f"worker SIGKILL → agent's decision (a peer has its SIGTERM), {size} workers"
+
+
+def _first(size: int) -> str:
+    return f"worker SIGKILL → next generation's first instruction, {size} workers"
+
+
+def _last(size: int) -> str:
+    return f"worker SIGKILL → every worker's first instruction, {size} workers"
+
+
+def rows(samples: Samples) -> list[Row]:
+    """The measures beside each other."""
+    return [
+        row
+        for size in SIZES
+        for row in (
+            limited(samples, _decided(size), seconds, below=0.005),
+            compared(samples, _first(size), seconds, at_least=5),
+            compared(samples, _last(size), seconds),
+        )
+    ]
+
+
+def notes(_: Samples) -> list[str]:
+    """How to read the rows."""
+    return ["torchrun restarts with its default monitor interval of 0.1 s; tenax has no interval."]

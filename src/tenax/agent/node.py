@@ -1,0 +1,136 @@
+"""A node: the runtime and its adapters, put together for one run.
+
+Who wants a run (the command line, ``LocalElasticAgent``) describes it with values; this is where the real keeper,
+scribe, journal, signals and loop are made and given to the supervisor, and where they end.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from tenax.core.environment import WorkerEnvironment, worker_environment
+from tenax.core.model import AgentSettings
+from tenax.runtime.journal import Journal
+from tenax.runtime.loop import Loop
+from tenax.runtime.places import Places
+from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
+from tenax.runtime.supervisor import Supervisor
+from tenax.runtime.worker_logs import WorkerLogs
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tenax.core.agent import AgentMachine
+    from tenax.core.commands import StartWorkers
+    from tenax.core.model import Failure, Verdict
+    from tenax.core.policy import RestartPolicy
+    from tenax.logs.specs import LogsSpecs
+    from tenax.ports import Rendezvous
+    from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
+
+JOURNAL_NAME = "journal.jsonl"
+
+
+class NodePlan(msgspec.Struct, frozen=True):
+    """Everything about a run that is known before it starts."""
+
+    settings: AgentSettings
+    entrypoint: CommandEntrypoint | FunctionEntrypoint
+    rendezvous: Rendezvous
+    logs_specs: LogsSpecs
+    prefix_template: str | None = None
+    stdout_filters: list[str] = []
+    stderr_filters: list[str] = []
+    signals: str = DEFAULT_SIGNALS
+    virtual_local_rank: bool = False
+    places: Places = Places()
+    policy: RestartPolicy | None = None
+    narrate: bool = False  # tell the story on the console while it happens
+
+
+class Node:
+    """One run. ``run`` may be called from any thread, once."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._plan = plan
+        self._keeper = plan.entrypoint.keeper()
+        self.journal_path = ""
+        self.log_dir = ""
+        self.earlier_failures: list[Failure] = []  # the first cause of each generation that was tried again
+
+    def run(
+        self,
+        last_words: Callable[[Verdict], str] = lambda _: "",
+        observe: Callable[[AgentMachine], None] = lambda _: None,
+    ) -> Verdict:
+        """Run to the verdict. ``last_words`` are said on the console after everything else."""
+        plan = self._plan
+        numbers = parse_signals(plan.signals)
+        self._keeper.spawn()  # it comes up while the rest is made ready
+        loop = Loop()
+        logs = WorkerLogs(
+            plan.logs_specs,
+            role=plan.settings.role,
+            prefix_template=plan.prefix_template,
+            stdout_filters=plan.stdout_filters,
+            stderr_filters=plan.stderr_filters,
+            narrate=plan.narrate,
+            now=loop.now,
+        )
+        words = ""
+        try:
+            with SignalSource(loop, numbers) as signals:
+                logs.open()
+                loop.watch(signals)
+                supervisor = Supervisor(
+                    plan.settings,
+                    loop=loop,
+                    rendezvous=plan.rendezvous,
+                    processes=self._keeper,
+                    entrypoint=plan.entrypoint,
+                    logs=logs,
+                    journal=self._open_journal(),
+                    policy=plan.policy,
+                    environments=self._environments,
+                    place=plan.places.place,
+                    observe=observe,
+                )
+                verdict = supervisor.run()
+                self.earlier_failures = supervisor.machine.state.earlier
+                words = last_words(verdict)
+                return verdict
+        finally:
+            self._keeper.close()
+            logs.close(words)
+            loop.close()
+
+    def _environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
+        plan = self._plan
+        options = WorkerEnvironment(plan.virtual_local_rank, plan.places.omp_num_threads)
+        return {
+            rank: worker_environment(
+                plan.settings, command.assignment, rank, command.restarts_used, os.environ, options
+            )
+            for rank in range(plan.settings.local_world_size)
+        }
+
+    def return_values(self) -> dict[int, Any]:
+        """By local rank, of the last generation."""
+        return self._plan.entrypoint.return_values()
+
+    def _open_journal(self) -> Journal:
+        """In the run's own directory, where the log specs have one and the disk allows it."""
+        open_run_log_dir = getattr(self._plan.logs_specs, "open_run_log_dir", None)
+        if open_run_log_dir is None:
+            return Journal()
+        try:
+            self.log_dir = open_run_log_dir(self._plan.settings.run_id)
+        except OSError:  # said by the worker logs, which need the same directory
+            return Journal()
+        journal = Journal(os.path.join(self.log_dir, JOURNAL_NAME) if self.log_dir else "")
+        self.journal_path = journal.path
+        return journal

@@ -1,0 +1,379 @@
+"""The agent as TorchElastic's documents name it: what to run, the group of workers, the result, and the base agents.
+
+``SimpleElasticAgent`` is the adapter for the old hooks: a subclass that overrides ``_start_workers``,
+``_stop_workers``, ``_monitor_workers``, ``_shutdown`` and friends is run by the polling loop below. It is one of the two places in tenax
+that poll, because the hooks ask for it. ``LocalElasticAgent`` does not come by here unless a hook of it is overridden.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+import warnings
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from tenax.core.model import Failure
+from tenax.core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait
+from tenax.multiprocessing.api import SignalException, signals_as_exceptions
+from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.multiprocessing.errors import ProcessFailure
+    from tenax.numa.binding import NumaOptions
+    from tenax.rendezvous.api import RendezvousHandler
+
+__all__ = [
+    "ElasticAgent",
+    "RunResult",
+    "SimpleElasticAgent",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+]
+
+DEFAULT_ROLE = "default"
+
+
+@dataclass
+class WorkerSpec:
+    """What the workers of one node run, and how many of them.
+
+    ``role``: what they are, in their environment and in front of their lines.
+    ``local_world_size``: how many.
+    ``rdzv_handler``: where nodes meet. None: one node.
+    ``entrypoint``: a function, or the path of a program. ``fn`` is its old name.
+    ``args``: its arguments; ``${local_rank}`` in a program's argument becomes the worker's local rank.
+    ``max_restarts``: failures that are answered with a restart.
+    ``monitor_interval``: seconds between two looks at workers of a subclass with its own hooks. Otherwise unused.
+    ``master_addr``, ``master_port``: where rank 0 hosts the store; None: chosen anew for every generation.
+    ``local_addr``: the address under which this node is reached.
+    ``event_log_handler``: where events go.
+    ``numa_options``: how workers are bound to CPUs.
+    ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: texts whose teed lines go into one file per node too.
+    ``virtual_local_rank``: every worker sees LOCAL_RANK=0 and only its own GPU.
+    """
+
+    role: str = DEFAULT_ROLE
+    local_world_size: int = 1
+    rdzv_handler: RendezvousHandler | None = None
+    fn: Callable[..., Any] | None = None
+    entrypoint: Callable[..., Any] | str | None = None
+    args: tuple[Any, ...] = ()
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    master_port: int | None = None
+    master_addr: str | None = None
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: NumaOptions | None = None
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+
+    def __post_init__(self) -> None:
+        if self.local_world_size < 1:
+            raise AssertionError(f"local_world_size is {self.local_world_size}; expected at least 1 worker")
+        if self.monitor_interval <= 0:
+            raise AssertionError(f"monitor_interval is {self.monitor_interval}; expected a positive number of seconds")
+        if self.fn is not None:
+            warnings.warn(
+                "WorkerSpec.fn is the old name of WorkerSpec.entrypoint; use entrypoint",
+                DeprecationWarning,
+                stacklevel=3,
+            )
+            self.entrypoint = self.fn
+        if not self.entrypoint:
+            raise AssertionError("a WorkerSpec needs an entrypoint: a function or the path of a program")
+
+    def get_entrypoint_name(self) -> str:
+        """The function's name, or the last part of the program's path."""
+        if isinstance(self.entrypoint, str):
+            return self.entrypoint.rpartition("/")[2]
+        return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
+
+
+class Worker:
+    """One worker of a group. ``id`` is what the agent started it as; a local agent uses the pid."""
+
+    __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
+
+    def __init__(
+        self,
+        local_rank: int,
+        global_rank: int = -1,
+        role_rank: int = -1,
+        world_size: int = -1,
+        role_world_size: int = -1,
+    ) -> None:
+        self.id: Any = None
+        self.local_rank = local_rank
+        self.global_rank = global_rank
+        self.role_rank = role_rank
+        self.world_size = world_size
+        self.role_world_size = role_world_size
+
+    def __str__(self) -> str:
+        names = ("local_rank", "global_rank", "role_rank", "world_size", "role_world_size")
+        return ",".join(f"{name}={getattr(self, name)}" for name in names)
+
+    __repr__ = __str__
+
+
+class WorkerState(str, Enum):
+    """The state of a group of workers."""
+
+    UNKNOWN = "UNKNOWN"
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    STOPPED = "STOPPED"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Whether processes of the group are alive."""
+        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
+
+
+class WorkerGroup:
+    """The workers that one agent manages, as one unit."""
+
+    __slots__ = ("group_rank", "group_world_size", "master_addr", "master_port", "spec", "state", "store", "workers")
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.workers = [Worker(local_rank=rank) for rank in range(spec.local_world_size)]
+        self.store: Any = None
+        self.group_rank: int | None = None
+        self.group_world_size: int | None = None
+        self.master_addr: str | None = None
+        self.master_port: int | None = None
+        self.state = WorkerState.INIT
+
+
+@dataclass
+class RunResult:
+    """How a run ended. ``return_values`` and ``failures`` are keyed by global rank; exactly one of them is filled."""
+
+    state: WorkerState
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """True for every end that is not a success, also for a worker that could not be ended."""
+        return self.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
+
+
+class ElasticAgent(ABC):
+    """A process that runs a group of workers."""
+
+    @abstractmethod
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run to the end. Returns for success and for failure of workers; raises when the agent itself cannot go on."""
+
+    @abstractmethod
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """The group, to look at. It changes while the agent runs."""
+
+
+class SimpleElasticAgent(ElasticAgent):
+    """An agent for one role whose hooks a subclass provides."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = 300,
+        shutdown_timeout: int = 30,
+        *,
+        restart_policy: RestartPolicy | None = None,
+        signals_to_handle: str = DEFAULT_SIGNALS,
+    ) -> None:
+        self._worker_group = WorkerGroup(spec)
+        self._signals = signals_to_handle
+        self._remaining_restarts = spec.max_restarts
+        self._store: Any = None
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._policy = restart_policy or BudgetPolicy()
+        self._earlier: list[Failure] = []
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:  # noqa: ARG002 - one role
+        return self._worker_group
+
+    # --- hooks that a subclass provides -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start them; returns local rank -> id."""
+
+    @abstractmethod
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop them; must not fail if some are gone already."""
+
+    @abstractmethod
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Look at them, without waiting."""
+
+    @abstractmethod
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        """Release everything; called once at the end of ``run``, with the signal that ended it if there was one."""
+
+    # --- hooks with a body --------------------------------------------------------------------------------------------
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Meet the other nodes and learn our ranks."""
+        spec = worker_group.spec
+        info = self._handler(spec).next_rendezvous()
+        if isinstance(info, tuple):  # the older form: (store, rank, world size)
+            store, group_rank, group_world_size = info
+            bootstrap = None
+        else:
+            store, group_rank, group_world_size = info.store, info.rank, info.world_size
+            bootstrap = info.bootstrap_store_info
+        self._store = worker_group.store = store
+        worker_group.group_rank = group_rank
+        worker_group.group_world_size = group_world_size
+        worker_group.workers = self._assign_worker_ranks(store, group_rank, group_world_size, spec)
+        if bootstrap is None:
+            bootstrap = self._agree_on_master(store, group_rank, spec)
+        worker_group.master_addr = spec.master_addr or bootstrap.master_addr
+        worker_group.master_port = spec.master_port or bootstrap.master_port
+
+    @staticmethod
+    def _agree_on_master(store: Any, group_rank: int, spec: WorkerSpec) -> Any:
+        from tenax.rendezvous.api import RendezvousStoreInfo
+
+        return RendezvousStoreInfo.build(group_rank, store, spec.local_addr)
+
+    def _handler(self, spec: WorkerSpec) -> RendezvousHandler:
+        if spec.rdzv_handler is None:
+            from tenax.rendezvous.local import LocalRendezvousHandler
+
+            spec.rdzv_handler = LocalRendezvousHandler(f"{spec.role}-{time.time_ns():x}")
+        return spec.rdzv_handler
+
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Global ranks in the order of group ranks; role ranks count the workers of the same role only."""
+        mine: dict[str, Any] = {"role": spec.role, "rank": group_rank, "local_world_size": spec.local_world_size}
+        everybody = [mine]
+        if group_world_size > 1:
+            key = "torchelastic/role_info/"
+            store.set(f"{key}{group_rank}", json.dumps(mine).encode())
+            everybody = [json.loads(store.get(f"{key}{rank}")) for rank in range(group_world_size)]
+        before = everybody[:group_rank]
+        same_role = [info for info in everybody if info["role"] == spec.role]
+        first_rank = sum(info["local_world_size"] for info in before)
+        first_role_rank = sum(info["local_world_size"] for info in before if info["role"] == spec.role)
+        return [
+            Worker(
+                local_rank=local_rank,
+                global_rank=first_rank + local_rank,
+                role_rank=first_role_rank + local_rank,
+                world_size=sum(info["local_world_size"] for info in everybody),
+                role_world_size=sum(info["local_world_size"] for info in same_role),
+            )
+            for local_rank in range(spec.local_world_size)
+        ]
+
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        """Meet, then start."""
+        self._rendezvous(worker_group)
+        ids = self._start_workers(worker_group)
+        for local_rank, worker_id in ids.items():
+            worker_group.workers[local_rank].id = worker_id
+        worker_group.state = WorkerState.HEALTHY
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop, meet again, start."""
+        self._stop_workers(worker_group)
+        worker_group.state = WorkerState.STOPPED
+        self._initialize_workers(worker_group)
+
+    def _exit_barrier(self) -> None:
+        """Wait for the other nodes before leaving, so that nobody loses a store that is still in use."""
+        group = self._worker_group
+        if self._store is None or (group.group_world_size or 1) == 1:
+            return
+        prefix = "torchelastic/agent/terminal_state"
+        if int(self._store.add(f"{prefix}/num_members", 1)) == group.group_world_size:
+            self._store.set(f"{prefix}/last_member", b"1")
+        try:
+            from datetime import timedelta
+
+            self._store.wait([f"{prefix}/last_member"], timedelta(seconds=self._exit_barrier_timeout))
+        except SignalException:
+            raise
+        except Exception as error:  # a peer that does not come is no failure of ours
+            warnings.warn(f"the other nodes did not finish with us: {error}", RuntimeWarning, stacklevel=2)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        is_shut_down = False
+        try:
+            with signals_as_exceptions(parse_signals(self._signals)):
+                return self._invoke_run(role)
+        except SignalException as caught:
+            self._shutdown(caught.sigval, self._shutdown_timeout)
+            is_shut_down = True
+            raise
+        finally:
+            if not is_shut_down:
+                self._shutdown(timeout=self._shutdown_timeout)
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - one role
+        group = self._worker_group
+        spec = group.spec
+        self._initialize_workers(group)
+        while True:
+            time.sleep(spec.monitor_interval)  # these hooks can only be asked, they cannot tell
+            result = self._monitor_workers(group)
+            group.state = result.state
+            match result.state:
+                case WorkerState.SUCCEEDED:
+                    self._exit_barrier()
+                    return result
+                case WorkerState.FAILED | WorkerState.UNHEALTHY:
+                    if not self._may_restart(result):
+                        self._stop_workers(group)
+                        group.state = WorkerState.FAILED
+                        return RunResult(WorkerState.FAILED, failures=result.failures)
+                    self._restart_workers(group)
+                case WorkerState.HEALTHY:
+                    if self._handler(spec).num_nodes_waiting() > 0:
+                        self._restart_workers(group)
+                case _:
+                    raise RuntimeError(f"[{spec.role}] the workers are in the state {result.state.value}")
+
+    def _may_restart(self, result: RunResult) -> bool:
+        """Ask the policy, and pay for the restart."""
+        spec = self._worker_group.spec
+        failure = _as_core_failure(result)
+        history = History(spec.max_restarts - self._remaining_restarts, spec.max_restarts, tuple(self._earlier))
+        decision = self._policy.decide(failure, history)
+        if isinstance(decision, GiveUp):
+            return False
+        if isinstance(decision, Wait):
+            time.sleep(decision.seconds)
+        self._remaining_restarts -= 1
+        self._earlier.append(failure)
+        return True
+
+
+def _as_core_failure(result: RunResult) -> Failure:
+    """What a policy looks at, from what the hooks told us."""
+    if not result.failures:
+        return Failure(0, 0, 0, 0, 1, time.monotonic(), reason="the workers are unhealthy")
+    rank = min(result.failures, key=lambda each: result.failures[each].timestamp)
+    first = result.failures[rank]
+    return Failure(0, first.local_rank, rank, first.pid, first.exitcode, time.monotonic())

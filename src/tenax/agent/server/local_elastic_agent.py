@@ -1,0 +1,275 @@
+"""LocalElasticAgent: the agent that runs workers on its own host.
+
+``run`` hands the spec to a node (``tenax.agent.node``): events, no polling. A subclass that overrides one of the old
+hooks is run by ``SimpleElasticAgent``'s polling loop instead, and the hooks it leaves alone have bodies here.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from tenax.core.environment import WorkerEnvironment, worker_environment
+from tenax.core.model import AgentSettings, Assignment, Outcome
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.multiprocessing.api import PContext, SignalException, start_processes
+from tenax.runtime.signals import DEFAULT_SIGNALS
+
+if TYPE_CHECKING:
+    from tenax.agent.node import Node
+    from tenax.core.agent import AgentMachine
+    from tenax.core.model import Verdict
+    from tenax.core.policy import RestartPolicy
+    from tenax.logs.specs import LogsSpecs
+    from tenax.multiprocessing.errors import ProcessFailure
+
+__all__ = [
+    "TORCHELASTIC_ENABLE_FILE_TIMER",
+    "TORCHELASTIC_HEALTH_CHECK_PORT",
+    "TORCHELASTIC_TIMER_FILE",
+    "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
+    "LocalElasticAgent",
+]
+
+TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+_OLD_HOOKS = (
+    "_start_workers",
+    "_stop_workers",
+    "_monitor_workers",
+    "_shutdown",
+    "_rendezvous",
+    "_assign_worker_ranks",
+    "_initialize_workers",
+    "_restart_workers",
+    "_invoke_run",
+    "_exit_barrier",
+)
+
+
+class LocalElasticAgent(SimpleElasticAgent):
+    """Runs the workers of one node.
+
+    ``logs_specs``: where their output goes; None: shown as it is, with files only for errors and the journal.
+    ``start_method``: how the process of a function is made: spawn, fork or forkserver.
+    ``exit_barrier_timeout``: for subclasses with hooks of their own; a run of ours needs no barrier.
+    ``log_line_prefix_template``: what stands in front of a teed line.
+    ``shutdown_timeout``: seconds that a worker may take to end after it was asked to, on every path.
+    ``uninterruptible_state_timeout``: seconds after which a process that even SIGKILL does not end is abandoned.
+    ``restart_policy``: decides what follows a failure; None: restart at once while restarts are left.
+    ``signals_to_handle``: names of the signals that stop the run in an orderly way.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs | None = None,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = 300,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: int = 30,
+        health_check_server: Any = None,
+        uninterruptible_state_timeout: float | None = None,
+        *,
+        restart_policy: RestartPolicy | None = None,
+        signals_to_handle: str = DEFAULT_SIGNALS,
+    ) -> None:
+        super().__init__(
+            spec,
+            exit_barrier_timeout,
+            shutdown_timeout,
+            restart_policy=restart_policy,
+            signals_to_handle=signals_to_handle,
+        )
+        self._logs_specs = logs_specs if logs_specs is not None else DefaultLogsSpecs()
+        self._start_method = start_method
+        self._log_line_prefix_template = log_line_prefix_template
+        self._health_check_server = health_check_server
+        self._abandon_s = uninterruptible_state_timeout or 10.0
+        self._pcontext: PContext | None = None
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        engine = getattr(self._handler(self._worker_group.spec), "engine", None)
+        if engine is None or self._has_old_hooks():
+            return super().run(role)
+        return self._run_node(engine())
+
+    def _has_old_hooks(self) -> bool:
+        return any(getattr(type(self), name) is not getattr(LocalElasticAgent, name) for name in _OLD_HOOKS)
+
+    # --- with events --------------------------------------------------------------------------------------------------
+
+    def _run_node(self, rendezvous: Any) -> RunResult:
+        from tenax.agent.node import Node, NodePlan
+        from tenax.runtime.places import decide_places
+
+        spec = self._worker_group.spec
+        node = Node(
+            NodePlan(
+                settings=self._settings(),
+                entrypoint=_entrypoint(spec, self._start_method),
+                rendezvous=rendezvous,
+                logs_specs=self._logs_specs,
+                prefix_template=self._log_line_prefix_template,
+                stdout_filters=spec.duplicate_stdout_filters or [],
+                stderr_filters=spec.duplicate_stderr_filters or [],
+                signals=self._signals,
+                virtual_local_rank=spec.virtual_local_rank,
+                places=decide_places(spec.numa_options, spec.local_world_size),
+                policy=self._policy,
+            )
+        )
+        return self._result(node.run(observe=self._mirror), node)
+
+    def _settings(self) -> AgentSettings:
+        spec = self._worker_group.spec
+        return AgentSettings(
+            run_id=self._handler(spec).get_run_id(),
+            role=spec.role,
+            local_world_size=spec.local_world_size,
+            max_restarts=spec.max_restarts,
+            grace_s=self._shutdown_timeout,
+            abandon_s=self._abandon_s,
+        )
+
+    def _mirror(self, machine: AgentMachine) -> None:
+        """Keep the public worker group in step with the machine, for those who look at it."""
+        from tenax.core.agent import Phase
+
+        group, state = self._worker_group, machine.state
+        self._remaining_restarts = group.spec.max_restarts - state.restarts_used
+        if state.assignment is None:
+            return
+        part = state.assignment
+        group.group_rank, group.group_world_size = part.group_rank, part.group_world_size
+        group.master_addr, group.master_port = part.master_addr, part.master_port
+        for worker in group.workers:
+            worker.global_rank = part.first_global_rank + worker.local_rank
+            worker.role_rank = part.first_role_rank + worker.local_rank
+            worker.world_size, worker.role_world_size = part.world_size, part.role_world_size
+            worker.id = state.workers[worker.local_rank].pid or None
+        group.state = {
+            Phase.RUNNING: WorkerState.HEALTHY,
+            Phase.CLOSING: WorkerState.HEALTHY,
+            Phase.STOPPING: WorkerState.UNHEALTHY,
+        }.get(state.phase, WorkerState.STOPPED)
+
+    def _result(self, verdict: Verdict, node: Node) -> RunResult:
+        group = self._worker_group
+        first = group.workers[0].global_rank
+        match verdict.outcome:
+            case Outcome.SUCCEEDED:
+                group.state = WorkerState.SUCCEEDED
+                values = {first + rank: value for rank, value in node.return_values().items()}
+                return RunResult(group.state, return_values=values)
+            case Outcome.CANCELLED:
+                group.state = WorkerState.STOPPED
+                number = signal.Signals(verdict.signal)
+                raise SignalException(f"the agent (pid {os.getpid()}) got {number.name}", number)
+            case Outcome.BROKEN:
+                raise RuntimeError(verdict.why)
+            case Outcome.FAILED | Outcome.ABANDONED:
+                group.state = WorkerState.FAILED
+                return RunResult(group.state, failures=_process_failures(verdict))
+
+    # --- bodies of the old hooks, for subclasses that keep some of them -----------------------------------------------
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        spec = worker_group.spec
+        handler = self._handler(spec)
+        first = worker_group.workers[0]
+        part = Assignment(
+            generation=1,
+            group_rank=worker_group.group_rank or 0,
+            group_world_size=worker_group.group_world_size or 1,
+            first_global_rank=first.global_rank,
+            world_size=first.world_size,
+            first_role_rank=first.role_rank,
+            role_world_size=first.role_world_size,
+            master_addr=worker_group.master_addr or "127.0.0.1",
+            master_port=worker_group.master_port or 0,
+            use_agent_store=bool(getattr(handler, "use_agent_store", False)),
+        )
+        used = spec.max_restarts - self._remaining_restarts
+        options = WorkerEnvironment(virtual_local_rank=spec.virtual_local_rank)
+        ranks = range(spec.local_world_size)
+        envs = {rank: worker_environment(self._settings(), part, rank, used, os.environ, options) for rank in ranks}
+        prefixes = None
+        if self._log_line_prefix_template is not None:
+            from tenax.logs.prefix import line_prefix
+
+            prefixes = {
+                rank: line_prefix(
+                    self._log_line_prefix_template, role_name=spec.role, rank=first.global_rank + rank, local_rank=rank
+                )
+                for rank in ranks
+            }
+        assert spec.entrypoint is not None
+        self._pcontext = start_processes(
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args=dict.fromkeys(ranks, spec.args),
+            envs=envs,
+            logs_specs=self._logs_specs,
+            log_line_prefixes=prefixes,
+            start_method=self._start_method,
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+        )
+        return self._pcontext.pids()
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the hook's signature
+        self._close_processes(signal.SIGTERM, self._shutdown_timeout)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self._close_processes(death_sig, timeout)
+
+    def _close_processes(self, death_sig: signal.Signals, timeout: int) -> None:
+        if self._pcontext is not None:
+            self._pcontext.close(death_sig, timeout)
+            self._pcontext = None
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._pcontext is None:
+            return RunResult(WorkerState.UNKNOWN)
+        result = self._pcontext.wait(0)
+        if result is None:
+            return RunResult(WorkerState.HEALTHY)
+        rank_of = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+        if result.is_failed():
+            return RunResult(
+                WorkerState.FAILED, failures={rank_of[rank]: failure for rank, failure in result.failures.items()}
+            )
+        return RunResult(
+            WorkerState.SUCCEEDED, return_values={rank_of[rank]: value for rank, value in result.return_values.items()}
+        )
+
+
+def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:
+    from tenax.runtime.entrypoints import make_entrypoint
+
+    assert spec.entrypoint is not None
+    ranks = range(spec.local_world_size)
+    return make_entrypoint(spec.entrypoint, dict.fromkeys(ranks, spec.args), start_method, spec.get_entrypoint_name())
+
+
+def _process_failures(verdict: Verdict) -> dict[int, ProcessFailure]:
+    from tenax.multiprocessing.errors import ProcessFailure
+
+    to_agent_clock = time.monotonic() - time.time()
+    failures = {
+        failure.global_rank: ProcessFailure.from_failure(failure, wall_to_agent_clock=to_agent_clock)
+        for failure in verdict.failures
+    }
+    if not failures:  # nobody failed, but somebody would not end
+        stuck = verdict.stuck_pids[0] if verdict.stuck_pids else 0
+        failures[0] = ProcessFailure(0, stuck, -signal.SIGKILL, "")
+        failures[0].message = verdict.why
+    return failures

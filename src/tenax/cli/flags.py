@@ -1,0 +1,406 @@
+"""The flags of ``tenax run``: one table that feeds the parser, the help page and ``tenax.run.get_args_parser``.
+
+Names, defaults and ``PET_*`` variables are torchrun's; ``tests/cli`` compares them with the real one. The table
+says what a flag is called and what kind of value it takes. It does not know which flags fit together: that is
+``options``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+START_METHODS = ("spawn", "fork", "forkserver")
+NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+WHAT = "what to run"
+MANY = "how many workers"
+STOPPING = "restarts and stopping"
+LOGS = "logs"
+PLACEMENT = "placement"
+NODES = "names and nodes"
+GROUPS = (WHAT, MANY, STOPPING, LOGS, PLACEMENT, NODES)
+
+
+class UsageError(ValueError):
+    """What was asked for cannot be done as it was asked. Its text is one sentence, for the person at the keyboard."""
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """One flag. A ``switch`` takes no value; the other kinds take one."""
+
+    name: str  # as we write it: "--nproc-per-node"
+    group: str
+    kind: str  # switch, text, whole, number, list
+    default: Any
+    help: str
+    value: str = ""  # what the help page calls its value
+    short: str = ""
+    choices: tuple[str, ...] = ()
+    least: int | None = None  # for whole numbers
+    most: int | None = None
+    from_environment: bool = True  # whether PET_<NAME> supplies its default
+    ours: bool = False  # torchrun has no such flag
+
+    @property
+    def dest(self) -> str:
+        return self.name[2:].replace("-", "_")
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that supplies the default; empty: none does."""
+        return "PET_" + self.dest.upper() if self.from_environment else ""
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Everything a user may write for it: the short form, with dashes, with underscores."""
+        long = (self.name,) if "-" not in self.name[2:] else (self.name, "--" + self.dest)
+        return (self.short, *long) if self.short else long
+
+
+FLAGS = (
+    Flag(
+        "--module",
+        WHAT,
+        "switch",
+        False,
+        "SCRIPT is the name of a module, to be run as 'python -m' does.",
+        short="-m",
+    ),
+    Flag(
+        "--no-python",
+        WHAT,
+        "switch",
+        False,
+        "SCRIPT is a program of its own: start it without Python in front.",
+    ),
+    Flag(
+        "--run-path",
+        WHAT,
+        "switch",
+        False,
+        "Run SCRIPT inside worker processes started by Python's multiprocessing (see --start-method) instead of in a "
+        "fresh interpreter.",
+    ),
+    Flag(
+        "--start-method",
+        WHAT,
+        "text",
+        "spawn",
+        "How --run-path starts its processes.",
+        value="METHOD",
+        choices=START_METHODS,
+    ),
+    Flag(
+        "--dry-run",
+        WHAT,
+        "switch",
+        False,
+        "Print what would be run (commands, environment, ranks, logs) and start nothing.",
+        from_environment=False,
+        ours=True,
+    ),
+    Flag(
+        "--nproc-per-node",
+        MANY,
+        "text",
+        "1",
+        "Workers on this machine: a number, 'gpu' for one per visible GPU, 'cpu' for one per usable CPU, or 'auto' for "
+        "GPUs where there are any and CPUs where not.",
+        value="N",
+    ),
+    Flag(
+        "--nnodes",
+        MANY,
+        "text",
+        "1:1",
+        "Machines in the job. This release runs one: '1' or '1:1'.",
+        value="N",
+    ),
+    Flag(
+        "--max-restarts",
+        STOPPING,
+        "whole",
+        0,
+        "How many times to restart the workers after a failure before giving up.",
+        value="N",
+        least=0,
+    ),
+    Flag(
+        "--shutdown-timeout",
+        STOPPING,
+        "whole",
+        None,
+        "Seconds a worker may take to end after it was asked to, before it is killed (default: "
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT, or 30).",
+        value="SECONDS",
+        least=0,
+    ),
+    Flag(
+        "--signals-to-handle",
+        STOPPING,
+        "text",
+        DEFAULT_SIGNALS,
+        "Signals that stop the job in an orderly way: they are passed on to the workers.",
+        value="NAMES",
+    ),
+    Flag(
+        "--monitor-interval",
+        STOPPING,
+        "number",
+        0.1,
+        "Accepted for torchrun's sake, without effect: tenax hears of a dead worker from the kernel and never polls.",
+        value="SECONDS",
+    ),
+    Flag(
+        "--log-dir",
+        LOGS,
+        "text",
+        None,
+        "Folder for log files and the journal; each run makes its own folder in it (default: a temporary folder).",
+        value="DIR",
+    ),
+    Flag(
+        "--redirects",
+        LOGS,
+        "text",
+        "0",
+        "Streams that go to files only: 0 none, 1 stdout, 2 stderr, 3 both; or by local rank, '0:1,1:3'.",
+        value="STREAMS",
+        short="-r",
+    ),
+    Flag(
+        "--tee",
+        LOGS,
+        "text",
+        "0",
+        "Streams that go to files and to the terminal, each line with its worker's name; written as for --redirects.",
+        value="STREAMS",
+        short="-t",
+    ),
+    Flag(
+        "--local-ranks-filter",
+        LOGS,
+        "text",
+        "",
+        "Show only these local ranks on the terminal: '0' or '0,1,2' (default: all).",
+        value="RANKS",
+    ),
+    Flag(
+        "--duplicate-stdout-filters",
+        LOGS,
+        "list",
+        (),
+        "Also copy stdout lines that contain one of these texts into filtered_stdout.log; write ',,' for a comma "
+        "inside a text.",
+        value="TEXTS",
+    ),
+    Flag(
+        "--duplicate-stderr-filters",
+        LOGS,
+        "list",
+        (),
+        "The same for stderr and filtered_stderr.log.",
+        value="TEXTS",
+    ),
+    Flag(
+        "--logs-specs",
+        LOGS,
+        "text",
+        None,
+        "Name of an installed 'torchrun.logs_specs' entry point that decides where logs go, instead of tenax's own.",
+        value="NAME",
+        from_environment=False,
+    ),
+    Flag(
+        "--event-log-handler",
+        LOGS,
+        "text",
+        "null",
+        "Where events go: a registered handler's name.",
+        value="NAME",
+    ),
+    Flag(
+        "--report",
+        LOGS,
+        "text",
+        None,
+        "If the job fails, also write the failure report to FILE, as JSON.",
+        value="FILE",
+        from_environment=False,
+        ours=True,
+    ),
+    Flag(
+        "--virtual-local-rank",
+        PLACEMENT,
+        "switch",
+        False,
+        "Give every worker LOCAL_RANK=0 and show it only its own GPU, as device 0.",
+    ),
+    Flag(
+        "--numa-binding",
+        PLACEMENT,
+        "text",
+        None,
+        "Bind each worker to CPUs near its GPU.",
+        value="MODE",
+        choices=NUMA_BINDINGS,
+        from_environment=False,
+    ),
+    Flag(
+        "--rdzv-id",
+        NODES,
+        "text",
+        "none",
+        "Name of the job, in TORCHELASTIC_RUN_ID and in the log folder's name (default: a random one).",
+        value="ID",
+    ),
+    Flag(
+        "--role",
+        NODES,
+        "text",
+        "default",
+        "Name of what the workers are, in ROLE_NAME and in front of their lines.",
+        value="NAME",
+    ),
+    Flag(
+        "--standalone",
+        NODES,
+        "switch",
+        False,
+        "This machine alone, whatever PET_NNODES and PET_RDZV_* say. One node needs no flag at all.",
+    ),
+    Flag(
+        "--master-addr",
+        NODES,
+        "text",
+        "127.0.0.1",
+        "MASTER_ADDR for the workers.",
+        value="HOST",
+    ),
+    Flag(
+        "--master-port",
+        NODES,
+        "whole",
+        None,
+        "MASTER_PORT for the workers (default: a free port, so that jobs never collide).",
+        value="PORT",
+        least=0,
+        most=65535,
+    ),
+    Flag(
+        "--local-addr",
+        NODES,
+        "text",
+        None,
+        "Address under which this machine is known to the workers.",
+        value="HOST",
+    ),
+    Flag(
+        "--node-rank",
+        NODES,
+        "whole",
+        0,
+        "Which machine this is, counted from 0; one node is always 0.",
+        value="N",
+        least=0,
+    ),
+    Flag(
+        "--rdzv-backend",
+        NODES,
+        "text",
+        "static",
+        "How machines find each other. One node has nobody to find, so any name works.",
+        value="NAME",
+    ),
+    Flag(
+        "--rdzv-endpoint",
+        NODES,
+        "text",
+        "",
+        "Where machines find each other: HOST or HOST:PORT.",
+        value="HOST:PORT",
+    ),
+    Flag(
+        "--rdzv-conf",
+        NODES,
+        "text",
+        "",
+        "Settings of the backend: 'key=value,key=value'.",
+        value="SETTINGS",
+    ),
+)
+
+BY_SPELLING = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
+BY_DEST = {flag.dest: flag for flag in FLAGS}
+
+_TRUE = frozenset({"1", "true", "yes", "t", "y", "on"})
+_FALSE = frozenset({"0", "false", "no", "f", "n", "off"})
+
+
+def convert(flag: Flag, text: str, source: str) -> Any:
+    """The value that ``text`` stands for. ``source`` is how the user wrote the flag, for complaints."""
+    if flag.choices and text not in flag.choices:
+        raise UsageError(f"{source} takes {_any_of(flag.choices)}, not {text!r}")
+    if flag.kind == "text":
+        return text
+    if flag.kind == "whole":
+        return _whole(flag, text, source)
+    if flag.kind == "number":
+        return _number(text, source)
+    if flag.kind == "list":
+        return split_list(text)
+    return truth(text, source)
+
+
+def truth(text: str, source: str) -> bool:
+    """What a switch's environment variable says."""
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise UsageError(f"{source} takes 0, 1, true, false, yes or no, not {text!r}")
+
+
+def split_list(text: str) -> list[str]:
+    """Split at single commas; two commas are one comma that belongs to the text."""
+    return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
+
+
+def _whole(flag: Flag, text: str, source: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if (
+        value is None
+        or (flag.least is not None and value < flag.least)
+        or (flag.most is not None and value > flag.most)
+    ):
+        raise UsageError(f"{source} takes {_range(flag)}, not {text!r}")
+    return value
+
+
+def _range(flag: Flag) -> str:
+    if flag.most is not None:
+        return f"a whole number from {flag.least} to {flag.most}"
+    return f"a whole number of at least {flag.least}" if flag.least is not None else "a whole number"
+
+
+def _number(text: str, source: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise UsageError(f"{source} takes a number of seconds greater than 0, not {text!r}")
+    return value
+
+
+def _any_of(words: tuple[str, ...]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"

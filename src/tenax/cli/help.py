@@ -1,0 +1,91 @@
+"""The help pages. Text only: what ``tenax help`` and ``tenax run --help`` print, made from the table of flags."""
+
+from __future__ import annotations
+
+import textwrap
+
+from tenax.cli.flags import FLAGS, GROUPS, Flag
+
+OVERVIEW = """\
+tenax: start the processes of a training job, keep them going, and say what went wrong.
+
+usage: tenax COMMAND ...
+
+  run      run a script in one or more worker processes on this machine
+  replay   tell the story of a run again from its journal
+  version  print the version
+  help     print this page; 'tenax help run' explains the flags of 'tenax run'
+
+  tenax run train.py                           one worker
+  tenax run --nproc-per-node gpu train.py      one worker per GPU
+"""
+
+_INTRODUCTION = """\
+usage: tenax run [flags] SCRIPT [arguments of the script]
+       tenax run [flags] -m MODULE [arguments of the module]
+       tenax run [flags] --no-python PROGRAM [arguments of the program]
+
+Run SCRIPT in one or more worker processes on this machine. Each gets its rank in the environment,
+as under torchrun. If one fails, all are restarted, as often as --max-restarts allows; in the end
+there is one report of what went wrong.
+
+  tenax run train.py                                 one worker
+  tenax run --nproc-per-node gpu train.py --lr 3e-4  one worker per GPU; --lr belongs to train.py
+  tenax run --nproc-per-node 4 --max-restarts 3 --log-dir logs --tee 3 train.py
+                                                     restarts, and logs in files and on the terminal
+  tenax run --nproc-per-node 2 -m my_package.train   a module
+  tenax run --dry-run --nproc-per-node 2 train.py    show what would be run
+
+Flags stand in front of SCRIPT; everything behind it goes to the script untouched. Write a flag in
+full, with dashes or underscores, as '--flag value' or '--flag=value'. Its default can be set in the
+environment, where the command line wins: PET_NPROC_PER_NODE=4 is '--nproc-per-node 4', PET_TEE=3 is
+'--tee 3', PET_STANDALONE=1 is '--standalone'. PYTHON_EXEC names another Python for the workers;
+TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE says what stands in front of the lines of --tee.
+"""
+
+_ENDING = """\
+exit code:
+  0 when every worker ended well; the first failed worker's own, and 128 + N when signal N ended it;
+  128 + N when signal N stopped the job; 2 when the command line cannot be run as it was written;
+  70 for a mistake of tenax itself, 71 when it cannot do its work here, 72 when a process survived
+  SIGKILL.
+"""
+
+_INDENT = 2
+_TEXT_COLUMN = 30
+
+
+def run_page(width: int) -> str:
+    """The help page of ``tenax run``, for a terminal of this width."""
+    width = max(60, min(width, 100))
+    parts = [_INTRODUCTION]
+    for group in GROUPS:
+        lines = [f"{group}:"]
+        for flag in FLAGS:
+            if flag.group == group:
+                lines.extend(_flag_lines(flag, width))
+        parts.append("\n".join(lines) + "\n")
+    return "\n".join([*parts, _ENDING])
+
+
+def _flag_lines(flag: Flag, width: int) -> list[str]:
+    name = (
+        " " * _INDENT + (f"{flag.short}, " if flag.short else "") + flag.name + (f" {flag.value}" if flag.value else "")
+    )
+    text = textwrap.wrap(_sentence(flag), width - _TEXT_COLUMN, break_on_hyphens=False)
+    indented = [" " * _TEXT_COLUMN + line for line in text]
+    if len(name) > _TEXT_COLUMN - 2:
+        return [name, *indented]
+    return [name.ljust(_TEXT_COLUMN) + text[0], *indented[1:]]
+
+
+def _sentence(flag: Flag) -> str:
+    """The flag's sentence with its choices and its default in it."""
+    remarks = []
+    if flag.choices:
+        remarks.append("one of " + ", ".join(flag.choices))
+    if flag.kind != "switch" and flag.default not in (None, "", ()) and "default:" not in flag.help:
+        remarks.append(f"default: {flag.default}")
+    if not flag.from_environment and not flag.ours:
+        remarks.append("no PET_ variable")
+    return f"{flag.help[:-1]} ({'; '.join(remarks)})." if remarks else flag.help

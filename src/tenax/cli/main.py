@@ -1,0 +1,82 @@
+"""``tenax``: which command is meant. Imports only what that command needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = ("run", "replay", "version", "help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The console script. Returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _obey(words)
+    except KeyboardInterrupt:  # before the launcher has taken over the signals, or in a command that takes none over
+        from tenax.failures.exit_codes import CANCELLED
+
+        return CANCELLED
+    except Exception:
+        import traceback
+
+        from tenax.failures.exit_codes import INTERNAL_ERROR
+
+        traceback.print_exc()
+        print(
+            "tenax: this is a bug in tenax, not in your script; please report it with the lines above", file=sys.stderr
+        )
+        return INTERNAL_ERROR
+
+
+def _obey(words: list[str]) -> int:
+    command, rest = (words[0], words[1:]) if words else ("help", [])
+    if command == "run":
+        from tenax.cli.run import run_command
+
+        return run_command(rest, os.environ)
+    if command == "replay":
+        from tenax.cli.replay import replay_command
+
+        return replay_command(rest)
+    if command in ("version", "--version", "-V"):
+        return _version()
+    if command in ("help", "--help", "-h"):
+        return _help(rest)
+    from tenax.failures.exit_codes import WRONG_USAGE
+
+    print(f"tenax: {_unknown(command, words)}\ntry: tenax help", file=sys.stderr)
+    return WRONG_USAGE
+
+
+def _version() -> int:
+    from tenax import __version__
+
+    print(f"tenax {__version__}")
+    return 0
+
+
+def _help(words: list[str]) -> int:
+    if words and words[0] in ("run", "replay"):
+        return _obey([words[0], "--help"])
+    from tenax.cli.help import OVERVIEW
+    from tenax.cli.run import print_page
+
+    return print_page(OVERVIEW)
+
+
+def _unknown(command: str, words: list[str]) -> str:
+    if command.startswith("-") or command.endswith(".py") or os.path.exists(command):
+        import shlex
+
+        return f"there is no command {command!r}; did you mean: tenax run {shlex.join(words)}"
+    import difflib
+
+    near = difflib.get_close_matches(command, COMMANDS, n=1)
+    if near:
+        return f"there is no command {command!r}; did you mean 'tenax {near[0]}'?"
+    return f"there is no command {command!r}; there are {', '.join(COMMANDS)}"

@@ -1,0 +1,457 @@
+"""Options: everything ``tenax run`` was asked to do, judged and frozen.
+
+Decides which requests fit together. It takes converted values and where each came from, and answers with one
+``Options`` or one ``UsageError``; it touches nothing. The principles:
+
+1. What is written on the command line is either honoured or refused in one sentence, never ignored.
+2. ``PET_*`` variables are defaults that a cluster sets for everybody: where the command line decides otherwise,
+   they give way, and a note says so.
+3. Whatever torchrun can do on one node keeps working. A flag that one node has no use for, but that cannot mislead
+   anybody (``--rdzv-backend c10d --rdzv-endpoint localhost:0``), is accepted in silence.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.cli.flags import BY_DEST, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+# One node needs no rendezvous: these names (of torchrun, and of ours) all mean the same there.
+_STANDALONE_BACKENDS = frozenset({"static", "c10d", "tcp", "local"})
+_ETCD_BACKENDS = frozenset({"etcd", "etcd-v2"})
+ONE_NODE_BACKENDS = _STANDALONE_BACKENDS | _ETCD_BACKENDS
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", ""})  # noqa: S104 - recognised, not bound
+DEFAULT_SHUTDOWN_TIMEOUT_S = 30
+
+# Keys of --rdzv-conf that torchrun's backends read.
+_KNOWN_SETTINGS = frozenset(
+    {
+        *("timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "read_timeout"),
+        *("keep_alive_interval", "keep_alive_max_attempt", "is_host", "store_type", "use_libuv", "rank"),
+        *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", "cacert", "cert", "key"),
+    }
+)
+# Flags that a script of its own hardly has, so that finding one behind the script is worth a note.
+_OURS_FOR_SURE = ("nproc_per_node", "nnodes", "standalone", "max_restarts", "rdzv_backend", "rdzv_endpoint")
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One run, as it was asked for. Nothing in it has to be looked up again."""
+
+    script: str
+    script_args: tuple[str, ...]
+    module: bool = False
+    no_python: bool = False
+    run_path: bool = False
+    start_method: str = "spawn"
+    python: str = ""  # the interpreter for the workers; empty: the one that runs tenax
+    local_rank_argument: bool = False  # the oldest scripts want --local-rank=N in front of their arguments
+
+    nproc_per_node: int = 1
+    nproc_as_written: str = "1"
+    max_restarts: int = 0
+    shutdown_timeout_s: int = DEFAULT_SHUTDOWN_TIMEOUT_S
+    signals_to_handle: str = ""
+    monitor_interval_s: float = 0.1
+
+    log_dir: str | None = None
+    redirects: int | dict[int, int] = 0
+    tee: int | dict[int, int] = 0
+    local_ranks_filter: frozenset[int] = frozenset()  # empty: all
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    log_line_prefix_template: str | None = None
+    logs_specs: str | None = None
+    event_log_handler: str = "null"
+
+    virtual_local_rank: bool = False
+    numa_binding: str | None = None
+
+    run_id: str = ""  # empty: a random one
+    role: str = "default"
+    rdzv_backend: str = "local"
+    rdzv_endpoint: str = ""
+    rdzv_configs: dict[str, Any] = {}
+    local_addr: str | None = None
+
+    dry_run: bool = False
+    report: str = ""  # the file for the failure report; empty: none
+    colour_allowed: bool = True  # on a terminal; whether there is one is not known here
+    notes: tuple[str, ...] = ()  # what the user should know although nothing is wrong
+
+
+def decide(
+    script: str,
+    script_args: tuple[str, ...],
+    values: Mapping[str, Any],
+    sources: Mapping[str, str],
+    environ: Mapping[str, str],
+) -> Options:
+    """Judge what was written. Raises ``UsageError`` with one sentence."""
+    asked = _Asked(values, sources)
+    _check_kind_of_script(asked)
+    _check_one_node(asked)
+    backend, endpoint, configs = _meeting_place(asked)
+    workers = _workers(asked, environ)
+    redirects = _streams(asked, "redirects", workers)
+    tee = _streams(asked, "tee", workers)
+    shown = _ranks(asked, workers)
+    _check_signals(asked)
+    _note_what_has_no_effect(asked, script_args)
+    return Options(
+        script=script,
+        script_args=script_args,
+        module=values["module"],
+        no_python=values["no_python"],
+        run_path=values["run_path"],
+        start_method=values["start_method"],
+        python=environ.get("PYTHON_EXEC", ""),
+        nproc_per_node=workers,
+        nproc_as_written=str(values["nproc_per_node"]),
+        max_restarts=values["max_restarts"],
+        shutdown_timeout_s=_shutdown_timeout(values["shutdown_timeout"], environ),
+        signals_to_handle=values["signals_to_handle"],
+        monitor_interval_s=values["monitor_interval"],
+        log_dir=values["log_dir"] or None,
+        redirects=redirects,
+        tee=tee,
+        local_ranks_filter=shown,
+        duplicate_stdout_filters=tuple(values["duplicate_stdout_filters"]),
+        duplicate_stderr_filters=tuple(values["duplicate_stderr_filters"]),
+        log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        logs_specs=values["logs_specs"],
+        event_log_handler=values["event_log_handler"],
+        virtual_local_rank=values["virtual_local_rank"],
+        numa_binding=values["numa_binding"],
+        run_id="" if values["rdzv_id"] == "none" else values["rdzv_id"],
+        role=values["role"],
+        rdzv_backend=backend,
+        rdzv_endpoint=endpoint,
+        rdzv_configs=configs,
+        local_addr=values["local_addr"],
+        dry_run=values.get("dry_run", False),
+        report=values.get("report") or "",
+        colour_allowed=not environ.get("NO_COLOR") and environ.get("TERM") != "dumb",
+        notes=tuple(asked.notes),
+    )
+
+
+class _Asked:
+    """The values, with the words to speak about them."""
+
+    def __init__(self, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+        self.values = values
+        self.sources = sources
+        self.notes: list[str] = []
+
+    def __getitem__(self, dest: str) -> Any:
+        return self.values[dest]
+
+    def given(self, dest: str) -> bool:
+        return dest in self.sources
+
+    def typed(self, dest: str) -> bool:
+        """Whether it stands on the command line."""
+        return dest in self.sources and not self.from_environment(dest)
+
+    def from_environment(self, dest: str) -> bool:
+        return self.sources.get(dest, "").startswith("PET_")
+
+    def name(self, dest: str) -> str:
+        return self.sources.get(dest, BY_DEST[dest].name)
+
+    def words(self, dest: str) -> str:
+        """The request as the user wrote it: '--nnodes 2', 'PET_NNODES=2', '--standalone'."""
+        name, value = self.name(dest), self.values[dest]
+        if self.from_environment(dest):
+            return f"{name}={int(value) if isinstance(value, bool) else value}"
+        return name if isinstance(value, bool) else f"{name} {value}"
+
+    def settle(self, winner: str, loser: str, refusal: str) -> None:
+        """Two requests that do not fit. A variable gives way to the command line; everything else is refused."""
+        if not (self.from_environment(loser) and self.typed(winner)):
+            raise UsageError(refusal)
+        self.notes.append(f"{self.words(loser)} is not used, because of {self.words(winner)}")
+
+
+def _check_kind_of_script(asked: _Asked) -> None:
+    """A script, a module, a program, or a script run inside: only one of them."""
+    kinds = [dest for dest in ("module", "no_python", "run_path") if asked[dest]]
+    if len(kinds) > 1:
+        first, second = (asked.words(dest) for dest in kinds[:2])
+        raise UsageError(
+            f"{first} and {second} say two different things about how to start the script; drop one of them"
+        )
+
+
+def _check_one_node(asked: _Asked) -> None:
+    """This release runs one node. Whoever wants more is told so; whoever has leftovers of more is told which."""
+    most = _most_nodes(asked)
+    standalone = asked["standalone"]
+    if most > 1:
+        if not standalone or (asked.typed("nnodes") and not asked.typed("standalone")):
+            raise UsageError(
+                f"{asked.words('nnodes')} asks for more than one node, and multi-node rendezvous is not in this "
+                "release; run one node with '--nnodes 1'"
+            )
+        asked.settle(
+            "standalone",
+            "nnodes",
+            f"{asked.words('standalone')} means this machine alone, but {asked.words('nnodes')} asks for more; "
+            "drop one of them",
+        )
+    if asked["node_rank"] != 0:
+        asked.settle(
+            "standalone" if standalone else "nnodes",
+            "node_rank",
+            f"{asked.words('node_rank')} is not a node of this job, which has one node, number 0; leave the flag out",
+        )
+
+
+def _most_nodes(asked: _Asked) -> int:
+    text = asked["nnodes"]
+    least, colon, most = text.partition(":")
+    try:
+        smallest = int(least)
+        biggest = int(most) if colon else smallest
+    except ValueError:
+        smallest = biggest = 0
+    if not 1 <= smallest <= biggest:
+        raise UsageError(f"{asked.name('nnodes')} takes N, or MIN:MAX with 1 <= MIN <= MAX, not {text!r}")
+    return biggest
+
+
+def _meeting_place(asked: _Asked) -> tuple[str, str, dict[str, Any]]:
+    """Backend, endpoint and settings of the rendezvous: where the workers of the one node meet."""
+    backend, endpoint = asked["rdzv_backend"], asked["rdzv_endpoint"]
+    if not backend:
+        raise UsageError(f"{asked.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
+    configs: dict[str, Any] = dict(_settings(asked))
+    if backend in ONE_NODE_BACKENDS and configs.get("store_type") != "file":
+        _check_endpoint(asked)
+    if asked["standalone"]:
+        _check_standalone_rendezvous(asked)
+        backend, endpoint = "static", ""
+    elif backend != "static" and not _prefers_master(asked):
+        if backend not in _ETCD_BACKENDS:
+            return backend, endpoint, configs
+        if asked.typed("rdzv_backend"):
+            asked.notes.append(f"{asked.words('rdzv_backend')} is not asked: one node has nobody to find")
+        return "local", "", configs
+    if endpoint:
+        _check_two_places(asked, endpoint)
+        host, port = split_endpoint(endpoint)
+    elif _names_master(asked):
+        host, port = asked["master_addr"], str(asked["master_port"] or 0)
+    else:
+        return "local", "", configs
+    configs["rank"] = 0
+    return "static", f"[{host}]:{port or 0}" if ":" in host else f"{host}:{port or 0}", configs
+
+
+def _check_standalone_rendezvous(asked: _Asked) -> None:
+    if asked.given("rdzv_endpoint") and split_endpoint(asked["rdzv_endpoint"])[0].lower() not in _LOOPBACK:
+        asked.settle(
+            "standalone",
+            "rdzv_endpoint",
+            f"{asked.words('standalone')} means this machine alone, but {asked.words('rdzv_endpoint')} names a meeting "
+            "place for several; drop one of them",
+        )
+    if asked["rdzv_backend"] not in _STANDALONE_BACKENDS:
+        asked.settle(
+            "standalone",
+            "rdzv_backend",
+            f"{asked.words('standalone')} needs no rendezvous, but {asked.words('rdzv_backend')} names one; "
+            "drop one of them",
+        )
+
+
+def _prefers_master(asked: _Asked) -> bool:
+    """Whether --master-addr and --master-port decide although another backend than static is named."""
+    for dest in ("master_addr", "master_port"):
+        if not asked.given(dest):
+            continue
+        if asked.typed(dest) and asked.typed("rdzv_backend"):
+            raise UsageError(
+                f"{asked.words(dest)} is for the static rendezvous, but {asked.words('rdzv_backend')} names another; "
+                "drop one of them"
+            )
+        if asked.typed(dest):
+            asked.notes.append(f"{asked.words('rdzv_backend')} is not used, because of {asked.words(dest)}")
+            return True
+        asked.notes.append(f"{asked.words(dest)} is not used, because of {asked.words('rdzv_backend')}")
+    return False
+
+
+def _names_master(asked: _Asked) -> bool:
+    """Whether --master-addr or --master-port says where this node's workers meet."""
+    given = [dest for dest in ("master_addr", "master_port") if asked.given(dest)]
+    if any(asked.typed(dest) for dest in given):
+        return True
+    # A cluster's variables speak of a job of many nodes; here this node is a job of its own, and may not be theirs.
+    if asked["standalone"] or asked["node_rank"] != 0:
+        why = "standalone" if asked["standalone"] else "nnodes"
+        asked.notes.extend(f"{asked.words(dest)} is not used, because of {asked.words(why)}" for dest in given)
+        return False
+    return bool(given)
+
+
+def _check_two_places(asked: _Asked, endpoint: str) -> None:
+    """An endpoint and a master that disagree."""
+    host, port = split_endpoint(endpoint)
+    for dest, same in (
+        ("master_addr", asked["master_addr"] == host),
+        ("master_port", str(asked["master_port"]) == port),
+    ):
+        if asked.given(dest) and not same:
+            asked.settle(
+                "rdzv_endpoint",
+                dest,
+                f"{asked.words('rdzv_endpoint')} and {asked.words(dest)} name two different meeting places; "
+                "drop one of them",
+            )
+
+
+def _check_endpoint(asked: _Asked) -> None:
+    text = asked["rdzv_endpoint"]
+    host, port = split_endpoint(text)
+    plain = host.replace("-", "").replace(".", "").replace("_", "").replace(":", "").replace("%", "")
+    if text and (not plain.isalnum() or (port and not (port.isdecimal() and int(port) < 65536))):
+        raise UsageError(f"{asked.name('rdzv_endpoint')} takes HOST or HOST:PORT with a port below 65536, not {text!r}")
+
+
+def split_endpoint(endpoint: str) -> tuple[str, str]:
+    """Host and port as text; the port may be missing, and a bare or bracketed IPv6 address is a host."""
+    endpoint = endpoint.strip()
+    if endpoint.startswith("["):
+        host, _, rest = endpoint[1:].partition("]")
+        return host, rest[1:] if rest.startswith(":") else rest
+    if endpoint.count(":") > 1:
+        return endpoint, ""
+    host, _, port = endpoint.partition(":")
+    return host, port
+
+
+def _settings(asked: _Asked) -> dict[str, str]:
+    """--rdzv-conf, taken apart."""
+    settings = {}
+    text = asked["rdzv_conf"].strip()
+    for pair in text.split(",") if text else ():
+        key, equals, value = (part.strip() for part in pair.partition("="))
+        if not (key and equals and value):
+            raise UsageError(f"{asked.name('rdzv_conf')} takes 'key=value,key=value', but it contains {pair!r}")
+        settings[key] = value
+    unknown = [key for key in settings if key not in _KNOWN_SETTINGS]
+    if unknown and asked["rdzv_backend"] in ONE_NODE_BACKENDS:
+        names = ", ".join(map(repr, unknown))
+        asked.notes.append(f"{asked.name('rdzv_conf')} sets {names}, which no backend of ours reads")
+    return settings
+
+
+def _workers(asked: _Asked, environ: Mapping[str, str]) -> int:
+    """How many workers --nproc-per-node means on this machine."""
+    text = str(asked["nproc_per_node"]).strip()
+    if text.isdecimal():
+        count = int(text)
+    elif text[:1] in ("-", "+") or not text:
+        count = 0
+    else:
+        from tenax.processes.devices import parse_nproc
+
+        try:
+            count = parse_nproc(text, environ)
+        except ValueError as error:
+            raise UsageError(str(error).rstrip(".")) from error  # it names the flag itself
+    if count < 1:
+        raise UsageError(
+            f"{asked.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
+        )
+    return count
+
+
+def _streams(asked: _Asked, dest: str, workers: int) -> int | dict[int, int]:
+    """Which streams of which local ranks: one digit for all, or a map."""
+    text = asked[dest].strip()
+    if text in ("0", "1", "2", "3"):
+        return int(text)
+    chosen: dict[int, int] = {}
+    for pair in text.split(","):
+        rank, _, streams = (part.strip() for part in pair.partition(":"))
+        if not rank.isdecimal() or streams not in ("0", "1", "2", "3"):
+            raise UsageError(
+                f"{asked.name(dest)} takes 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as "
+                f"'0:1,1:3', not {text!r}"
+            )
+        _check_rank(asked, dest, int(rank), workers)
+        chosen[int(rank)] = int(streams)
+    return chosen
+
+
+def _ranks(asked: _Asked, workers: int) -> frozenset[int]:
+    text = asked["local_ranks_filter"].strip()
+    if not text:
+        return frozenset()
+    ranks = [word.strip() for word in text.split(",")]
+    if not all(rank.isdecimal() for rank in ranks):
+        raise UsageError(f"{asked.name('local_ranks_filter')} takes local ranks such as '0' or '0,1,2', not {text!r}")
+    for rank in ranks:
+        _check_rank(asked, "local_ranks_filter", int(rank), workers)
+    return frozenset(map(int, ranks))
+
+
+def _check_rank(asked: _Asked, dest: str, rank: int, workers: int) -> None:
+    if rank >= workers:
+        there_are = (
+            "there is one worker, number 0" if workers == 1 else f"there are {workers} workers, 0 to {workers - 1}"
+        )
+        raise UsageError(f"{asked.words(dest)} names local rank {rank}, but {there_are}")
+
+
+def _check_signals(asked: _Asked) -> None:
+    if not asked.given("signals_to_handle"):
+        return
+    from tenax.runtime.signals import parse_signals
+
+    try:
+        parse_signals(asked["signals_to_handle"])
+    except ValueError as error:
+        raise UsageError(f"{asked.name('signals_to_handle')}: {error}") from error
+
+
+def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
+    if given is not None:
+        return given
+    text = environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "")
+    if not text:
+        return DEFAULT_SHUTDOWN_TIMEOUT_S
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if value < 0:
+        raise UsageError(f"TORCH_ELASTIC_SHUTDOWN_TIMEOUT takes a whole number of seconds of at least 0, not {text!r}")
+    return value
+
+
+def _note_what_has_no_effect(asked: _Asked, script_args: tuple[str, ...]) -> None:
+    if asked.typed("monitor_interval"):
+        asked.notes.append(
+            f"{asked.words('monitor_interval')} has no effect: tenax hears of a worker's end from the kernel at once"
+        )
+    if asked.typed("start_method") and asked["start_method"] != "spawn" and not asked["run_path"]:
+        asked.notes.append(
+            f"{asked.words('start_method')} has no effect: each worker is a new interpreter (it is for --run-path)"
+        )
+    for dest in _OURS_FOR_SURE:
+        flag = BY_DEST[dest]
+        if asked.typed(dest):
+            continue
+        for word in script_args:
+            if word.partition("=")[0] in flag.spellings:
+                asked.notes.append(f"{word!r} stands behind the script, so it goes to the script and not to tenax")
+                break

@@ -1,0 +1,170 @@
+"""``tenax run``: read the command line, say what is wrong with it or what to know about it, and launch.
+
+Returns an exit code and never shows a stack trace for a user's mistake. How a job runs is the launcher's matter.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.cli.arguments import HelpWanted, parse
+from tenax.cli.flags import UsageError
+from tenax.cli.options import ONE_NODE_BACKENDS
+from tenax.cli.script import check_script, entrypoint_of
+from tenax.launcher.config import LaunchConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from tenax.cli.options import Options
+    from tenax.cli.script import Entrypoint
+    from tenax.logs.specs import LogsSpecs
+
+
+def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Do what ``tenax run ARGV`` asks, and return the exit code."""
+    try:
+        options = parse(argv, environ)
+        check_world(options, os.getcwd(), environ)
+        for note in options.notes:
+            print(f"tenax run: note: {note}", file=sys.stderr)
+        if options.dry_run:
+            return print_plan(options, environ)
+        config, entrypoint, args = launch_of(options, sys.executable)
+    except HelpWanted:
+        return _print_help()
+    except UsageError as error:
+        return complain(error)
+    from tenax.launcher.api import launch
+
+    colour = options.colour_allowed and sys.stderr.isatty()
+    return launch(config, entrypoint, args, report_path=options.report, colour=colour)
+
+
+def complain(error: UsageError) -> int:
+    """Say what is wrong with the command line; returns the exit code for that."""
+    from tenax.failures.exit_codes import WRONG_USAGE
+
+    print(f"tenax run: {error}\ntry: tenax run --help", file=sys.stderr)
+    return WRONG_USAGE
+
+
+def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
+    """Refuse what the command line allows but this machine does not have: the script, a folder, an installed name."""
+    check_script(options, cwd, environ)
+    log_dir = options.log_dir
+    if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
+        raise UsageError(f"--log-dir {log_dir} is a file; name a folder")
+    if options.report:
+        folder = os.path.dirname(os.path.join(cwd, options.report))
+        if not os.path.isdir(folder):
+            raise UsageError(f"--report {options.report}: there is no folder {folder!r} to write it in; make it first")
+        if os.path.isdir(options.report):
+            raise UsageError(f"--report {options.report} is a folder; name a file")
+    if options.rdzv_backend not in ONE_NODE_BACKENDS:
+        _check_installed_backend(options.rdzv_backend)
+    if options.logs_specs is not None:
+        _made_by(options.logs_specs)
+
+
+def _check_installed_backend(name: str) -> None:
+    from importlib.metadata import entry_points
+
+    installed = {point.name for point in entry_points(group="torchrun.handlers")}
+    if name not in installed:
+        names = ", ".join(sorted(installed | ONE_NODE_BACKENDS))
+        raise UsageError(f"--rdzv-backend {name} is neither one of ours nor installed; there are: {names}")
+
+
+def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
+    """What the launcher is given."""
+    entrypoint, args = entrypoint_of(options, interpreter)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=options.nproc_per_node,
+        logs_specs=_logs_specs(options),
+        run_id=options.run_id,
+        role=options.role,
+        rdzv_endpoint=options.rdzv_endpoint,
+        rdzv_backend=options.rdzv_backend,
+        rdzv_configs=options.rdzv_configs,
+        max_restarts=options.max_restarts,
+        monitor_interval=options.monitor_interval_s,
+        start_method=options.start_method,
+        log_line_prefix_template=options.log_line_prefix_template,
+        local_addr=options.local_addr,
+        event_log_handler=options.event_log_handler,
+        numa_options=_numa_options(options.numa_binding),
+        signals_to_handle=options.signals_to_handle,
+        duplicate_stdout_filters=list(options.duplicate_stdout_filters),
+        duplicate_stderr_filters=list(options.duplicate_stderr_filters),
+        virtual_local_rank=options.virtual_local_rank,
+        shutdown_timeout=options.shutdown_timeout_s,
+    )
+    return config, entrypoint, args
+
+
+def _logs_specs(options: Options) -> Any:
+    from tenax.logs.std import Std
+
+    def streams(value: int | dict[int, int]) -> Any:
+        return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}
+
+    try:
+        return _made_by(options.logs_specs)(
+            log_dir=options.log_dir,
+            redirects=streams(options.redirects),
+            tee=streams(options.tee),
+            local_ranks_filter=set(options.local_ranks_filter) or None,
+        )
+    except OSError as error:
+        raise UsageError(
+            f"the log folder {error.filename or options.log_dir!r} cannot be made: {error.strerror}"
+        ) from error
+
+
+def _made_by(name: str | None) -> type[LogsSpecs]:
+    from tenax.logs.specs import load_logs_specs
+
+    try:
+        return load_logs_specs(name)
+    except ValueError as error:
+        raise UsageError(f"--logs-specs {name}: {str(error).rstrip('.')}") from error
+
+
+def _numa_options(binding: str | None) -> Any:
+    if binding is None:
+        return None
+    from tenax.numa.binding import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(binding))
+
+
+def print_plan(options: Options, environ: Mapping[str, str]) -> int:
+    """What ``--dry-run`` prints."""
+    from tenax.cli.plan import describe
+
+    return print_page(describe(options, interpreter=sys.executable, cwd=os.getcwd(), environ=environ))
+
+
+def _print_help() -> int:
+    from shutil import get_terminal_size
+
+    from tenax.cli.help import run_page
+
+    return print_page(run_page(get_terminal_size((100, 24)).columns))
+
+
+def print_page(text: str) -> int:
+    """Print to stdout. A reader that has seen enough (``| head``) is no failure."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0

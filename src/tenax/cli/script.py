@@ -1,0 +1,103 @@
+"""The script: what the workers are to run, found before anything is started.
+
+Turns ``Options`` into an entrypoint and its arguments. A plain script that is not there, or a program that is not
+on the path, is refused here in one sentence, because N workers that all fail the same way say it worse. Whether a
+*module* exists only its interpreter knows: there the worker's own failure speaks.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.cli.flags import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tenax.cli.options import Options
+
+    Entrypoint = str | Callable[..., None]
+
+LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # each worker's own number is put in when it is started
+
+
+def entrypoint_of(options: Options, interpreter: str) -> tuple[Entrypoint, list[str]]:
+    """What each worker runs, and with which arguments. ``interpreter`` is the Python that runs tenax."""
+    own = [*([LOCAL_RANK_ARGUMENT] if options.local_rank_argument else []), *options.script_args]
+    if options.run_path:
+        return run_script_path, [options.script, *own]
+    if options.no_python:
+        return options.script, own
+    return options.python or interpreter, ["-u", *(["-m"] if options.module else []), options.script, *own]
+
+
+def check_script(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
+    """Refuse what cannot start. Raises ``UsageError``."""
+    path = environ.get("PATH", os.defpath)
+    if options.no_python:
+        _check_program(options.script, cwd, path, f"--no-python {options.script}")
+        return
+    if options.python and not options.run_path:
+        _check_program(options.python, cwd, path, f"PYTHON_EXEC={options.python}")
+    if not options.module:
+        _check_file(options.script, cwd)
+
+
+def _check_file(script: str, cwd: str) -> None:
+    path = os.path.join(cwd, script)
+    if os.path.isfile(path):
+        return
+    if os.path.isdir(path):
+        if os.path.isfile(os.path.join(path, "__main__.py")):
+            return
+        raise UsageError(f"{script!r} is a folder without a __main__.py, so there is nothing to run in it")
+    folder, name = os.path.split(path)
+    if os.path.exists(path):
+        raise UsageError(f"{script!r} is not a file that several workers can read; save the script in a file")
+    if not os.path.isdir(folder):
+        raise UsageError(f"there is no file {script!r}, nor a folder {folder!r}; check the path")
+    raise UsageError(f"there is no file {name!r} in {os.path.normpath(folder)}; {_advice(script, name, folder)}")
+
+
+def _advice(script: str, name: str, folder: str) -> str:
+    """What the user may have meant by a script that is not there."""
+    import difflib
+
+    near = difflib.get_close_matches(name, [entry for entry in os.listdir(folder) if entry.endswith(".py")], n=1)
+    if near:
+        return f"did you mean {os.path.join(os.path.dirname(script), near[0])!r}?"
+    if script.replace(".", "").isidentifier() and not script.endswith(".py"):
+        return f"if it is a module, write '-m {script}', and '--no-python {script}' if it is a program"
+    return "check the path, or change the folder"
+
+
+def _check_program(program: str, cwd: str, path: str, words: str) -> None:
+    if os.sep in program:
+        place = os.path.join(cwd, program)
+        if not os.path.isfile(place):
+            raise UsageError(f"{words}: there is no such file")
+        if not os.access(place, os.X_OK):
+            raise UsageError(f"{words}: the file is not executable; allow it with 'chmod +x {program}'")
+    elif not any(_is_program(os.path.join(cwd, folder, program)) for folder in path.split(os.pathsep)):
+        here = (
+            f"; for the file in this folder write './{program}'" if os.path.isfile(os.path.join(cwd, program)) else ""
+        )
+        raise UsageError(f"{words}: there is no such program on PATH{here}")
+
+
+def _is_program(path: str) -> bool:
+    return os.path.isfile(path) and os.access(path, os.X_OK)
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script in this process as its interpreter would: as ``__main__``, with its arguments and its folder first.
+
+    The entrypoint of ``--run-path``, so that ``multiprocessing`` can start the workers.
+    """
+    import runpy
+
+    sys.argv = [training_script, *training_script_args]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(training_script)))
+    runpy.run_path(training_script, run_name="__main__")

@@ -1,0 +1,344 @@
+"""The one report: how the run ended, for a person and for a machine.
+
+Printed once, last. It leads with one sentence, then the first cause with everything that is known of it; other failures
+are short; workers that we stopped are named as stopped by us, never as failures; then what was done and where to look.
+Pure: a value in, text out. It knows no terminal, file or clock, and nothing in it is told by colour alone.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core.model import Failure, Outcome, Verdict
+from tenax.failures.exit_codes import exit_code_for
+from tenax.failures.plain_text import harmless, shortened, storable
+from tenax.failures.words import ended_in_words, signal_in_words, signal_name
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+_VERSION = 1
+_LEAST_WIDTH, _MOST_WIDTH = 40, 100
+_HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
+_MOST_LINE = 500
+_MOST_SENTENCE = 300
+_MOST_OTHERS = 8
+_MOST_HISTORY = 8
+_KEY_WIDTH = 11
+_BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict, and the facts around it that make it readable."""
+
+    verdict: Verdict
+    entrypoint: str  # "train.py"
+    host: str
+    run_id: str = ""
+    role: str = ""
+    max_restarts: int = 0
+    log_dir: str = ""
+    journal: str = ""
+    history: tuple[str, ...] = ()  # earlier failures, oldest first, each as ``summary`` says it
+
+
+def summary(failure: Failure) -> str:
+    """One failure in one line: for the journal, the live line, and the history of a report."""
+    who = f"rank {failure.global_rank} (local rank {failure.local_rank}, pid {failure.pid})"
+    if failure.pid <= 0:
+        who = f"rank {failure.global_rank} (local rank {failure.local_rank})"
+    return _line(f"{who} {_what_happened(failure)}")
+
+
+def headline(report: Report) -> str:
+    """The one sentence: what happened."""
+    verdict, name = report.verdict, report.entrypoint
+    restarts = "" if verdict.restarts_used == 0 else f" after {_restarts(report)}"
+    match verdict.outcome:
+        case Outcome.SUCCEEDED:
+            sentence = f"{name} succeeded{restarts}"
+        case Outcome.FAILED if verdict.failures:
+            first = verdict.failures[0]
+            sentence = f"{name} failed: rank {first.global_rank} on {report.host} {_what_happened(first)}"
+        case Outcome.FAILED:
+            sentence = f"{name} failed on {report.host}: {verdict.why}"
+        case Outcome.CANCELLED:
+            by = f" by {signal_in_words(verdict.signal)}" if verdict.signal else ""
+            sentence = f"{name} was cancelled{by}{restarts}"
+        case Outcome.ABANDONED:
+            pids = ", ".join(map(str, verdict.stuck_pids)) or "unknown"
+            sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
+        case Outcome.BROKEN:
+            sentence = f"{name} could not be run on {report.host}: {verdict.why}"
+    return _line(sentence)
+
+
+# --- for a person -----------------------------------------------------------------------------------------------------
+
+
+def render(report: Report, colour: bool = False, width: int = 80) -> str:
+    """The report as text. Ends with a newline; a run that succeeded gets one line."""
+    width = min(max(width, _LEAST_WIDTH), _MOST_WIDTH)
+    paint = _paint if colour else _leave
+    verdict = report.verdict
+    if verdict.outcome is Outcome.SUCCEEDED:
+        return headline(report) + "\n"
+    title = _RED if verdict.outcome in (Outcome.FAILED, Outcome.ABANDONED, Outcome.BROKEN) else _BOLD
+    lines = ["=" * width, *(paint(title, line) for line in _wrapped(headline(report), width)), "-" * width]
+    sections: list[list[str]] = []
+    if verdict.failures:
+        caption = "First cause" if verdict.outcome is Outcome.FAILED else "A worker had failed"
+        sections.append([paint(_BOLD, caption), *_first_cause(report)])
+        sections.append(_others(report, paint))
+    sections.append(_stopped(report, width))
+    sections.append([paint(_BOLD, "What was done"), *_what_was_done(report, width)])
+    sections.append(_where_to_look(report))
+    for section in sections:
+        if section:
+            lines += [*section, ""]
+    lines[-1] = "=" * width
+    return "\n".join(lines) + "\n"
+
+
+def _paint(colour: str, text: str) -> str:
+    return f"{colour}{text}{_PLAIN}"
+
+
+def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _paint
+    return text
+
+
+def _first_cause(report: Report) -> list[str]:
+    failure = report.verdict.failures[0]
+    evidence = failure.evidence
+    place = f"{failure.global_rank} (local rank {failure.local_rank}) on {report.host}"
+    facts = {
+        "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
+        "ended": failure.reason or ended_in_words(failure.exit_code),
+        "error": evidence.message,
+        "memory": evidence.out_of_memory,
+        "stderr log": evidence.log_file,
+        "error file": evidence.error_file,
+    }
+    lines = [_fact(key, value) for key, value in facts.items() if value]
+    if evidence.traceback:
+        whole_is_in = evidence.error_file or evidence.log_file or report.journal
+        lines += ["", *_indented(_without_middle(_safe_lines(evidence.traceback), whole_is_in))]
+    elif evidence.last_lines:
+        shown = _safe_lines("\n".join(evidence.last_lines))
+        lines += ["", f"  The last {_count(len(shown), 'line')} of its stderr:", *_indented(shown, "    ")]
+    elif failure.pid > 0:
+        lines += ["", "  It wrote nothing to stderr."]
+    return lines
+
+
+def _others(report: Report, paint: Any) -> list[str]:
+    """Workers that failed too, by themselves. Those that say the same are told once."""
+    first, *others = report.verdict.failures
+    if not others:
+        return []
+    told: dict[str, list[Failure]] = {}
+    for failure in others:
+        told.setdefault(_what_happened(failure), []).append(failure)
+    lines = [paint(_BOLD, "Also failed, before we stopped them")]
+    for what, group in list(told.items())[:_MOST_OTHERS]:
+        later_s = min(failure.seen_at for failure in group) - first.seen_at
+        when = f", {later_s:.3g} s later" if later_s > 0 else ""
+        lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{when}: {what}"))
+    if len(told) > _MOST_OTHERS:
+        lines.append(f"  and {len(told) - _MOST_OTHERS} more, in the journal")
+    return lines
+
+
+def _stopped(report: Report, width: int) -> list[str]:
+    stopped = report.verdict.stopped
+    if not stopped:
+        return []
+    return _wrapped(f"Stopped by us, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
+
+
+def _what_was_done(report: Report, width: int) -> list[str]:
+    verdict = report.verdict
+    sentence = f"{_restarts(report)} used; {verdict.why}." if verdict.why else f"{_restarts(report)} used."
+    lines = _wrapped(_line(sentence[0].upper() + sentence[1:]), width, "  ")
+    if verdict.outcome is Outcome.ABANDONED:
+        pids = " ".join(map(str, verdict.stuck_pids))
+        advice = (
+            f"They are stuck in the kernel and hold their devices. Look at /proc/PID/stack of {pids}; restart the host."
+        )
+        lines += _wrapped(advice, width, "  ")
+    if report.history:
+        lines.append("  Earlier failures, each followed by a restart:")
+        left_out = len(report.history) - _MOST_HISTORY
+        if left_out > 0:
+            lines.append(f"    ({_count(left_out, 'older one')}, in the journal)")
+        lines += ["    " + _line(harmless(line)) for line in report.history[-_MOST_HISTORY:]]
+    return lines
+
+
+def _where_to_look(report: Report) -> list[str]:
+    import shlex
+
+    facts = {
+        "run": report.run_id + (f", role {report.role}" if report.role else ""),
+        "logs": report.log_dir,
+        "journal": report.journal,
+        "the story": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
+    }
+    return [_fact(key, value) for key, value in facts.items() if value]
+
+
+# --- for a machine ----------------------------------------------------------------------------------------------------
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """The report as plain values."""
+    verdict = report.verdict
+    failures = [_failure_to_dict(failure, report.host) for failure in verdict.failures]
+    return {
+        "version": _VERSION,
+        "outcome": verdict.outcome.value,
+        "exit_code": exit_code_for(verdict),
+        "summary": headline(report),
+        "why": storable(verdict.why),
+        "entrypoint": storable(report.entrypoint),
+        "host": storable(report.host),
+        "run_id": storable(report.run_id),
+        "role": storable(report.role),
+        "generation": verdict.generation,
+        "restarts_used": verdict.restarts_used,
+        "max_restarts": report.max_restarts,
+        "signal": signal_name(verdict.signal) if verdict.signal else None,
+        "first_cause": failures[0] if failures else None,
+        "other_failures": failures[1:],
+        "stopped_by_us": [
+            {
+                "rank": worker.global_rank,
+                "local_rank": worker.local_rank,
+                "pid": worker.pid,
+                "exit_code": worker.exit_code,
+            }
+            for worker in verdict.stopped
+        ],
+        "stuck_pids": list(verdict.stuck_pids),
+        "history": [storable(line) for line in report.history],
+        "log_dir": storable(report.log_dir),
+        "journal": storable(report.journal),
+    }
+
+
+def to_json(report: Report) -> bytes:
+    """The report as one JSON object."""
+    return msgspec.json.encode(to_dict(report))
+
+
+def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
+    evidence = failure.evidence
+    return {
+        "rank": failure.global_rank,
+        "local_rank": failure.local_rank,
+        "host": storable(host),
+        "pid": failure.pid,
+        "generation": failure.generation,
+        "exit_code": failure.exit_code,
+        "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
+        "ended": ended_in_words(failure.exit_code),
+        "reason": storable(failure.reason),
+        "error_type": storable(evidence.error_type),
+        "message": storable(evidence.message),
+        "traceback": storable(evidence.traceback),
+        "last_lines": [storable(line) for line in evidence.last_lines],
+        "out_of_memory": storable(evidence.out_of_memory),
+        "stderr_log": storable(evidence.log_file),
+        "error_file": storable(evidence.error_file),
+    }
+
+
+# --- words and lines --------------------------------------------------------------------------------------------------
+
+
+def _what_happened(failure: Failure) -> str:
+    """What the worker did, as the rest of a sentence that began with its name."""
+    evidence = failure.evidence
+    if failure.reason:
+        return failure.reason
+    if evidence.out_of_memory and failure.exit_code < 0:
+        return "was " + evidence.out_of_memory
+    ended = ended_in_words(failure.exit_code)
+    if failure.exit_code < 0:
+        ended = f"was {ended}"
+    if not evidence.message:
+        return ended
+    # Exit code 1 is how every uncaught exception ends: it says nothing that the exception does not.
+    return (
+        f"raised {evidence.message}"
+        if failure.exit_code == 1 and evidence.error_type
+        else f"{ended}: {evidence.message}"
+    )
+
+
+def _restarts(report: Report) -> str:
+    return f"{report.verdict.restarts_used} of {_count(report.max_restarts, 'restart')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0, 2, 4-7``."""
+    numbers = sorted(set(ranks))
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    told = []
+    for low, high in spans:
+        told.append(str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}")
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(told)
+
+
+def _fact(key: str, value: str) -> str:
+    return f"  {key:<{_KEY_WIDTH}}{harmless(value).replace(chr(10), ' ')}"
+
+
+def _line(text: str) -> str:
+    return shortened(harmless(" ".join(text.split())), _MOST_SENTENCE)
+
+
+def _safe_lines(text: str) -> list[str]:
+    return [shortened(line, _MOST_LINE) for line in harmless(text).rstrip("\n").split("\n")]
+
+
+def _without_middle(lines: list[str], whole_is_in: str) -> list[str]:
+    left_out = len(lines) - _HEAD_OF_TRACEBACK - _TAIL_OF_TRACEBACK
+    if left_out <= 1:
+        return lines
+    where = f"; the whole is in {harmless(whole_is_in)}" if whole_is_in else ""
+    return [
+        *lines[:_HEAD_OF_TRACEBACK],
+        f"[... {_count(left_out, 'line')} left out{where} ...]",
+        *lines[-_TAIL_OF_TRACEBACK:],
+    ]
+
+
+def _indented(lines: Iterable[str], indent: str = "  ") -> list[str]:
+    return [indent + line if line else "" for line in lines]
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    import textwrap
+
+    # Paths and words longer than the line stay whole: they are there to be copied.
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

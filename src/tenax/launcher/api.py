@@ -1,0 +1,208 @@
+"""The launcher: from a ``LaunchConfig`` and an entrypoint to a finished run.
+
+``elastic_launch`` and ``launch_agent`` are TorchElastic's: they return what the workers returned and raise
+``ChildFailedError``. ``launch`` is the command line's: it tells the story, prints the report and returns an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tenax.launcher.config import LaunchConfig
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tenax.agent.node import Node
+    from tenax.core.model import Verdict
+    from tenax.logs.specs import LogsSpecs
+    from tenax.rendezvous.api import RendezvousHandler
+
+__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+
+
+class elastic_launch:
+    """``elastic_launch(config, entrypoint)(*args)`` runs the entrypoint and returns {global rank: return value}."""
+
+    def __init__(
+        self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, health_check_server: Any = None
+    ) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
+
+
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: Any = None,
+) -> dict[int, Any]:
+    """Run to the end. Raises ChildFailedError when workers failed, SignalException when the run was stopped."""
+    from tenax.agent.server.api import WorkerSpec
+    from tenax.agent.server.local_elastic_agent import LocalElasticAgent
+    from tenax.multiprocessing.errors import ChildFailedError
+
+    handler = rendezvous_handler(config)
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        rdzv_handler=handler,
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+    agent = LocalElasticAgent(
+        spec,
+        logs_specs=config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=_grace(config),
+        health_check_server=health_check_server,
+        restart_policy=config.restart_policy,
+        signals_to_handle=config.signals_to_handle,
+    )
+    try:
+        result = agent.run()
+    finally:
+        handler.shutdown()
+    if result.is_failed():
+        raise ChildFailedError(entrypoint_name(entrypoint, args), result.failures)
+    return result.return_values
+
+
+def launch(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: list[Any],
+    *,
+    report_path: str = "",
+    colour: bool = False,
+) -> int:
+    """Run for a person at a console: story, report, exit code."""
+    from tenax.agent.node import Node, NodePlan
+    from tenax.core.model import AgentSettings
+    from tenax.failures.exit_codes import exit_code_for
+    from tenax.runtime.entrypoints import make_entrypoint
+    from tenax.runtime.places import decide_places
+
+    run_id = config.run_id or new_run_id()
+    config.run_id = run_id
+    name = entrypoint_name(entrypoint, args)
+    node = Node(
+        NodePlan(
+            settings=AgentSettings(
+                run_id=run_id,
+                role=config.role,
+                local_world_size=config.nproc_per_node,
+                max_restarts=config.max_restarts,
+                grace_s=_grace(config),
+            ),
+            entrypoint=make_entrypoint(
+                entrypoint, dict.fromkeys(range(config.nproc_per_node), tuple(args)), config.start_method, name
+            ),
+            rendezvous=rendezvous_handler(config).engine(),  # type: ignore[attr-defined]
+            logs_specs=config.logs_specs or _default_logs_specs(),
+            prefix_template=config.log_line_prefix_template,
+            stdout_filters=config.duplicate_stdout_filters or [],
+            stderr_filters=config.duplicate_stderr_filters or [],
+            signals=config.signals_to_handle,
+            virtual_local_rank=config.virtual_local_rank,
+            places=decide_places(config.numa_options, config.nproc_per_node),
+            policy=config.restart_policy,
+            narrate=True,
+        )
+    )
+    verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))
+    return exit_code_for(verdict)
+
+
+def rendezvous_handler(config: LaunchConfig) -> RendezvousHandler:
+    """The handler that the config asks for."""
+    from tenax.rendezvous.api import RendezvousParameters
+    from tenax.rendezvous.registry import get_rendezvous_handler
+
+    if not config.run_id:
+        config.run_id = new_run_id()
+    return get_rendezvous_handler(
+        RendezvousParameters(
+            backend=config.rdzv_backend,
+            endpoint=config.rdzv_endpoint,
+            run_id=config.run_id,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            local_addr=config.local_addr,
+            **config.rdzv_configs,
+        )
+    )
+
+
+def new_run_id() -> str:
+    """A name for a run that nobody named."""
+    return os.urandom(4).hex()
+
+
+def entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> str:
+    """What people call it: the script rather than the interpreter that runs it."""
+    if not isinstance(entrypoint, str):
+        return getattr(entrypoint, "__qualname__", type(entrypoint).__name__)
+    if os.path.basename(entrypoint).startswith("python"):
+        words = [word for word in args if isinstance(word, str)]
+        after_flags = [word for word in words if not word.startswith("-")]
+        if after_flags:
+            return after_flags[0]
+    return entrypoint
+
+
+def _grace(config: LaunchConfig) -> int:
+    assert config.shutdown_timeout is not None, "LaunchConfig fills it in"
+    return config.shutdown_timeout
+
+
+def _default_logs_specs() -> LogsSpecs:
+    from tenax.logs.specs import DefaultLogsSpecs
+
+    return DefaultLogsSpecs()
+
+
+def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, report_path: str, colour: bool) -> str:
+    """The one report, as text for the console and, if asked for, as JSON in a file."""
+    from tenax.core.model import Outcome
+
+    if verdict.outcome is Outcome.SUCCEEDED and not report_path:
+        return ""
+    from shutil import get_terminal_size
+
+    from tenax.failures.report import Report, render, summary, to_json
+
+    report = Report(
+        verdict=verdict,
+        entrypoint=name,
+        host=os.uname().nodename,
+        run_id=config.run_id,
+        role=config.role,
+        max_restarts=config.max_restarts,
+        log_dir=node.log_dir,
+        journal=node.journal_path,
+        history=tuple(summary(failure) for failure in node.earlier_failures),
+    )
+    text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
+    if report_path:
+        try:
+            with open(report_path, "wb") as file:
+                file.write(to_json(report) + b"\n")
+        except OSError as error:
+            text += f"\ntenax: the report could not be written to {report_path!r}: {error.strerror}\n"
+    return text

@@ -1,0 +1,83 @@
+"""Log file: append bytes to one file, and survive a disk that does not take them.
+
+1. What is written is what was given, byte for byte.
+2. No error of the disk is anyone else's: the bytes are counted, and tried again with the next ones.
+3. Where bytes are missing, a line in the file says how many, as soon as the file takes it.
+"""
+
+from __future__ import annotations
+
+import os
+
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+
+
+class LogFile:
+    """One file. Used by the one thread that writes files; the counters may be read by others."""
+
+    def __init__(self, path: bytes) -> None:
+        self.path = path
+        self.users = 0  # streams that write here; kept by the loop
+        self.not_handed_over = 0  # bytes dropped before they came here, not yet told; kept by the loop
+        self.lost_bytes = 0
+        self.reason = ""
+        self._unmarked = 0  # lost bytes that no line in the file tells of yet
+        self._descriptor = -1
+        self._at_line_start = True
+
+    def open(self) -> bool:
+        """Make the file if it is not there. Returns whether it can be written."""
+        if self._descriptor < 0:
+            try:
+                self._descriptor = os.open(self.path, _FLAGS, 0o666)
+            except OSError as error:
+                self.reason = error.strerror or "it cannot be opened"
+        return self._descriptor >= 0
+
+    def append(self, data: bytes) -> None:
+        if not self.open() or not self._mark_gap():
+            self._lose(len(data))
+            return
+        written = self._write(data)
+        if written < len(data):
+            self._lose(len(data) - written)
+
+    def skip(self, count: int, reason: str) -> None:
+        """This much was dropped on the way here."""
+        self.reason = reason
+        self._lose(count)
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._mark_gap()
+            try:
+                os.close(self._descriptor)
+            except OSError as error:  # a network file system may find out only now
+                self.reason = error.strerror or "it cannot be closed"
+            self._descriptor = -1
+
+    def _lose(self, count: int) -> None:
+        self._unmarked += count
+        self.lost_bytes += count
+
+    def _mark_gap(self) -> bool:
+        if self._unmarked:
+            line = f"[tenax: {self._unmarked} bytes are missing here: {self.reason}]\n".encode()
+            if self._write(line if self._at_line_start else b"\n" + line) < len(line):
+                return False
+            self._unmarked = 0
+        return True
+
+    def _write(self, data: bytes) -> int:
+        """How much of it the disk took."""
+        view = memoryview(data)
+        done = 0
+        while done < len(data):
+            try:
+                done += os.write(self._descriptor, view[done:])
+            except OSError as error:
+                self.reason = error.strerror or "it cannot be written"
+                break
+        if done:
+            self._at_line_start = data[done - 1 : done] == b"\n"
+        return done

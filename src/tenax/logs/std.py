@@ -1,0 +1,45 @@
+"""Std: which of a worker's two output streams are meant.
+
+Pure values: the flags, how a person writes them (``3`` or ``0:1,12:3``), and how they spread over local ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from enum import IntFlag
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ONE_FOR_ALL = re.compile(r"[0-3]\Z")
+_ONE_PER_RANK = re.compile(r"\d+:[0-3](?:,\d+:[0-3])*\Z", re.ASCII)
+
+
+class Std(IntFlag):
+    """Nothing, stdout, stderr, or both."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = 3
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """``"2"`` is one value for every worker, ``"0:1,12:3"`` one value for each local rank that is named."""
+        if _ONE_FOR_ALL.match(vm):
+            return cls(int(vm))
+        if _ONE_PER_RANK.match(vm):
+            pairs = (pair.split(":") for pair in vm.split(","))
+            return {int(local_rank): cls(int(value)) for local_rank, value in pairs}
+        raise ValueError(
+            f"{vm!r} does not say which streams are meant: write 0 (none), 1 (stdout), 2 (stderr) or 3 (both), "
+            "or a list of local_rank:value such as 0:3,12:1."
+        )
+
+
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+    """One value for every local rank; a rank that the map does not name gets ``Std.NONE``."""
+    if isinstance(val_or_map, Std):
+        return dict.fromkeys(range(local_world_size), val_or_map)
+    return {local_rank: val_or_map.get(local_rank, Std.NONE) for local_rank in range(local_world_size)}

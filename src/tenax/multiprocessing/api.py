@@ -1,0 +1,374 @@
+"""Processes as TorchElastic's ``multiprocessing`` names them: start a set of them, wait for them, close them.
+
+A ``PContext`` is one generation of the agent machine without restarts, run in a thread: the same keeper, the same kill
+ladder, the same evidence, behind blocking methods.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tenax.core.events import SignalReceived
+from tenax.core.model import AgentSettings, Outcome, WorkerPhase
+from tenax.failures.process_failure import ProcessFailure
+from tenax.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from tenax.logs.std import Std, to_map
+from tenax.rendezvous.local import LocalRendezvous
+from tenax.runtime.entrypoints import make_entrypoint
+from tenax.runtime.journal import Journal
+from tenax.runtime.loop import Loop
+from tenax.runtime.places import decide_places
+from tenax.runtime.supervisor import Supervisor
+from tenax.runtime.worker_logs import WorkerLogs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from tenax.core.agent import AgentMachine
+    from tenax.core.model import Verdict
+    from tenax.numa.binding import NumaOptions
+    from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
+
+__all__ = [
+    "DefaultLogsSpecs",
+    "LogsDest",
+    "LogsSpecs",
+    "MultiprocessContext",
+    "PContext",
+    "ProcessFailure",
+    "RunProcsResult",
+    "SignalException",
+    "Std",
+    "SubprocessContext",
+    "get_std_cm",
+    "start_processes",
+    "to_map",
+]
+
+
+class SignalException(Exception):
+    """The agent was asked to stop. ``sigval`` says by which signal."""
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg)
+        self.sigval = sigval
+
+
+@contextmanager
+def signals_as_exceptions(numbers: list[signal.Signals]) -> Iterator[None]:
+    """For the old hooks, which block wherever they are: there a signal becomes a ``SignalException``."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def raise_it(number: int, _: object) -> None:
+        name = signal.Signals(number)
+        raise SignalException(f"the agent (pid {os.getpid()}) got {name.name}", name)
+
+    before = {
+        number: signal.signal(number, raise_it) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+@dataclass
+class RunProcsResult:
+    """How a set of processes ended, by local rank."""
+
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        return len(self.failures) > 0
+
+
+class PContext(ABC):
+    """A set of processes that succeed together or fail together."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        _check_ranks("args", args)
+        _check_ranks("envs", envs)
+        if len(args) != len(envs):
+            raise RuntimeError(f"there are args for {len(args)} processes but envs for {len(envs)}; expected the same")
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = envs
+        self.nprocs = len(args)
+        self._logs = WorkerLogs(
+            logs_specs,
+            role=name,
+            prefixes=log_line_prefixes,
+            stdout_filters=duplicate_stdout_filters,
+            stderr_filters=duplicate_stderr_filters,
+            narrate=False,
+        )
+        self._loop = Loop()
+        self._numa_options: NumaOptions | None = None
+        self._machine: AgentMachine | None = None
+        self._outcome: RunProcsResult | None = None
+        self._broken: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._changed = threading.Condition()
+        self._is_ended = False
+
+    @abstractmethod
+    def _start_method(self) -> str:
+        """How the process of a function is made."""
+
+    # --- what the log specs chose; known once started -----------------------------------------------------------------
+
+    @property
+    def stdouts(self) -> dict[int, str]:
+        return self._logs.destination.stdouts
+
+    @property
+    def stderrs(self) -> dict[int, str]:
+        return self._logs.destination.stderrs
+
+    @property
+    def error_files(self) -> dict[int, str]:
+        return self._logs.destination.error_files
+
+    @property
+    def filtered_stdout(self) -> str:
+        return self._logs.destination.filtered_stdout
+
+    @property
+    def filtered_stderr(self) -> str:
+        return self._logs.destination.filtered_stderr
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start all processes. Returns when each of them was started or could not be."""
+        if self._thread is not None or self._is_ended:
+            raise RuntimeError(f"the processes {self.name!r} were started already; make a new context instead")
+        places = decide_places(self._numa_options, self.nprocs)
+        entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
+        keeper = entrypoint.keeper()
+        self._logs.open()
+        keeper.spawn()
+        supervisor = Supervisor(
+            AgentSettings(run_id=self.name, role=self.name, local_world_size=self.nprocs, max_restarts=0),
+            loop=self._loop,
+            rendezvous=LocalRendezvous(self.name),
+            processes=keeper,
+            entrypoint=entrypoint,
+            logs=self._logs,
+            journal=Journal(),
+            environments=lambda _: self.envs,
+            place=places.place,
+            observe=self._on_step,
+        )
+        self._machine = supervisor.machine
+        self._thread = threading.Thread(target=self._run, args=(supervisor, entrypoint), name=f"tenax {self.name}")
+        self._thread.start()
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ended or self._all_are_started())
+        if self._broken is not None:
+            raise self._broken
+
+    def _all_are_started(self) -> bool:
+        workers = self._machine.state.workers if self._machine is not None else {}
+        return bool(workers) and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values())
+
+    def _entrypoint_name(self) -> str:
+        if isinstance(self.entrypoint, str):
+            return os.path.basename(self.entrypoint)
+        return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002 - nothing is polled
+        """The result once all succeeded or one failed (then the others are ended first); None if that took longer.
+
+        A negative ``timeout`` waits for ever, 0 only looks.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_ended, None if timeout < 0 else timeout)
+            if self._broken is not None:
+                raise self._broken
+            return self._outcome
+
+    def pids(self) -> dict[int, int]:
+        """Local rank -> pid."""
+        if self._machine is None:
+            return {}
+        return {rank: worker.pid for rank, worker in self._machine.state.workers.items()}
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
+        """End everything: the signal, the grace period, SIGKILL. Returns when nothing is left or it is stuck."""
+        if self._thread is None:
+            return
+        self._loop.post_from_anywhere(SignalReceived(death_sig or signal.SIGTERM, timeout))
+        self._thread.join()
+        self._thread = None
+        self._loop.close()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self, supervisor: Supervisor, entrypoint: CommandEntrypoint | FunctionEntrypoint) -> None:
+        try:
+            verdict = supervisor.run()
+            self._logs.close()
+            self._outcome = self._to_result(verdict, entrypoint.return_values())
+        except BaseException as error:
+            self._broken = error
+        finally:
+            with self._changed:
+                self._is_ended = True
+                self._changed.notify_all()
+
+    def _on_step(self, _: AgentMachine) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _to_result(self, verdict: Verdict, return_values: dict[int, Any]) -> RunProcsResult:
+        result = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
+        if verdict.outcome is Outcome.SUCCEEDED:
+            result.return_values = return_values
+            return result
+        to_agent_clock = self._loop.now() - time.time()
+        for failure in verdict.failures:
+            result.failures[failure.local_rank] = ProcessFailure.from_failure(
+                failure, wall_to_agent_clock=to_agent_clock
+            )
+        if not result.failures:  # closed by us, or it could not be ended: what became of each
+            for ended in verdict.stopped:
+                result.failures[ended.local_rank] = ProcessFailure(ended.local_rank, ended.pid, ended.exit_code, "")
+        return result
+
+
+class MultiprocessContext(PContext):
+    """Processes that call a function."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self.start_method = start_method
+        self._numa_options = numa_options
+
+    def _start_method(self) -> str:
+        return self.start_method
+
+
+class SubprocessContext(PContext):
+    """Processes that run a program."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+        )
+        self._numa_options = numa_options
+
+    def _start_method(self) -> str:
+        return "spawn"
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: dict[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: NumaOptions | None = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+) -> PContext:
+    """Start one process per entry of ``args`` and ``envs`` (keys 0 to n-1): a program if ``entrypoint`` is a string."""
+    common = {
+        "name": name,
+        "args": args,
+        "envs": envs,
+        "logs_specs": logs_specs,
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+    }
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(entrypoint=entrypoint, **common)  # type: ignore[arg-type]
+    else:
+        context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)  # type: ignore[arg-type]
+    try:
+        context.start()
+    except BaseException:
+        context.close()
+        raise
+    return context
+
+
+def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """Redirect a standard stream to the file, if there is one and the system can."""
+    return redirect_fn(std_rd) if std_rd and os.name == "posix" else nullcontext()
+
+
+def _check_ranks(what: str, by_rank: dict[int, Any]) -> None:
+    if set(by_rank) != set(range(len(by_rank))) or not by_rank:
+        raise RuntimeError(
+            f"{what} has the keys {sorted(by_rank)}; expected the local ranks 0 to n-1, one for each process"
+        )

@@ -1,0 +1,59 @@
+"""Redirects: send this process's stdout or stderr to a file for a while, below Python, so that C code's output goes too.
+
+The stream is flushed before and after, in Python and in C, so that every byte lands on the side where it was written;
+and it is put back whatever happens inside.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import contextmanager
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ctypes
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+
+def get_libc() -> ctypes.CDLL:
+    """The C library this process runs with, whichever it is."""
+    import ctypes
+
+    return ctypes.CDLL(None)
+
+
+@contextmanager
+def redirect(std: str, to_file: str) -> Iterator[None]:
+    """Within the context, ``std`` ("stdout" or "stderr") goes to the file, which is made or emptied."""
+    if std not in ("stdout", "stderr"):
+        raise ValueError(f"There is no standard stream {std!r} to redirect: use 'stdout' or 'stderr'.")
+    number = 1 if std == "stdout" else 2
+    with open(to_file, "wb") as file:
+        _flush(std)
+        original = os.dup(number)
+        try:
+            os.dup2(file.fileno(), number)
+            try:
+                yield
+            finally:
+                _flush(std)
+                os.dup2(original, number)
+        finally:
+            os.close(original)
+
+
+def redirect_stdout(to_file: str) -> AbstractContextManager[None]:
+    return redirect("stdout", to_file)
+
+
+def redirect_stderr(to_file: str) -> AbstractContextManager[None]:
+    return redirect("stderr", to_file)
+
+
+def _flush(std: str) -> None:
+    get_libc().fflush(None)
+    stream = getattr(sys, std)
+    if stream is not None:
+        stream.flush()

@@ -1,0 +1,67 @@
+"""The kernel's small files: one value per file, lists of CPUs as ``0-3,8``.
+
+The kernel leaves out, or forbids, what it has nothing to say about (an offline CPU, a container without the folder), so
+"no such file" and "may not be read" are answers here, not errors: ``None`` and an empty list.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def read(*path: str) -> str | None:
+    """The text of a small file without the white space around it, or None where the kernel says nothing."""
+    try:
+        descriptor = os.open(os.path.join(*path), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = b""
+        while chunk := os.read(descriptor, 16384):
+            text += chunk
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    return text.decode(errors="replace").strip()
+
+
+def read_int(*path: str) -> int | None:
+    text = read(*path)
+    try:
+        return int(text or "")
+    except ValueError:
+        return None
+
+
+def names(*path: str) -> list[str]:
+    """The names in a folder, sorted as text, because the kernel lists them in any order."""
+    try:
+        return sorted(os.listdir(os.path.join(*path)))
+    except OSError:
+        return []
+
+
+def parse_list(text: str) -> frozenset[int]:
+    """``0-3,8`` → {0, 1, 2, 3, 8}."""
+    numbers: set[int] = set()
+    for part in text.split(","):
+        if part.strip():
+            first, _, last = part.partition("-")
+            numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def format_list(numbers: Iterable[int]) -> str:
+    """{0, 1, 2, 3, 8} → ``0-3,8``."""
+    ranges: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges)

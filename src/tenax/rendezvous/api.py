@@ -1,0 +1,234 @@
+"""The rendezvous as TorchElastic's documents name it: handlers, their answers, parameters, errors and registry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+__all__ = [
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "rendezvous_handler_registry",
+]
+
+_TRUE = ("1", "true", "t", "yes", "y")
+_FALSE = ("0", "false", "f", "no", "n")
+
+
+class RendezvousError(Exception):
+    """Base of everything that can go wrong while nodes agree on a group."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The run is over; nobody can join it any more."""
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """The group did not form in time."""
+
+
+class RendezvousConnectionError(RendezvousError):
+    """The place where nodes meet cannot be reached."""
+
+
+class RendezvousStateError(RendezvousError):
+    """What was found at the meeting place makes no sense."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """This node is not needed and may leave. Not a failure."""
+
+
+class RendezvousStoreInfo:
+    """Where the workers of one group find their store."""
+
+    MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
+    MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
+
+    def __init__(self, master_addr: str, master_port: int) -> None:
+        self.master_addr = master_addr
+        self.master_port = master_port
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RendezvousStoreInfo) and vars(self) == vars(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"RendezvousStoreInfo(master_addr={self.master_addr!r}, master_port={self.master_port!r})"
+
+    @staticmethod
+    def build(rank: int, store: Any, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
+        """Rank 0 publishes the address in ``store``; everybody reads it there."""
+        if rank == 0:
+            import socket
+
+            from tenax.rendezvous.port import free_port
+
+            addr = local_addr or socket.getfqdn()
+            store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, addr.encode())
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port or free_port()).encode())
+        addr = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY).decode()
+        port = int(store.get(RendezvousStoreInfo.MASTER_PORT_KEY).decode())
+        return RendezvousStoreInfo(addr, port)
+
+
+class RendezvousInfo:
+    """What a rendezvous answers: our place in the group."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
+
+    @property
+    def store(self) -> Any:
+        return self._store
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo:
+        return self._bootstrap_store_info
+
+
+class RendezvousHandler(ABC):
+    """Where nodes meet. Implement this to bring your own; register it by name or pass it to the agent."""
+
+    @abstractmethod
+    def get_backend(self) -> str:
+        """The name it is registered under."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether workers may use the store that the agent serves."""
+        return False
+
+    @abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for the next group and return our place in it."""
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Whether the run is over."""
+
+    @abstractmethod
+    def set_closed(self) -> None:
+        """End the run for everybody: an operator's cancel."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait to be let in."""
+
+    @abstractmethod
+    def get_run_id(self) -> str:
+        """The name of the run."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Release everything. True if that worked."""
+
+
+class RendezvousParameters:
+    """What a handler is made from."""
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not backend:
+            raise ValueError("the rendezvous backend has no name; give one such as 'tcp'")
+        if min_nodes < 1:
+            raise ValueError(f"min_nodes is {min_nodes}; expected at least 1")
+        if max_nodes < min_nodes:
+            raise ValueError(f"max_nodes is {max_nodes}; expected at least min_nodes, which is {min_nodes}")
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.local_addr = local_addr
+        self.config = kwargs
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        word = str(value).lower()
+        if word in _TRUE:
+            return True
+        if word in _FALSE:
+            return False
+        raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected yes or no")
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        value = self.get(key, default)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected a whole number") from None
+
+
+class RendezvousHandlerRegistry:
+    """Handlers by name."""
+
+    def __init__(self) -> None:
+        self._creators: dict[str, RendezvousHandlerCreator] = {}
+
+    def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
+        if not backend:
+            raise ValueError("a rendezvous backend needs a name")
+        known = self._creators.setdefault(backend, creator)
+        if known != creator:
+            raise ValueError(f"the rendezvous backend {backend!r} is registered already, as {known}; use another name")
+
+    def __contains__(self, backend: str) -> bool:
+        return backend in self._creators
+
+    def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
+        creator = self._creators.get(params.backend)
+        if creator is None:
+            raise ValueError(
+                f"there is no rendezvous backend {params.backend!r}; known are {', '.join(sorted(self._creators))}; "
+                "register yours or publish it under the entry point group 'torchrun.handlers'"
+            )
+        handler = creator(params)
+        if handler.get_backend() != params.backend:
+            raise RuntimeError(
+                f"the handler made for the backend {params.backend!r} calls itself {handler.get_backend()!r}; "
+                "get_backend() must return the name it is registered under"
+            )
+        return handler
+
+
+RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
+rendezvous_handler_registry = RendezvousHandlerRegistry()

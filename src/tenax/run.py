@@ -1,0 +1,179 @@
+"""torchrun's module, under its names: for launchers that build, parse or extend its command line from Python.
+
+``python -m tenax.run …`` is ``tenax run …``. Called as a function, ``main`` returns None when the job succeeds and
+raises ``ChildFailedError`` when it fails. What a flag means is decided in ``tenax.cli``; this module only
+translates between an ``argparse.Namespace`` and that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.cli.arguments import HelpWanted, read
+from tenax.cli.flags import FLAGS, UsageError, convert
+from tenax.cli.main import main as cli_main
+from tenax.cli.options import decide
+from tenax.cli.run import check_world, complain, launch_of, print_plan
+from tenax.cli.script import run_script_path
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from typing import Any
+
+    from tenax.cli.options import Options
+    from tenax.cli.script import Entrypoint
+    from tenax.launcher.config import LaunchConfig
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "get_args_parser",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "run",
+    "run_script_path",
+]
+
+_DEFAULT_MASTER_PORT = 29500
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    """An ``argparse`` parser of the same flags, to add one's own flags to.
+
+    ``parse_args`` below does not use it: argparse also looks at words that belong to the script.
+    """
+    import argparse
+
+    from tenax.argparse_util import check_env, env
+
+    parser = argparse.ArgumentParser(
+        prog="tenax run", description="Run a script in one or more worker processes.", allow_abbrev=False
+    )
+    for flag in FLAGS:
+        text = flag.help.replace("%", "%%")
+        if flag.kind == "switch":
+            on: Any = check_env if flag.from_environment else "store_true"
+            parser.add_argument(*flag.spellings, action=on, help=text)
+            continue
+        store: Any = env if flag.from_environment else "store"
+        default = list(flag.default) if flag.kind == "list" else flag.default
+        kind = _argparse_type(flag)
+        parser.add_argument(
+            *flag.spellings, action=store, type=kind, default=default, choices=flag.choices or None, help=text
+        )
+    parser.add_argument("training_script", type=str, help="The script, module or program to run.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments.")
+    return parser
+
+
+def _argparse_type(flag: Any) -> Any:
+    import argparse
+
+    def value(text: str) -> Any:
+        try:
+            return convert(flag, text, flag.name)
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return value
+
+
+def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
+    """What the words say, as torchrun's namespace. A mistake ends the program with one sentence and exit code 2."""
+    import argparse
+
+    words = sys.argv[1:] if args is None else list(args)
+    try:
+        reading = read(words, os.environ)
+    except HelpWanted:
+        raise SystemExit(cli_main(["help", "run"])) from None
+    except UsageError as error:
+        raise SystemExit(complain(error)) from None
+    values = {dest: list(value) if isinstance(value, tuple) else value for dest, value in reading.values.items()}
+    return argparse.Namespace(**values, training_script=reading.script, training_script_args=list(reading.script_args))
+
+
+def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
+    """``"2"`` is (2, 2), ``"1:4"`` is (1, 4)."""
+    parts = nnodes.split(":")
+    if len(parts) > 2:
+        raise RuntimeError(f"nnodes must be N or MIN:MAX, not {nnodes!r}")
+    if not all(part.strip().isdecimal() for part in parts):
+        raise ValueError(f"nnodes must be N or MIN:MAX in whole numbers, not {nnodes!r}")
+    return int(parts[0]), int(parts[-1])
+
+
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """How many workers ``auto``, ``cpu``, ``gpu`` or a number mean on this machine."""
+    from tenax.processes.devices import parse_nproc
+
+    return parse_nproc(str(nproc_per_node), os.environ)
+
+
+def get_rdzv_endpoint(args: argparse.Namespace) -> str:
+    """Where nodes meet: the endpoint, or for the static rendezvous without one the master's address."""
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{_DEFAULT_MASTER_PORT if args.master_port is None else args.master_port}"
+    return str(args.rdzv_endpoint)
+
+
+def get_use_env(args: argparse.Namespace) -> bool:
+    """Whether workers learn their local rank from the environment alone. Only the oldest launcher could say no."""
+    return bool(getattr(args, "use_env", True))
+
+
+def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]]:
+    """The launch that a namespace describes: its config, what each worker runs, and with which arguments.
+
+    Raises ValueError with one sentence when the namespace contradicts itself.
+    """
+    return launch_of(_options(args), sys.executable)
+
+
+def _options(args: argparse.Namespace) -> Options:
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for flag in FLAGS:
+        value = values[flag.dest] = getattr(args, flag.dest, flag.default)
+        if value != flag.default and not (flag.kind == "list" and not value):
+            sources[flag.dest] = flag.name
+    options = decide(args.training_script, tuple(args.training_script_args), values, sources, os.environ)
+    if get_use_env(args):
+        return options
+    if options.no_python:
+        raise UsageError("--no-python needs --use-env: a program of its own is not given --local-rank")
+    import msgspec
+
+    return msgspec.structs.replace(options, local_rank_argument=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run the job that a namespace describes. Raises ``ChildFailedError`` when it fails."""
+    from tenax.launcher.api import elastic_launch
+
+    options = _options(args)
+    check_world(options, os.getcwd(), os.environ)
+    if options.dry_run:
+        print_plan(options, os.environ)
+        return
+    config, entrypoint, cmd_args = launch_of(options, sys.executable)
+    elastic_launch(config, entrypoint)(*cmd_args)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the job that the words describe (default: this program's own). Raises ``ChildFailedError`` when it fails."""
+    namespace = parse_args(args)
+    try:
+        run(namespace)
+    except UsageError as error:
+        raise SystemExit(complain(error)) from None
+
+
+if __name__ == "__main__":
+    raise SystemExit(cli_main(["run", *sys.argv[1:]]))

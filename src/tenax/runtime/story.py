@@ -1,0 +1,124 @@
+"""The story of a run in plain sentences: what the console shows while it happens and what a replay tells afterwards.
+
+Pure: from a fact, the orders that followed and the state, to lines. ``IMPORTANT`` lines go to the console; a replay
+tells all of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.agent import AgentState, Phase
+from tenax.core.model import Outcome, WorkerPhase
+from tenax.core.policy import Wait
+from tenax.failures.words import ended_in_words, signal_in_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.core.commands import AnyCommand
+    from tenax.core.events import AnyEvent
+
+
+class Line(NamedTuple):
+    text: str
+    important: bool = True
+
+
+def tell(event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list[Line]:
+    """What happened, then what was decided. ``state`` is the state after the step."""
+    lines = _of_event(event, state)
+    for command in commands:
+        lines += _of_command(command, state)
+    if commands == [] and state.phase is Phase.PAUSED and isinstance(state.decision, Wait):
+        lines.append(Line(f"waiting {state.decision.seconds:g} s before the next try: {state.decision.why}"))
+    return lines
+
+
+def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
+    match event:
+        case fact.WorkerStarted(generation, local_rank, pid) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} started (pid {pid})", important=False)]
+        case fact.WorkerStartFailed(generation, local_rank, reason) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} could not be started: {reason}")]
+        case fact.WorkerExited(generation, local_rank, exit_code, fault) if generation == state.generation:
+            return [_of_exit(state, local_rank, exit_code, fault)]
+        case fact.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
+            cause = evidence.out_of_memory or evidence.message
+            return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
+        case fact.SignalReceived(number):
+            return [Line(f"got {signal_in_words(number)}")]
+        case fact.NodeCleared(generation) if generation == state.generation:
+            return [Line("no process of this generation is left", important=False)]
+    return []
+
+
+def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> Line:
+    worker = state.workers.get(local_rank)
+    who = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
+    if worker is not None and worker.asked_to_end:
+        return Line(f"{who} {ended_in_words(exit_code)} after being asked to end", important=False)
+    if fault:
+        return Line(f"{who} failed: {fault}")
+    return Line(f"{who} {ended_in_words(exit_code)}", important=exit_code != 0)
+
+
+def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
+    match command:
+        case order.Join(generation, why):
+            return [Line(f"{why}: forming generation {generation}", important=generation > 1)]
+        case order.StartWorkers(assignment):
+            count, first = state.settings.local_world_size, assignment.first_global_rank
+            ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
+            workers = "1 worker" if count == 1 else f"{count} workers"
+            return [Line(f"generation {assignment.generation}: starting {workers}, {ranks} of {assignment.world_size}")]
+        case order.SignalWorkers(_, number, why):
+            grace = f"{state.settings.grace_s:g} s"
+            return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}")]
+        case order.KillNode(_, why):
+            return [Line(f"killing what is left: {why}")]
+        case order.ClearNode():
+            return [Line("ending what the workers left behind, if anything", important=False)]
+        case order.Finish(verdict):
+            # The report speaks for every other end.
+            important = verdict.outcome is Outcome.SUCCEEDED
+            return [Line(f"the run {_OUTCOMES[verdict.outcome]}: {verdict.why}", important)]
+    return []
+
+
+_OUTCOMES = {
+    Outcome.SUCCEEDED: "succeeded",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.ABANDONED: "was abandoned",
+    Outcome.BROKEN: "could not go on",
+}
+
+
+def live_line(state: AgentState) -> str:
+    """The one line at the bottom of a terminal: phase, generation, who is waited for, restarts left."""
+    settings = state.settings
+    match state.phase:
+        case Phase.JOINING | Phase.NEW:
+            what = f"joining generation {state.generation + 1}"
+        case Phase.RUNNING:
+            done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
+            what = f"generation {state.generation} running, {len(state.workers) - done} of {len(state.workers)} workers"
+        case Phase.STOPPING | Phase.CLOSING:
+            waited = [str(rank) for rank, worker in state.workers.items() if worker.phase is not WorkerPhase.ENDED]
+            ranks = ", ".join(waited[:8]) + (", ..." if len(waited) > 8 else "")
+            what = f"generation {state.generation} ending, " + (
+                f"waiting for local rank {ranks}" if waited else "clearing what is left"
+            )
+        case Phase.PAUSED:
+            what = "waiting before the next try"
+        case Phase.ENDED:
+            return ""
+    left = settings.max_restarts - state.restarts_used
+    return f"tenax {settings.run_id}: {what}" + (f", {left} of {settings.max_restarts} restarts left" if left else "")
+
+
+def _rank(state: AgentState, local_rank: int) -> str:
+    first = state.assignment.first_global_rank if state.assignment is not None else 0
+    return f"rank {first + local_rank}"

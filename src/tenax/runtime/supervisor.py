@@ -1,0 +1,149 @@
+"""The supervisor: carries facts to the agent machine and its orders to the ports. It decides nothing.
+
+One mailbox, one loop, one thread. Every step is written to the journal before its orders are carried out, so that
+the journal of an agent that died shows what it was about to do.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.agent import AgentMachine, Phase
+from tenax.runtime.story import live_line, tell
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.core.commands import AnyCommand
+    from tenax.core.events import AnyEvent
+    from tenax.core.model import AgentSettings, Evidence, Verdict
+    from tenax.core.policy import RestartPolicy
+    from tenax.ports import Entrypoint, Launch, Logs, Processes, Rendezvous
+    from tenax.runtime.journal import Journal
+    from tenax.runtime.loop import Loop
+
+
+class Supervisor:
+    """One run of one node."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        *,
+        loop: Loop,
+        rendezvous: Rendezvous,
+        processes: Processes,
+        entrypoint: Entrypoint,
+        logs: Logs,
+        journal: Journal,
+        environments: Callable[[order.StartWorkers], dict[int, dict[str, str]]],
+        policy: RestartPolicy | None = None,
+        place: Callable[[int, Launch], Launch] = lambda _, launch: launch,
+        observe: Callable[[AgentMachine], None] = lambda _: None,
+    ) -> None:
+        self.machine = AgentMachine(settings, policy)
+        self._policy_name = type(policy).__qualname__ if policy is not None else "BudgetPolicy"
+        self._loop = loop
+        self._rendezvous = rendezvous
+        self._processes = processes
+        self._entrypoint = entrypoint
+        self._logs = logs
+        self._journal = journal
+        self._environments = environments  # what is added for each worker, by local rank
+        self._place = place
+        self._observe = observe
+        self._verdict: Verdict | None = None
+
+    def run(self) -> Verdict:
+        """From the first join to the verdict. Everything that was opened here is closed here."""
+        loop = self._loop
+        loop.watch(self._logs)
+        loop.watch(self._processes)
+        self._processes.open(self._from_processes)
+        self._rendezvous.open(loop.post)
+        self._journal.begin(self.machine.state.settings, self._entrypoint.name, self._policy_name, loop.now())
+        loop.post(fact.RunRequested())
+        try:
+            while self._verdict is None:
+                event = loop.next_event(self.machine.state.next_deadline)
+                self._step(event if event is not None else fact.TimePassed())
+        finally:
+            self._processes.close()
+            self._rendezvous.close()
+            self._journal.close(loop.now())
+        return self._verdict
+
+    def _from_processes(self, event: AnyEvent) -> None:
+        """A worker that ended is asked for its result before anybody judges it."""
+        match event:
+            case fact.WorkerStarted(_, local_rank) | fact.WorkerStartFailed(_, local_rank):
+                self._entrypoint.release(local_rank)
+            case fact.WorkerExited(generation, local_rank, exit_code):
+                fault = self._entrypoint.collect(local_rank, exit_code)
+                if fault:
+                    event = fact.WorkerExited(generation, local_rank, exit_code, fault)
+        self._loop.post(event)
+
+    def _step(self, event: AnyEvent) -> None:
+        now = self._loop.now()
+        state = self.machine.state
+        decided_before = state.decision
+        commands = self.machine.step(event, now)
+        decision = state.decision if state.decision is not decided_before else None
+        self._journal.step(now, event, commands, decision)
+        for command in commands:
+            self._perform(command)
+        self._observe(self.machine)
+        for line in tell(event, commands, state):
+            if line.important:
+                self._logs.say(f"tenax: {line.text}")
+        self._logs.live(live_line(state) if state.phase is not Phase.ENDED else "")
+
+    def _perform(self, command: AnyCommand) -> None:
+        match command:
+            case order.Join(generation):
+                settings = self.machine.state.settings
+                self._rendezvous.join(generation, settings.local_world_size, settings.role)
+            case order.StartWorkers():
+                self._start_workers(command)
+            case order.ExamineFailure(generation, local_rank):
+                self._logs.examine(command, self._examined(generation, local_rank))
+            case order.SignalWorkers(generation, number):
+                self._processes.signal(generation, number)
+            case order.ClearNode(generation):
+                self._processes.clear(generation)
+            case order.KillNode(generation):
+                self._processes.kill(generation)
+            case order.Finish(verdict):
+                self._verdict = verdict
+
+    def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
+        return lambda evidence: self._loop.post(fact.FailureExamined(generation, local_rank, evidence))
+
+    def _start_workers(self, command: order.StartWorkers) -> None:
+        generation = command.assignment.generation
+        added = self._environments(command)
+        outputs = self._logs.prepare(generation, added)
+        for rank, own in added.items():
+            output = outputs[rank]
+            env = {**os.environ, **own, **output.env}
+            try:
+                launch = self._place(rank, self._entrypoint.launch(rank, env))
+                self._processes.start(generation, rank, _with_output(launch, output.stdout, output.stderr))
+            except Exception as error:
+                # For example arguments that cannot be pickled: this worker cannot start, and the report will say why.
+                self._entrypoint.release(rank)
+                reason = f"{type(error).__name__}: {error}"
+                self._loop.post(fact.WorkerStartFailed(generation, rank, reason))
+            finally:
+                os.close(output.stdout)
+                os.close(output.stderr)
+
+
+def _with_output(launch: Launch, stdout: int, stderr: int) -> Launch:
+    import msgspec
+
+    return msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: stdout, 2: stderr})

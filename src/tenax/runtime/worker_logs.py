@@ -1,0 +1,178 @@
+"""Worker logs: where each worker's output goes in each generation, and what it leaves for a failure report.
+
+Joins three parts that do not know each other: the log specs (which files, which tee), the scribe (who carries the
+bytes) and the evidence (what a dead worker's last words prove). Implements ``ports.Logs``.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from tenax.core.model import Evidence
+from tenax.logs.prefix import line_prefix
+from tenax.logs.scribe import Scribe
+from tenax.logs.specs import LogsDest
+from tenax.ports import Output
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.core.commands import ExamineFailure
+    from tenax.failures.out_of_memory import OutOfMemoryWatch
+    from tenax.logs.specs import LogsSpecs
+
+_STDOUT, _STDERR = 1, 2
+_TAIL_BYTES = 64 << 10  # what the scribe keeps of each stream
+_DRAIN_S = 5.0  # at the end: how long the last lines may take
+_FINISH_S = 2.0  # ... and how long a console that does not take them may hold us
+
+
+class WorkerLogs:
+    """The output of all workers of a node, and the agent's own lines."""
+
+    def __init__(
+        self,
+        specs: LogsSpecs,
+        *,
+        role: str,
+        prefix_template: str | None = None,
+        prefixes: dict[int, str] | None = None,
+        stdout_filters: list[str] | None = None,
+        stderr_filters: list[str] | None = None,
+        narrate: bool = True,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._specs = specs
+        self._role = role
+        self._template = prefix_template
+        self._prefixes = prefixes
+        self._filters = {_STDOUT: stdout_filters or [], _STDERR: stderr_filters or []}
+        self._narrate = narrate
+        self._now = now
+        self._scribe = Scribe()
+        self.destination = LogsDest()  # of the last generation
+        self._memory: OutOfMemoryWatch | None = None
+        self._open_keys: list[str] = []
+
+    def open(self) -> None:
+        self._scribe.start()
+
+    # --- output of workers --------------------------------------------------------------------------------------------
+
+    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
+        """Open the streams of a new generation. The older one's are over: nothing of it is alive."""
+        self._scribe.close_stream_duplicates(self._open_keys)
+        self._open_keys = []
+        destination = self.destination = self._choose_destination(envs)
+        if self._memory is None:
+            self._memory = _watch_memory()
+        else:
+            self._memory.rebase()
+        return {
+            rank: Output(
+                stdout=self._open_stream(generation, rank, _STDOUT, env, destination),
+                stderr=self._open_stream(generation, rank, _STDERR, env, destination),
+                env={"TORCHELASTIC_ERROR_FILE": destination.error_files.get(rank, "")},
+            )
+            for rank, env in envs.items()
+        }
+
+    def _choose_destination(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Which files. A disk that cannot take even a directory costs the files, not the run."""
+        try:
+            return self._specs.reify(envs)
+        except OSError as error:
+            self._scribe.say(f"tenax: no log files are kept: {error.strerror}: {error.filename!r}")
+            return LogsDest()
+
+    def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str], to: LogsDest) -> int:
+        files, teed, filtered = (
+            (to.stdouts, to.tee_stdouts, to.filtered_stdout)
+            if number == _STDOUT
+            else (to.stderrs, to.tee_stderrs, to.filtered_stderr)
+        )
+        path = files.get(rank, "")
+        is_teed = bool(teed.get(rank))
+        prefix = self._prefix(generation, rank, env) if is_teed else ""
+        key = f"{generation}.{rank}.{number}"
+        self._open_keys.append(key)
+        return self._scribe.open_stream(
+            key,
+            path=path if path != os.devnull else "",
+            # Not redirected: it is shown as it is. Redirected: it is only kept. Teed: both.
+            console=number if is_teed or not path else 0,
+            prefix=prefix,
+            filters=self._filters[number] if is_teed else [],
+            filter_path=filtered if is_teed else "",
+        )
+
+    def _prefix(self, generation: int, rank: int, env: dict[str, str]) -> str:
+        if self._prefixes is not None:
+            return self._prefixes.get(rank, "")
+        place = {"rank": int(env.get("RANK", rank)), "local_rank": rank, "generation": generation}
+        return line_prefix(self._template, role_name=self._role, host=os.uname().nodename, **place)
+
+    # --- evidence -----------------------------------------------------------------------------------------------------
+
+    def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
+        """Ask for the last lines and, when they are here, say what they prove."""
+        key = f"{command.generation}.{command.local_rank}.{_STDERR}"
+        self._scribe.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
+
+    def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
+        from tenax.failures.evidence import gather
+
+        local_rank = command.local_rank
+        return gather(
+            pid=command.pid,
+            exit_code=command.exit_code,
+            error_file=self.destination.error_files.get(local_rank, ""),
+            stderr_tail=tail,
+            log_file=self.destination.stderrs.get(local_rank, ""),
+            tail_is_cut=len(tail) >= _TAIL_BYTES,
+            out_of_memory=self._memory,
+            wall_to_agent_clock=self._now() - time.time(),
+        )
+
+    # --- the agent's own lines ----------------------------------------------------------------------------------------
+
+    def say(self, text: str) -> None:
+        if self._narrate:
+            self._scribe.say(text)
+
+    def live(self, text: str) -> None:
+        if self._narrate:
+            self._scribe.live(text)
+
+    def close(self, last_words: str = "") -> None:
+        """Everything that was written is out; then the last words; then the scribe leaves."""
+        self._scribe.close_stream_duplicates(self._open_keys)
+        self._scribe.drain_now(_DRAIN_S)
+        if last_words:
+            self._scribe.say(last_words)
+        self._scribe.finish(_FINISH_S)
+        if self._memory is not None:
+            self._memory.close()
+
+    # --- watched by the loop ------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._scribe.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self._scribe.wants_to_write
+
+    def on_readable(self) -> None:
+        self._scribe.on_readable()
+
+    def on_writable(self) -> None:
+        self._scribe.on_writable()
+
+
+def _watch_memory() -> OutOfMemoryWatch:
+    from tenax.failures.out_of_memory import OutOfMemoryWatch
+
+    return OutOfMemoryWatch()

@@ -1,0 +1,76 @@
+"""What the workers' stamps and the kernel's tables say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from benchmarks.harness import Event, Launcher, Settings, parse_event
+from benchmarks.idle import parse_strace
+from benchmarks.procfs import Process, descendants
+from benchmarks.restart import Restart, restarts
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def event(at_ms: int, name: str, rank: int, attempt: int) -> Event:
+    """An event of some worker."""
+    return Event(at_ms * 1_000_000, name, Process(1, 1), rank, attempt)
+
+
+def test_a_line_of_the_worker_is_an_event() -> None:
+    """Time, name, process, rank and attempt."""
+    assert parse_event("12 die 34 56 7 8") == Event(12, "die", Process(34, 56), 7, 8)
+
+
+def test_a_restart_is_timed_from_the_death_that_caused_it() -> None:
+    """The earliest peer told, and the first and the last of the next attempt; other attempts do not count."""
+    events = [
+        event(0, "start", 0, 0),
+        event(0, "start", 1, 0),
+        event(100, "die", 0, 0),
+        event(104, "term", 1, 0),
+        event(150, "start", 1, 1),
+        event(160, "start", 0, 1),
+        event(300, "die", 0, 1),
+    ]
+    assert list(restarts(events, size=2)) == [Restart(0.004, 0.05, 0.06)]
+
+
+def test_a_restart_that_lacks_a_worker_is_none() -> None:
+    """Half a generation must not pass for a fast one."""
+    events = [event(100, "die", 0, 0), event(104, "term", 1, 0), event(150, "start", 0, 1)]
+    assert list(restarts(events, size=2)) == []
+
+
+def test_launchers_take_turns() -> None:
+    """A B A B, so that the machine's drift hits both alike; a smoke run does it twice."""
+    a, b = Launcher("a", ()), Launcher("b", ())
+    assert list(Settings((a, b), quick=True).interleaved(15)) == [(0, a), (0, b), (1, a), (1, b)]
+    assert Settings((a, b), reps=5).repetitions(15) == 5
+
+
+def test_strace_is_read_by_its_last_line() -> None:
+    """Also when it saw nothing at all."""
+    calls = " 83.05    0.000049          49         1           futex"
+    total = "100.00    0.000059          19         3           total"
+    assert parse_strace(f"{calls}\n{total}\n") == 3
+    assert parse_strace("") == 0
+
+
+@linux
+def test_a_process_is_known_by_pid_and_start_time() -> None:
+    """Another process with the same pid is not the one we meant, and a zombie is dead."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        (process,) = (one for one in descendants(os.getpid()) if one.pid == child.pid)
+        assert process.alive()
+        assert not Process(process.pid, process.started_ticks + 1).alive()
+    finally:
+        child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not process.alive()
+    child.communicate()
+    assert not process.alive()

@@ -1,0 +1,83 @@
+"""How samples become rows, and rows a report."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.report import Row, compared, limited, lines_per_second, render, seconds, spread, table
+from benchmarks.samples import Samples, summarize
+
+
+def taken(torchrun: list[float], tenax: list[float]) -> Samples:
+    """Samples of one measure named `x`."""
+    samples = Samples()
+    for who, values in (("torchrun", torchrun), ("tenax", tenax)):
+        for value in values:
+            samples.add(who, "x", value)
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1.523, "1.52 s"), (0.1523, "152 ms"), (0.01523, "15.2 ms"), (0.001523, "1.52 ms")]
+)
+def test_a_duration_is_said_in_three_figures(value: float, text: str) -> None:
+    """Seconds from one second on, milliseconds below, never more precise than the measurement."""
+    assert seconds(value) == text
+
+
+def test_a_spread_shows_the_extremes_and_the_number() -> None:
+    """A median alone hides the noise."""
+    assert spread(summarize([1.0, 2.0, 4.0]), seconds) == "2.00 s [1.00 s, 4.00 s] n=3"
+
+
+def test_shorter_is_better_by_the_ratio_of_medians() -> None:
+    """Twenty times faster passes a bar of fifteen."""
+    row = compared(taken([1.0, 2.0, 3.0], [0.1, 0.1, 0.4]), "x", seconds, at_least=15)
+    assert (row.ratio, row.bar, row.passed) == ("20×", "≥ 15×", True)
+
+
+def test_a_ratio_below_its_bar_fails() -> None:
+    """Just under the bar is under the bar."""
+    assert compared(taken([1.49], [0.1]), "x", seconds, at_least=15).passed is False
+
+
+def test_more_lines_per_second_is_better() -> None:
+    """For a rate, ours is divided by theirs."""
+    row = compared(taken([100e3], [600e3]), "x", lines_per_second, at_least=5, more_is_better=True)
+    assert (row.ours, row.ratio, row.passed) == ("600k lines/s [600k lines/s, 600k lines/s] n=1", "6.0×", True)
+
+
+def test_without_one_of_the_two_there_is_no_verdict() -> None:
+    """Nothing was compared, so nothing passed and nothing failed."""
+    row = compared(taken([1.0], []), "x", seconds, at_least=15)
+    assert (row.ours, row.ratio, row.passed) == ("–", "", None)
+
+
+@pytest.mark.parametrize(("ours", "passed"), [([0.004], True), ([0.005], False), ([], None)])
+def test_a_limit_is_for_ours_alone(ours: list[float], passed: bool | None) -> None:
+    """Whatever torchrun needs, ours must stay below the limit."""
+    assert limited(taken([0.001], ours), "x", seconds, below=0.005).passed is passed
+
+
+def test_the_table_is_markdown_with_one_line_per_row() -> None:
+    """A failed bar catches the eye; a row without a bar has no verdict."""
+    rows = [
+        Row("launch", "1 s", "1 ms", "1000×", "≥ 15×", True),
+        Row("exit", "1 s", "1 s", "1.0×", "≥ 15×", False),
+        Row("threads", "4", "1"),
+    ]
+    assert table(rows).splitlines() == [
+        "| measure | torchrun | tenax | ratio | bar | pass |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| launch | 1 s | 1 ms | 1000× | ≥ 15× | pass |",
+        "| exit | 1 s | 1 s | 1.0× | ≥ 15× | **FAIL** |",
+        "| threads | 4 | 1 |  |  |  |",
+    ]
+
+
+def test_the_report_counts_the_bars_and_names_the_failures() -> None:
+    """Nothing that went wrong or was not judged is left out; the same failure is said once, with its number."""
+    rows = [Row("a", "", "", bar=">", passed=True), Row("b", "", "", bar=">", passed=False), Row("c", "", "", bar=">")]
+    text = render(machine="m", date="d", method="how", rows=rows, notes=[], failures=["tenax: fell\n  over"] * 2)
+    assert "Bars passed: 1 of 3, not judged: 1." in text
+    assert "- 2×: tenax: fell over\n" in text
+    assert "Beside the table" not in text

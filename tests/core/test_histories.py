@@ -1,0 +1,178 @@
+"""The agent machine against tens of thousands of random histories.
+
+A failing history is a function of its seed: ``World(random.Random(seed), lies=...).play()``.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenax.core import events as fact
+from tenax.core.agent import AgentMachine, AgentState, Phase
+from tenax.core.commands import AnyCommand
+from tenax.core.events import AnyEvent
+from tenax.core.invariants import InvariantChecker
+from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome
+
+from .policies import POLICIES
+from .world import MOST_STEPS, World, tell
+
+CORE = settings.get_profile("core")
+
+
+def play(seed: int, *, lies: bool) -> World:
+    world = World(random.Random(seed), lies=lies)
+    try:
+        world.play()
+    except AssertionError as error:
+        pytest.fail(f"seed {seed}, lies={lies}: {error}\n{tell(world.steps)}")
+    return world
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+@pytest.mark.parametrize("block", range(4))
+def test_promises_hold_in_random_histories(block: int, lies: bool) -> None:
+    """A1-A9 hold after every step, and every world that answers is led to a verdict in a bounded number of steps.
+
+    The honest world also compares each order with the truth about its processes. The lying one tells duplicates, facts
+    of other generations, of workers that do not exist, and some that are plainly wrong: promises hold all the same.
+    """
+    size = 2_500
+    outcomes = set()
+    for seed in range(block * size, (block + 1) * size):
+        verdict = play(seed, lies=lies).machine.state.verdict
+        assert verdict is not None
+        outcomes.add(verdict.outcome)
+    assert outcomes == set(Outcome), "the world has become too tame to reach every outcome"
+
+
+def test_the_random_world_visits_every_phase_and_event() -> None:
+    """The histories above mean something: together they tell every kind of fact, in every phase but where it is absurd."""
+    seen = set()
+    for seed in range(600):
+        world = World(random.Random(seed), lies=True)
+        machine = AgentMachine(world.settings, world.policy)
+        world.play()
+        for event, now, _ in world.steps:
+            seen.add((machine.state.phase, type(event)))
+            machine.step(event, now)
+    assert seen == {(phase, kind) for phase in Phase for kind in AnyEvent.__args__}
+
+
+@given(dice=st.randoms(use_true_random=False), lies=st.booleans())
+@settings(CORE, max_examples=150)
+def test_promises_hold_in_histories_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:
+    """As above, with dice that hypothesis loads, so that a failing history comes back as short as it can be."""
+    World(dice, lies=lies).play()
+
+
+ranks = st.integers(-1, 2)
+generations = st.integers(0, 3)
+evidence = st.builds(Evidence, message=st.sampled_from(["", "boom"]), raised_at=st.none() | st.floats(0, 50))
+any_event = st.one_of(
+    st.just(fact.RunRequested()),
+    st.builds(fact.GenerationFormed, st.builds(Assignment, generations)),
+    st.builds(fact.JoinRefused, st.just("no")),
+    st.builds(fact.WorkerStarted, generations, ranks, st.integers(100, 102)),
+    st.builds(fact.WorkerStartFailed, generations, ranks, st.just("no such file"), st.sampled_from([0, 1, 127])),
+    st.builds(fact.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])),
+    st.builds(fact.FailureExamined, generations, ranks, evidence),
+    st.builds(fact.NodeCleared, generations),
+    st.builds(fact.SignalReceived, st.sampled_from([1, 2, 15])),
+    st.builds(fact.KeeperLost, st.just("gone")),
+    st.just(fact.TimePassed()),
+)
+
+
+@given(
+    soup=st.lists(st.tuples(any_event, st.floats(0, 20)), max_size=40),
+    workers=st.integers(1, 2),
+    max_restarts=st.integers(0, 2),
+    policy=st.sampled_from([None, *POLICIES.values()]),
+    running=st.booleans(),
+)
+@settings(CORE, max_examples=300)
+def test_promises_hold_for_any_events_in_any_order(soup, workers, max_restarts, policy, running) -> None:
+    """No list of events whatsoever, however absurd, makes the machine raise or break a promise."""
+    machine = AgentMachine(AgentSettings("run", "trainer", workers, max_restarts), policy)
+    checker = InvariantChecker(machine.state)
+    opening: list[tuple[AnyEvent, float]] = []
+    if running:
+        opening = [(fact.RunRequested(), 0.0), (fact.GenerationFormed(Assignment(1)), 0.0)]
+    now = 0.0
+    for event, later in [*opening, *soup]:
+        now += later
+        checker.check(machine.state, event, machine.step(event, now))
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+def test_a_history_has_one_answer(lies: bool) -> None:
+    """The same events at the same times give the same orders and the same final state: a journal replays."""
+    for seed in range(1_000):
+        world = play(seed, lies=lies)
+        again = AgentMachine(world.settings, world.policy)
+        for event, now, commands in world.steps:
+            assert again.step(event, now) == commands
+        assert again.state == world.machine.state
+
+
+def test_a_machine_goes_on_from_a_state_that_was_written_down() -> None:
+    """The state is all that a machine remembers: one rebuilt from JSON in the middle goes on as the first would have."""
+    for seed in range(300):
+        world = play(seed, lies=True)
+        machine = AgentMachine(world.settings, world.policy)
+        for event, now, commands in world.steps:
+            written = msgspec.json.encode(machine.state)
+            machine = AgentMachine(world.settings, world.policy)
+            machine.state = msgspec.json.decode(written, type=AgentState)
+            assert machine.step(event, now) == commands
+
+
+def test_everything_can_be_written_down_and_read_back() -> None:
+    """Events, orders and states survive JSON unchanged, decoded by the union types that a journal's reader has."""
+    encode = msgspec.json.encode
+    read_event = msgspec.json.Decoder(AnyEvent).decode
+    read_command = msgspec.json.Decoder(AnyCommand).decode
+    read_state = msgspec.json.Decoder(AgentState).decode
+    kinds = set()
+    for seed in range(1_000):
+        world = play(seed, lies=True)
+        for event, _, commands in world.steps:
+            assert read_event(encode(event)) == event
+            kinds.add(type(event))
+            for command in commands:
+                assert read_command(encode(command)) == command
+                kinds.add(type(command))
+        assert read_state(encode(world.machine.state)) == world.machine.state
+    assert kinds == {*AnyEvent.__args__, *AnyCommand.__args__}
+
+
+def test_the_bound_on_steps_is_generous() -> None:
+    """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
+    longest = max(len(play(seed, lies=True).steps) for seed in range(1_000))
+    assert longest < MOST_STEPS / 4
+
+
+def test_more_restarts_than_the_history_keeps() -> None:
+    """The memory of earlier failures is bounded, the count of restarts is not."""
+    machine = AgentMachine(AgentSettings("run", "trainer", 1, 250))
+    checker = InvariantChecker(machine.state)
+
+    def step(event: AnyEvent) -> None:
+        checker.check(machine.state, event, machine.step(event, 0.0))
+
+    step(fact.RunRequested())
+    for generation in range(1, 252):
+        step(fact.GenerationFormed(Assignment(generation)))
+        step(fact.WorkerExited(generation, 0, 1))
+        step(fact.FailureExamined(generation, 0, Evidence()))
+        step(fact.NodeCleared(generation))
+    assert machine.state.verdict is not None
+    assert machine.state.verdict.outcome is Outcome.FAILED
+    assert machine.state.verdict.restarts_used == 250
+    assert [failure.generation for failure in machine.state.earlier] == list(range(151, 251))

@@ -1,0 +1,94 @@
+"""The scenario files: what the agent machine answers to each history, word for word."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tenax.core import events as fact
+from tenax.testing.scenario import ScenarioError, parse_event, play_scenario, split_scenarios
+
+from .conftest import SCENARIOS
+from .policies import POLICIES
+
+FILES = sorted(SCENARIOS.glob("*.txt"))
+CONVERSATIONS = [
+    pytest.param(scenario.text, id=f"{path.stem}: {scenario.title}")
+    for path in FILES
+    for scenario in split_scenarios(path.read_text())
+]
+
+
+@pytest.mark.parametrize("text", CONVERSATIONS)
+def test_the_machine_answers_as_written(text: str) -> None:
+    """The machine's answers are those that a reviewer accepted (``--rewrite-scenarios`` proposes new ones)."""
+    assert play_scenario(text, POLICIES) == text
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_conversation_of_a_file_ends_in_a_verdict(path: Path) -> None:
+    """No scenario stops in the middle: each leads to exactly one verdict, so it also shows what was remembered."""
+    for scenario in split_scenarios(path.read_text()):
+        assert len(re.findall(r"^    finish: ", scenario.text, re.MULTILINE)) == 1, scenario.title
+
+
+def test_titles_are_unique() -> None:
+    """A title names one scenario, so that a failing test names one place."""
+    titles = [scenario.title for path in FILES for scenario in split_scenarios(path.read_text())]
+    assert sorted(titles) == sorted(set(titles))
+
+
+def test_splitting_loses_nothing() -> None:
+    """The conversations of a file, joined, are the file."""
+    for path in FILES:
+        text = path.read_text()
+        assert "".join(scenario.text for scenario in split_scenarios(text)) == text
+
+
+def test_playing_writes_the_answers_below_the_facts() -> None:
+    """A script without answers comes back with them; what a reader wrote for readers stays."""
+    script = "# why\n\nscenario short\nsettings workers=1 grace_s=4\n\nat 0 run requested\nat 1.5 signal SIGINT\n"
+    played = play_scenario(script)
+    assert played == (
+        "# why\n\nscenario short\nsettings workers=1 grace_s=4\n\n"
+        "at 0 run requested\n    join generation 1: first generation\n    new -> joining\n"
+        "at 1.5 signal SIGINT\n    finish: cancelled, the agent was asked to stop\n"
+        "        generation 0, restarts used 0, by SIGINT\n    joining -> ended\n"
+    )
+    assert play_scenario(played) == played
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("at 1 worker 0 vanished", "line 2: 'worker 0 vanished' is no fact"),
+        ("at noon time passed", "line 2: 'noon' is no time"),
+        ("at 5 time passed\nat 4 time passed", "line 3: time went back from 5 to 4"),
+        ("at 1 signal SIGNOSUCH", "line 2: this system has no signal SIGNOSUCH"),
+        ("settings workers", "line 2: 'workers' is no setting"),
+        ("settings wokers=2", "line 2: .*wokers.*the settings are workers, "),
+        ("settings workers=two", "line 2: .*the settings are workers, "),
+        ("policy generous", "line 2: there is no policy 'generous'; there are budget, pausing"),
+        ("at 1 time passed\nsettings workers=2", "line 3: settings must stand before the first fact"),
+        ("and then", "line 2: 'and then' is no part of a scenario"),
+    ],
+)
+def test_a_line_that_cannot_be_understood_is_named(line: str, complaint: str) -> None:
+    """A mistake in a scenario is reported with its line number, what is wrong and what was expected."""
+    with pytest.raises(ScenarioError, match=complaint):
+        play_scenario(f"scenario wrong\n{line}\n", POLICIES)
+
+
+def test_a_file_without_a_scenario_is_refused() -> None:
+    """A file that tests nothing does not pass for a test."""
+    with pytest.raises(ScenarioError, match="no scenario here"):
+        split_scenarios("# nothing yet\n")
+
+
+def test_facts_mean_the_given_generation_unless_they_say_another() -> None:
+    """``of generation N`` makes a late echo; without it a fact is about now."""
+    assert parse_event("worker 3 killed by SIGKILL", 7) == fact.WorkerExited(7, 3, -9)
+    assert parse_event("worker 3 of generation 2 killed by SIGKILL", 7) == fact.WorkerExited(2, 3, -9)
+    assert parse_event("node cleared of generation 2", 7) == fact.NodeCleared(2)

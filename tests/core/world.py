@@ -1,0 +1,247 @@
+"""A node that obeys the agent machine's orders: in its own time, sometimes badly, and if asked for with lies.
+
+Every choice is a throw of the dice that the caller gives, so a history is a function of its seed. The world knows the
+truth about its processes and complains when the machine acts against it; ``InvariantChecker`` watches as well.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.agent import SIGINT, SIGKILL, SIGTERM, AgentMachine, Phase
+from tenax.core.commands import AnyCommand
+from tenax.core.events import AnyEvent
+from tenax.core.invariants import InvariantChecker
+from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
+from tenax.core.policy import BudgetPolicy, RestartPolicy
+
+from .policies import Pausing
+
+SIGHUP = 1
+MOST_STEPS = 400  # a history that needs more has lost its way
+
+Step = tuple[AnyEvent, float, list[AnyCommand]]
+
+
+class WorldBroken(AssertionError):
+    """The machine acted against the truth, or never came to an end."""
+
+
+class World:
+    """One run of one node. ``play`` it, then read ``steps``."""
+
+    def __init__(
+        self,
+        dice: random.Random,
+        *,
+        lies: bool = False,
+        make_machine: Callable[[AgentSettings, RestartPolicy], AgentMachine] = AgentMachine,
+    ) -> None:
+        self._dice = dice
+        self._lies = lies
+        self.settings = AgentSettings(
+            run_id="run",
+            role="trainer",
+            local_world_size=dice.randint(1, 3),
+            max_restarts=dice.randint(0, 2),
+            grace_s=dice.choice((0.0, 0.5, 3.0)),
+            abandon_s=dice.choice((0.2, 3.0)),
+            examine_s=dice.choice((0.0, 0.3, 3.0)),
+        )
+        self.policy: RestartPolicy = Pausing() if dice.random() < 0.2 else BudgetPolicy()
+        self.machine = make_machine(self.settings, self.policy)
+        self._checker = InvariantChecker(self.machine.state)
+        self.steps: list[Step] = []
+        self._now = 0.0
+        self._pending: list[tuple[float, float, AnyEvent]] = []  # the second number breaks ties, at random
+        self._alive: set[int] = set()  # workers
+        self._leftovers = False  # what they started and left behind
+        self._asked = False  # somebody was asked to end
+        self._failed_unasked: set[int] = set()
+        self._all_succeeded = False
+        self._signalled = False
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def play(self) -> Verdict:
+        """From the request to the verdict, and a little beyond."""
+        dice = self._dice
+        self._soon(fact.RunRequested())
+        if dice.random() < 0.3:
+            for _ in range(dice.randint(1, 3)):
+                self._soon(fact.SignalReceived(dice.choice((SIGTERM, SIGINT, SIGHUP))), dice.choice((0.5, 5.0)))
+        if dice.random() < 0.03:
+            self._soon(fact.KeeperLost("it was killed"), 5.0)
+        state = self.machine.state
+        while state.phase is not Phase.ENDED:
+            if len(self.steps) > MOST_STEPS:
+                raise WorldBroken(f"no verdict after {MOST_STEPS} steps; {state.phase.value}, {state.deadlines}")
+            self._step(self._next())
+        for event in self._echoes():
+            self._step(event)
+        assert state.verdict is not None
+        return state.verdict
+
+    def _next(self) -> AnyEvent:
+        if self._lies and self._dice.random() < 0.25:
+            return self._lie()
+        deadline = self.machine.state.next_deadline()
+        late = self._dice.random() < 0.1  # a busy loop may see the next event before it looks at the clock
+        if deadline is not None and not (self._pending and (late or self._pending[0][0] < deadline)):
+            self._now = max(self._now, deadline)
+            return fact.TimePassed()
+        while self._pending:
+            at, _, event = heapq.heappop(self._pending)
+            self._now = max(self._now, at)
+            if self._happens(event):
+                return event
+        if deadline is not None:
+            return fact.TimePassed()
+        raise WorldBroken(f"{self.machine.state.phase.value}: the machine waits for nothing")
+
+    def _happens(self, event: AnyEvent) -> bool:
+        """A worker that has died of something else meanwhile does not die again."""
+        if isinstance(event, fact.WorkerExited | fact.WorkerStartFailed):
+            if event.generation == self.machine.state.generation:
+                if event.local_rank not in self._alive:
+                    return False
+                self._alive.remove(event.local_rank)
+                bad = bool(event.exit_code) or isinstance(event, fact.WorkerStartFailed) or bool(event.fault)
+                self._all_succeeded &= not bad
+                if bad and not self._asked:
+                    self._failed_unasked.add(event.local_rank)
+        elif isinstance(event, fact.SignalReceived):
+            self._signalled = True
+        return True
+
+    def _step(self, event: AnyEvent) -> None:
+        commands = self.machine.step(event, self._now)
+        self.steps.append((event, self._now, commands))
+        self._checker.check(self.machine.state, event, commands)
+        for command in commands:
+            self._obey(command)
+
+    def _soon(self, event: AnyEvent, within: float = 0.4) -> float:
+        at = self._now + self._dice.random() * within
+        heapq.heappush(self._pending, (at, self._dice.random(), event))
+        return at
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def _obey(self, command: AnyCommand) -> None:
+        match command:
+            case order.Join(generation):
+                if self._dice.random() < 0.02:
+                    self._soon(fact.JoinRefused("the run is over"))
+                else:
+                    self._soon(fact.GenerationFormed(Assignment(generation)))
+            case order.StartWorkers(assignment):
+                self._start(assignment.generation)
+            case order.ExamineFailure(generation, local_rank):
+                if self._dice.random() < 0.85:
+                    self._soon(fact.FailureExamined(generation, local_rank, self._evidence()), 1.0)
+            case order.SignalWorkers(generation, signal):
+                self._asked = True
+                for rank in self._alive:
+                    if self._dice.random() < 0.7:
+                        self._soon(fact.WorkerExited(generation, rank, self._dice.choice((-signal, -signal, 0, 1, 143))))
+            case order.ClearNode(generation):
+                if self._alive and not self._lies:
+                    raise WorldBroken(f"told to clear while workers {self._alive} live")
+                if not self._leftovers or self._dice.random() < 0.5:
+                    self._soon(fact.NodeCleared(generation))
+                    self._alive.clear()
+                    self._leftovers = False
+            case order.KillNode(generation):
+                self._kill(generation)
+            case order.Finish(verdict):
+                self._judge(verdict)
+
+    def _start(self, generation: int) -> None:
+        if (self._alive or self._leftovers) and not self._lies:
+            raise WorldBroken(f"generation {generation} starts beside {self._alive or 'leftovers'}")
+        self._alive = set(range(self.settings.local_world_size))
+        self._leftovers = self._dice.random() < 0.3
+        self._asked = False
+        self._failed_unasked = set()
+        self._all_succeeded = True
+        for rank in range(self.settings.local_world_size):
+            if self._dice.random() < 0.05:
+                self._soon(fact.WorkerStartFailed(generation, rank, "no such file", 127))
+                continue
+            self._soon(fact.WorkerStarted(generation, rank, 1000 * generation + rank))
+            code = self._dice.choice((0, 0, 0, 0, 1, 3, -SIGKILL, -11))
+            fault = "its result cannot be read" if code == 0 and self._dice.random() < 0.05 else ""
+            self._soon(fact.WorkerExited(generation, rank, code, fault), self._dice.choice((0.4, 4.0)))
+
+    def _kill(self, generation: int) -> None:
+        if self._dice.random() < 0.15:
+            return  # stuck in the kernel
+        last = self._now
+        for rank in self._alive:
+            last = max(last, self._soon(fact.WorkerExited(generation, rank, -SIGKILL)))
+        at = last + self._dice.random() * 0.1
+        heapq.heappush(self._pending, (at, self._dice.random(), fact.NodeCleared(generation)))
+        self._leftovers = False
+
+    def _judge(self, verdict: Verdict) -> None:
+        if self._lies:
+            return
+        if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN) and (self._alive or self._leftovers):
+            raise WorldBroken(f"{verdict.outcome.value}, but {self._alive or 'leftovers'} live")
+        if verdict.outcome is Outcome.SUCCEEDED and not self._all_succeeded:
+            raise WorldBroken("succeeded, but not every worker did")
+        if verdict.outcome is Outcome.CANCELLED and not self._signalled:
+            raise WorldBroken("cancelled, but nobody asked for it")
+        if verdict.restarts_used > self.settings.max_restarts:
+            raise WorldBroken(f"{verdict.restarts_used} restarts of {self.settings.max_restarts}")
+        forgotten = self._failed_unasked - {failure.local_rank for failure in verdict.failures}
+        if forgotten:
+            raise WorldBroken(f"workers {forgotten} failed by themselves and are not named")
+
+    def _evidence(self) -> Evidence:
+        if self._dice.random() < 0.4:
+            return Evidence()
+        return Evidence("RuntimeError", "RuntimeError: boom", raised_at=self._now - 2 * self._dice.random())
+
+    # --- lies ---------------------------------------------------------------------------------------------------------
+
+    def _echoes(self) -> list[AnyEvent]:
+        """Some of what was still under way when the verdict fell."""
+        return [event for _, _, event in self._pending[:3]]
+
+    def _lie(self) -> AnyEvent:
+        """A fact that is not one: told twice, of another generation, of nobody, or just wrong."""
+        dice = self._dice
+        if self.steps and dice.random() < 0.3:
+            return dice.choice(self.steps)[0]
+        generation = max(0, self.machine.state.generation + dice.choice((-1, 0, 0, 1)))
+        rank = dice.randint(-1, self.settings.local_world_size)
+        match dice.randint(0, 11):
+            case 0:
+                return fact.RunRequested()
+            case 1 | 2:
+                return fact.GenerationFormed(Assignment(generation))
+            case 3:
+                return fact.WorkerStarted(generation, rank, 99)
+            case 4:
+                return fact.WorkerStartFailed(generation, rank, "no such file", 127)
+            case 5 | 6:
+                return fact.WorkerExited(generation, rank, dice.choice((0, 0, 1, -15)), dice.choice(("", "", "fault")))
+            case 7 | 8:
+                return fact.FailureExamined(generation, rank, self._evidence())
+            case 9:
+                return fact.NodeCleared(generation)
+            case 10 if dice.random() < 0.2:
+                return dice.choice((fact.JoinRefused("no"), fact.KeeperLost("gone"), fact.SignalReceived(SIGINT)))
+            case _:
+                return fact.TimePassed()
+
+
+def tell(steps: list[Step]) -> str:
+    """The story so far, for a person who must find out what went wrong."""
+    return "\n".join(f"{now:9.4f} {event}\n            -> {commands}" for event, now, commands in steps)

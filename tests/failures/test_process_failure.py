@@ -1,0 +1,178 @@
+"""ProcessFailure and ChildFailedError: TorchElastic's classes without their traps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tenax.core.model import Evidence, Failure
+from tenax.failures import error_file
+from tenax.failures.child_failed import ChildFailedError
+from tenax.failures.process_failure import ProcessFailure
+
+from .test_error_file import NOW, nearly_right
+
+
+def written(path: Path, message: str = "ValueError: boom", at: float = NOW) -> str:
+    error_file.write(str(path), error_file.content(message, f"Traceback of\n{message}\n", at))
+    return str(path)
+
+
+def test_the_file_is_read_at_once(tmp_path: Path) -> None:
+    """The derived fields hold what the file says, in TorchElastic's types."""
+    failure = ProcessFailure(local_rank=1, pid=99, exitcode=1, error_file=written(tmp_path / "e"))
+    assert failure.error_file_data == json.loads((tmp_path / "e").read_text())
+    assert failure.message == failure.error_file_data["message"]
+    assert failure.timestamp == int(NOW)
+    assert type(failure.timestamp) is int
+    assert failure.timestamp_isoformat() == time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(NOW))
+
+
+def test_it_is_a_real_dataclass(tmp_path: Path) -> None:
+    """replace, asdict and fields work as users use them."""
+    failure = ProcessFailure(1, 99, 1, written(tmp_path / "e"))
+    other = dataclasses.replace(failure, exitcode=-9)
+    assert (other.exitcode, other.message) == (-9, failure.message)
+    assert list(dataclasses.asdict(failure)) == [
+        "local_rank",
+        "pid",
+        "exitcode",
+        "error_file",
+        "error_file_data",
+        "message",
+        "timestamp",
+    ]
+    assert failure == ProcessFailure(1, 99, 1, str(tmp_path / "e"))
+    assert pickle.loads(pickle.dumps(failure)) == failure
+
+
+def test_without_a_file_the_exit_code_speaks() -> None:
+    """A signal has the sentence that log readers know; an exit code has one that says how to learn more."""
+    before = int(time.time())
+    killed = ProcessFailure(0, 99, -signal.SIGKILL, "/no/such/file")
+    assert killed.message == "Signal 9 (SIGKILL) received by PID 99"
+    assert (killed.error_file, killed.error_file_data) == ("<N/A>", {"message": "<NONE>"})
+    assert before <= killed.timestamp <= time.time()
+    assert killed.signal_name() == "SIGKILL"
+    exited = ProcessFailure(0, 99, 3, "")
+    assert exited.message.startswith("exited with code 3; it wrote no error file (")
+    assert exited.error_file_data["errorTraits"]["category"] == "system_terminated_error"
+    assert exited.signal_name() == "<N/A>"
+    assert ProcessFailure(0, 99, -99, "").signal_name() == "<N/A>"
+
+
+def test_one_failure_does_not_colour_the_next() -> None:
+    """W16: what an exit code adds to its own data never appears in another's."""
+    ProcessFailure(0, 1, 3, "")
+    assert ProcessFailure(0, 1, -9, "").error_file_data == {"message": "<NONE>"}
+
+
+def test_a_torn_file_is_no_reason_to_raise(tmp_path: Path) -> None:
+    """W12: what is left of the message is told, and the file stays named."""
+    (tmp_path / "e").write_text('{"message": {"message": "ValueError: half')
+    failure = ProcessFailure(0, 1, 1, str(tmp_path / "e"))
+    assert failure.message["message"] == "ValueError: half"
+    assert failure.error_file == str(tmp_path / "e")
+    (tmp_path / "e").write_text("")
+    assert ProcessFailure(0, 1, 1, str(tmp_path / "e")).message.startswith(
+        "exited with code 1; the error file is empty"
+    )
+    os.mkfifo(tmp_path / "fifo")
+    assert ProcessFailure(0, 1, 1, str(tmp_path / "fifo")).error_file == "<N/A>"
+    assert ProcessFailure(0, 1, 1, "nul\0").error_file == "<N/A>"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=nearly_right)
+def test_no_content_makes_the_classes_raise(tmp_path: Path, data: object) -> None:
+    """Whatever stands in the file: a failure, a date, and a formatted error come out."""
+    (tmp_path / "e").write_text(json.dumps(data))
+    failure = ProcessFailure(0, 1, 1, str(tmp_path / "e"))
+    assert failure.message
+    assert failure.timestamp_isoformat()
+    assert "rank      : 0" in str(ChildFailedError("x", {0: failure}))
+
+
+def test_evidence_found_elsewhere_stands_in_for_the_file() -> None:
+    """A worker without any annotation still has its traceback and its true time in the classic class."""
+    evidence = Evidence(error_type="ValueError", message="ValueError: x", traceback="Traceback ...\nValueError: x")
+    failure = ProcessFailure.from_failure(
+        Failure(1, 2, 6, 99, 1, seen_at=50.5, evidence=evidence), wall_to_agent_clock=-1_000_000_000.0
+    )
+    assert (failure.local_rank, failure.pid, failure.exitcode, failure.error_file) == (2, 99, 1, "<N/A>")
+    assert failure.message["extraInfo"]["py_callstack"] == "Traceback ...\nValueError: x"
+    assert (failure.timestamp, failure.raised_at) == (1_000_000_050, 1_000_000_050.5)
+
+
+def test_a_failure_from_a_file_or_from_nothing_is_converted_too(tmp_path: Path) -> None:
+    """The error file goes before other evidence, and a bare signal has its sentence."""
+    evidence = Evidence(error_file=written(tmp_path / "e"), raised_at=7.0)
+    from_file = ProcessFailure.from_failure(Failure(1, 0, 0, 99, 1, 8.0, evidence=evidence))
+    assert from_file.message["message"] == "ValueError: boom"
+    assert from_file.raised_at == 7.0
+    bare = ProcessFailure.from_failure(Failure(1, 0, 0, 99, -9, 8.0))
+    assert bare.message == "Signal 9 (SIGKILL) received by PID 99"
+    unstarted = ProcessFailure.from_failure(Failure(1, 0, 0, 0, 127, 8.0, reason="could not be started: no such file"))
+    assert unstarted.message["message"] == "could not be started: no such file"
+
+
+def test_the_first_failure_is_found_within_a_second(tmp_path: Path) -> None:
+    """W15: fractions of a second decide, and of equals the first named stands."""
+    failures = {
+        0: ProcessFailure(0, 10, 1, written(tmp_path / "a", "Late: x", NOW + 0.5)),
+        1: ProcessFailure(1, 11, 1, written(tmp_path / "b", "Early: x", NOW + 0.1)),
+    }
+    assert ChildFailedError("x", failures).get_first_failure() == (1, failures[1])
+    failures[0].timestamp = 5  # what a caller sets by hand counts
+    assert ChildFailedError("x", failures).get_first_failure()[0] == 0
+
+
+def test_the_text_has_torchelastics_layout(tmp_path: Path) -> None:
+    """Tools that read torchrun's summary find the same keys in the same order."""
+    failures = {
+        0: ProcessFailure(0, 10, -9, ""),
+        5: ProcessFailure(1, 11, 1, written(tmp_path / "b")),
+    }
+    error = ChildFailedError("train.py", failures)
+    lines = str(error).split("\n")
+    assert lines[:5] == ["", "=" * 60, "train.py FAILED", "-" * 60, "Failures:"]
+    assert lines[5:10] == [
+        "[0]:",
+        f"  time      : {failures[0].timestamp_isoformat()}",
+        f"  host      : {os.uname().nodename}",
+        "  rank      : 0 (local_rank: 0)",
+        "  exitcode  : -9 (pid: 10) (SIGKILL)",
+    ]
+    assert lines[12:15] == ["-" * 60, "Root Cause (first observed failure):", "[1]:"]
+    assert lines[-4:] == ["  traceback : Traceback of", "  ValueError: boom", "  ", "=" * 60]
+    alone = ChildFailedError("x", {0: failures[5]}).format_msg(boarder_delim="*", section_delim="~")
+    assert alone.startswith("\n****")
+    assert "  <NO_OTHER_FAILURES>\n~~~~" in alone
+
+
+def test_the_text_does_not_act_on_a_terminal() -> None:
+    """Escape sequences that a worker put into its error are shown, not sent."""
+    failure = ProcessFailure(0, 10, 1, "")
+    failure.message = "\x1b]0;title\x07 gotcha"
+    assert "\x1b" not in str(ChildFailedError("x", {0: failure}))
+
+
+def test_no_failures_make_no_error() -> None:
+    """An error about nothing is a mistake of the caller."""
+    with pytest.raises(AssertionError, match="at least one failure"):
+        ChildFailedError("x", {})
+
+
+def test_the_error_survives_a_process_boundary(tmp_path: Path) -> None:
+    """It can be pickled, with its failures."""
+    error = ChildFailedError("x", {3: ProcessFailure(0, 10, 1, written(tmp_path / "e"))})
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.name, copy.failures, str(copy)) == (error.name, error.failures, str(error))
