@@ -63,7 +63,7 @@ def spread(summary: Summary | None, unit: Format) -> str:
 
 def times(ratio: float) -> str:
     """How many times better."""
-    return f"{ratio:.0f}×" if ratio >= 10 else f"{ratio:.1f}×"
+    return f"{ratio:.0f}×" if ratio >= 100 else f"{ratio:.1f}×"
 
 
 def compared(

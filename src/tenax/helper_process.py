@@ -24,12 +24,22 @@ _CHANNEL_DESCRIPTOR = 3
 _BOOTSTRAP = "import sys; sys.path.append(sys.argv[2]); from tenax.helper_process import become_helper; become_helper()"
 
 
+_started_ahead: dict[str, tuple[int, Channel]] = {}
+
+
+def start_helper_ahead(module: str, name: str) -> None:
+    """Start a helper that is going to be needed, so that it comes up while this process is still importing."""
+    _started_ahead[module] = spawn_helper(module, name)
+
+
 def spawn_helper(module: str, name: str, *, isolated: bool = True) -> tuple[int, Channel]:
     """Start a process that calls ``main(descriptor)`` of ``module``; returns its pid and our end of the channel.
 
     The caller owns both: it reaps the process and closes the channel. ``name`` is what process listings show.
     With ``isolated=False`` the helper sees the user's site packages and ``PYTHON*`` variables.
     """
+    if isolated and module in _started_ahead:
+        return _started_ahead.pop(module)
     if not sys.executable:
         raise RuntimeError(
             "tenax starts its helpers with sys.executable, which is empty here: use a normal interpreter."

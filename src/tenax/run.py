@@ -14,7 +14,7 @@ from tenax.cli.arguments import HelpWanted, read
 from tenax.cli.flags import FLAGS, UsageError, convert
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
-from tenax.cli.run import check_world, complain, launch_of, print_plan
+from tenax.cli.run import check_world, complain, launch_of, print_plan, tell_notes
 from tenax.cli.script import run_script_path
 
 TYPE_CHECKING = False
@@ -159,6 +159,9 @@ def run(args: argparse.Namespace) -> None:
 
     options = _options(args)
     check_world(options, os.getcwd(), os.environ)
+    tell_notes(options)
+    if options.report:
+        raise UsageError("--report is for the command line; called from Python, catch ChildFailedError instead")
     if options.dry_run:
         print_plan(options, os.environ)
         return

@@ -61,9 +61,9 @@ $ --nnodes 3:2 train.py
 $ --nnodes 1:2:3 train.py
 --nnodes takes N, or MIN:MAX with 1 <= MIN <= MAX, not '1:2:3'
 $ --nnodes 2 train.py
---nnodes 2 asks for more than one node, and multi-node rendezvous is not in this release; run one node with '--nnodes 1'
+--nnodes 2 asks for more than one node, and multi-node rendezvous is not in this release; use '--nnodes 1'
 $ --nnodes=1:4 --rdzv-backend=c10d --rdzv-endpoint=head:29400 train.py
---nnodes 1:4 asks for more than one node, and multi-node rendezvous is not in this release; run one node with '--nnodes 1'
+--nnodes 1:4 asks for more than one node, and multi-node rendezvous is not in this release; use '--nnodes 1'
 $ -m --no-python train
 -m and --no-python say two different things about how to start the script; drop one of them
 $ --run-path --module train
@@ -73,11 +73,11 @@ $ --run_path --no_python train
 $ --standalone --nnodes 2 train.py
 --standalone means this machine alone, but --nnodes 2 asks for more; drop one of them
 $ --standalone --rdzv-endpoint head:29400 train.py
---standalone means this machine alone, but --rdzv-endpoint head:29400 names a meeting place for several; drop one of them
+--standalone means this machine alone, but --rdzv-endpoint head:29400 names another; drop one of them
 $ --standalone --rdzv-backend etcd train.py
 --standalone needs no rendezvous, but --rdzv-backend etcd names one; drop one of them
 $ --node-rank 1 train.py
---node-rank 1 is not a node of this job, which has one node, number 0; leave the flag out
+--node-rank 1 is not a node of this job, which has one node, number 0; leave it out
 $ --rdzv-backend c10d --master-addr head train.py
 --master-addr head is for the static rendezvous, but --rdzv-backend c10d names another; drop one of them
 $ --rdzv-backend=c10d --rdzv-endpoint=localhost:0 --master_port 29501 train.py
@@ -119,13 +119,13 @@ PET_MAX_RESTARTS takes a whole number of at least 0, not 'many'
 $ PET_START_METHOD=thread train.py
 PET_START_METHOD takes spawn, fork or forkserver, not 'thread'
 $ PET_NNODES=4 train.py
-PET_NNODES=4 asks for more than one node, and multi-node rendezvous is not in this release; run one node with '--nnodes 1'
+PET_NNODES=4 asks for more than one node, and multi-node rendezvous is not in this release; use '--nnodes 1'
 $ PET_STANDALONE=1 PET_NNODES=4 train.py
 PET_STANDALONE=1 means this machine alone, but PET_NNODES=4 asks for more; drop one of them
 $ PET_NO_PYTHON=1 -m train
 -m and PET_NO_PYTHON=1 say two different things about how to start the script; drop one of them
 $ PET_NODE_RANK=3 train.py
-PET_NODE_RANK=3 is not a node of this job, which has one node, number 0; leave the flag out
+PET_NODE_RANK=3 is not a node of this job, which has one node, number 0; leave it out
 $ PET_TEE=5:3 train.py
 PET_TEE=5:3 names local rank 5, but there is one worker, number 0
 $ TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon train.py
@@ -217,10 +217,13 @@ local -
 """
 
 
-def cases(text: str):
+def cases(text: str) -> list:
+    """A line as it would be typed, then what is expected for it."""
+    found = []
     for block in text.strip().split("$")[1:]:
         line, _, expected = block.partition("\n")
-        yield pytest.param(line.split(), expected.strip().splitlines(), id=line.strip() or "nothing")
+        found.append(pytest.param(line.split(), expected.strip().splitlines(), id=line.strip() or "nothing"))
+    return found
 
 
 def ask(words: list[str]):

@@ -124,8 +124,8 @@ class CallsItSuccessWhenAllHaveEnded(AgentMachine):
 
 
 class ForgetsTheGracePeriod(AgentMachine):
-    def _stop(self, signal: int, why: str, now: float) -> None:
-        super()._stop(signal, why, now)
+    def _stop(self, *details) -> None:
+        super()._stop(*details)
         self.state.deadlines.pop(Deadline.GRACE, None)
 
 
@@ -172,19 +172,28 @@ class RemembersEchoes(AgentMachine):
 
 
 class NeverStopsWhatFailed(AgentMachine):
-    """Deaf to failures: waits for the others to end by themselves and then for nothing."""
+    """Deaf to failures: waits for the others to end by themselves."""
 
-    def _stop(self, signal: int, why: str, now: float) -> None:
+    def _stop(self, *details) -> None:
         pass
+
+
+class ForgetsToJoin(AgentMachine):
+    """Wants to join, and tells nobody."""
+
+    def _join(self, why: str) -> None:
+        super()._join(why)
+        if self.state.generation:
+            self._orders.pop()
 
 
 class ClearsTooEarly(AgentMachine):
     """Orders the node cleared while workers still live."""
 
-    def _stop(self, signal: int, why: str, now: float) -> None:
-        super()._stop(signal, why, now)
+    def _stop(self, *details) -> None:
+        super()._stop(*details)
         if self.state.rung is Rung.ASKED:
-            self._clear(now)
+            self._clear(self.state.stopping_since)
 
 
 class ExceedsTheBudget(AgentMachine):
@@ -202,11 +211,11 @@ class ForgetsTheSecondFailure(AgentMachine):
         super()._end(outcome, why, **more)
 
 
-class BlamesTheStopped(AgentMachine):
-    """Knows of nobody that it stopped."""
+class RunsAwayFromASignal(AgentMachine):
+    """Asked to stop while it tidies up, it drops everything."""
 
-    def _on_signal(self, signal: int, now: float) -> None:
-        super()._on_signal(signal, now)
+    def _on_signal(self, *details) -> None:
+        super()._on_signal(*details)
         if self.state.phase is Phase.CLOSING:
             self._end(Outcome.CANCELLED, "asked to stop")
 
@@ -220,7 +229,7 @@ BROKEN = [
     (RestartsForFree, "A3"),
     (SpeaksAfterTheVerdict, "A4"),
     (LeavesBeforeTheNodeIsClear, "A5"),
-    (BlamesTheStopped, "A5"),
+    (RunsAwayFromASignal, "A5"),
     (GivesUpWithoutACause, "A6"),
     (CallsTheFailedStopped, "A6"),
     (NamesTheLastCauseFirst, "A6"),
@@ -229,11 +238,12 @@ BROKEN = [
     (ForgetsToAbandon, "A7"),
     (WaitsForEvidenceForever, "A7"),
     (LeavesADeadlineBehind, "A7"),
+    (NeverStopsWhatFailed, "A7"),
     (StepsDownTheLadder, "A8"),
     (HearsEchoes, "A9"),
     (RemembersEchoes, "A9"),
     (OverlooksFailures, "succeeded, but not every worker did"),
-    (NeverStopsWhatFailed, "waits for nothing"),
+    (ForgetsToJoin, "waits for nothing"),
     (ClearsTooEarly, "told to clear while workers"),
     (ExceedsTheBudget, "restarts of"),
     (ForgetsTheSecondFailure, "are not named"),

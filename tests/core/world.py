@@ -23,6 +23,7 @@ from .policies import Pausing
 
 SIGHUP = 1
 MOST_STEPS = 400  # a history that needs more has lost its way
+MOST_LIES = 60  # a world that only lies leads nowhere
 
 Step = tuple[AnyEvent, float, list[AnyCommand]]
 
@@ -43,6 +44,7 @@ class World:
     ) -> None:
         self._dice = dice
         self._lies = lies
+        self._lies_left = MOST_LIES
         self.settings = AgentSettings(
             run_id="run",
             role="trainer",
@@ -52,12 +54,13 @@ class World:
             abandon_s=dice.choice((0.2, 3.0)),
             examine_s=dice.choice((0.0, 0.3, 3.0)),
         )
-        self.policy: RestartPolicy = Pausing() if dice.random() < 0.2 else BudgetPolicy()
+        self.policy: RestartPolicy = Pausing() if dice.random() < 0.4 else BudgetPolicy()
         self.machine = make_machine(self.settings, self.policy)
         self._checker = InvariantChecker(self.machine.state)
         self.steps: list[Step] = []
         self._now = 0.0
-        self._pending: list[tuple[float, float, AnyEvent]] = []  # the second number breaks ties, at random
+        self._pending: list[tuple[float, float, int, AnyEvent]] = []  # what comes at the same time comes in any order
+        self._planned = 0
         self._alive: set[int] = set()  # workers
         self._leftovers = False  # what they started and left behind
         self._asked = False  # somebody was asked to end
@@ -73,7 +76,8 @@ class World:
         self._soon(fact.RunRequested())
         if dice.random() < 0.3:
             for _ in range(dice.randint(1, 3)):
-                self._soon(fact.SignalReceived(dice.choice((SIGTERM, SIGINT, SIGHUP))), dice.choice((0.5, 5.0)))
+                signal = fact.SignalReceived(dice.choice((SIGTERM, SIGINT, SIGHUP)), dice.choice((None, None, 0.1)))
+                self._soon(signal, dice.choice((0.5, 5.0)))
         if dice.random() < 0.03:
             self._soon(fact.KeeperLost("it was killed"), 5.0)
         state = self.machine.state
@@ -87,7 +91,8 @@ class World:
         return state.verdict
 
     def _next(self) -> AnyEvent:
-        if self._lies and self._dice.random() < 0.25:
+        if self._lies and self._lies_left > 0 and self._dice.random() < 0.25:
+            self._lies_left -= 1
             return self._lie()
         deadline = self.machine.state.next_deadline()
         late = self._dice.random() < 0.1  # a busy loop may see the next event before it looks at the clock
@@ -95,7 +100,7 @@ class World:
             self._now = max(self._now, deadline)
             return fact.TimePassed()
         while self._pending:
-            at, _, event = heapq.heappop(self._pending)
+            at, _, _, event = heapq.heappop(self._pending)
             self._now = max(self._now, at)
             if self._happens(event):
                 return event
@@ -126,39 +131,44 @@ class World:
             self._obey(command)
 
     def _soon(self, event: AnyEvent, within: float = 0.4) -> float:
-        at = self._now + self._dice.random() * within
-        heapq.heappush(self._pending, (at, self._dice.random(), event))
+        return self._plan(self._now + self._dice.random() * within, event)
+
+    def _plan(self, at: float, event: AnyEvent) -> float:
+        self._planned += 1
+        heapq.heappush(self._pending, (at, self._dice.random(), self._planned, event))
         return at
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
-            case order.Join(generation):
+            case order.Join(generation=generation):
                 if self._dice.random() < 0.02:
                     self._soon(fact.JoinRefused("the run is over"))
                 else:
                     self._soon(fact.GenerationFormed(Assignment(generation)))
-            case order.StartWorkers(assignment):
+            case order.StartWorkers(assignment=assignment):
                 self._start(assignment.generation)
-            case order.ExamineFailure(generation, local_rank):
+            case order.ExamineFailure(generation=generation, local_rank=local_rank):
                 if self._dice.random() < 0.85:
                     self._soon(fact.FailureExamined(generation, local_rank, self._evidence()), 1.0)
-            case order.SignalWorkers(generation, signal):
+            case order.SignalWorkers(generation=generation, signal=signal):
                 self._asked = True
                 for rank in self._alive:
                     if self._dice.random() < 0.7:
-                        self._soon(fact.WorkerExited(generation, rank, self._dice.choice((-signal, -signal, 0, 1, 143))))
-            case order.ClearNode(generation):
+                        self._soon(
+                            fact.WorkerExited(generation, rank, self._dice.choice((-signal, -signal, 0, 1, 143)))
+                        )
+            case order.ClearNode(generation=generation):
                 if self._alive and not self._lies:
                     raise WorldBroken(f"told to clear while workers {self._alive} live")
                 if not self._leftovers or self._dice.random() < 0.5:
                     self._soon(fact.NodeCleared(generation))
                     self._alive.clear()
                     self._leftovers = False
-            case order.KillNode(generation):
+            case order.KillNode(generation=generation):
                 self._kill(generation)
-            case order.Finish(verdict):
+            case order.Finish(verdict=verdict):
                 self._judge(verdict)
 
     def _start(self, generation: int) -> None:
@@ -184,8 +194,7 @@ class World:
         last = self._now
         for rank in self._alive:
             last = max(last, self._soon(fact.WorkerExited(generation, rank, -SIGKILL)))
-        at = last + self._dice.random() * 0.1
-        heapq.heappush(self._pending, (at, self._dice.random(), fact.NodeCleared(generation)))
+        self._plan(last + self._dice.random() * 0.1, fact.NodeCleared(generation))
         self._leftovers = False
 
     def _judge(self, verdict: Verdict) -> None:
@@ -211,8 +220,9 @@ class World:
     # --- lies ---------------------------------------------------------------------------------------------------------
 
     def _echoes(self) -> list[AnyEvent]:
-        """Some of what was still under way when the verdict fell."""
-        return [event for _, _, event in self._pending[:3]]
+        """Some of what was still under way when the verdict fell, and what never was."""
+        late = [event for _, _, _, event in self._pending[:3]]
+        return [*late, self._lie(), self._lie()] if self._lies else late
 
     def _lie(self) -> AnyEvent:
         """A fact that is not one: told twice, of another generation, of nobody, or just wrong."""
@@ -236,7 +246,7 @@ class World:
                 return fact.FailureExamined(generation, rank, self._evidence())
             case 9:
                 return fact.NodeCleared(generation)
-            case 10 if dice.random() < 0.2:
+            case 10 if dice.random() < 0.3:
                 return dice.choice((fact.JoinRefused("no"), fact.KeeperLost("gone"), fact.SignalReceived(SIGINT)))
             case _:
                 return fact.TimePassed()

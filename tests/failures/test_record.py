@@ -326,8 +326,8 @@ assert (found.error_type, found.message, found.problem) == ("ValueError", "Value
 for mine, other in ((ours, theirs), (theirs, ours)):
     failure = other.ProcessFailure(0, 1, 3, written[0])
     texts = [m.ChildFailedError("x", {0: failure}).format_msg() for m in (mine, other)]
-    assert [line for line in texts[0].splitlines() if "host" not in line] == [
-        line for line in texts[1].splitlines() if "host" not in line], texts
+    lines = [[line.split() for line in text.splitlines() if "host" not in line] for text in texts]
+    assert lines[0] == lines[1], texts
 def nanny():
     raise theirs.ChildFailedError("x", {0: theirs.ProcessFailure(0, 1, 3, written[0])})
 os.environ["TORCHELASTIC_ERROR_FILE"] = os.path.join(folder, "nanny")

@@ -197,7 +197,7 @@ def _check_one_node(asked: _Asked) -> None:
         if not standalone or (asked.typed("nnodes") and not asked.typed("standalone")):
             raise UsageError(
                 f"{asked.words('nnodes')} asks for more than one node, and multi-node rendezvous is not in this "
-                "release; run one node with '--nnodes 1'"
+                "release; use '--nnodes 1'"
             )
         asked.settle(
             "standalone",
@@ -209,7 +209,7 @@ def _check_one_node(asked: _Asked) -> None:
         asked.settle(
             "standalone" if standalone else "nnodes",
             "node_rank",
-            f"{asked.words('node_rank')} is not a node of this job, which has one node, number 0; leave the flag out",
+            f"{asked.words('node_rank')} is not a node of this job, which has one node, number 0; leave it out",
         )
 
 
@@ -259,8 +259,8 @@ def _check_standalone_rendezvous(asked: _Asked) -> None:
         asked.settle(
             "standalone",
             "rdzv_endpoint",
-            f"{asked.words('standalone')} means this machine alone, but {asked.words('rdzv_endpoint')} names a meeting "
-            "place for several; drop one of them",
+            f"{asked.words('standalone')} means this machine alone, but {asked.words('rdzv_endpoint')} names "
+            "another; drop one of them",
         )
     if asked["rdzv_backend"] not in _STANDALONE_BACKENDS:
         asked.settle(

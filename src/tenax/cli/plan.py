@@ -43,7 +43,7 @@ class _Machine(msgspec.Struct, frozen=True):
 
 def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[str, str]) -> str:
     """The whole plan as text. Raises ``UsageError`` where a real run would refuse to start."""
-    machine = _look_at_machine(options, environ)
+    machine = look_at_machine(options, environ)
     environments = _environments(options, machine, environ)
     shared = {
         name: value
@@ -87,7 +87,9 @@ def _facts(
     yield from _lines("stopping", _stopping(options))
     yield from _lines("logs", _logs(options))
     yield from _lines("threads", [_threads(machine, environ)])
-    yield from _lines("placement", [machine.placement.why.rstrip(".") if machine.placement else "workers may run on any CPU"])
+    yield from _lines(
+        "placement", [machine.placement.why.rstrip(".") if machine.placement else "workers may run on any CPU"]
+    )
 
 
 def _lines(title: str, texts: Iterable[str]) -> Iterable[str]:
@@ -162,7 +164,8 @@ def _threads(machine: _Machine, environ: Mapping[str, str]) -> str:
     )
 
 
-def _look_at_machine(options: Options, environ: Mapping[str, str]) -> _Machine:
+def look_at_machine(options: Options, environ: Mapping[str, str]) -> _Machine:
+    """How workers would be placed here. Raises ``UsageError`` when the binding that was asked for cannot be had."""
     from tenax.numa.topology import Topology
 
     workers, cpus, topology = options.nproc_per_node, allowed_cpus(), Topology()
@@ -187,26 +190,19 @@ def _environments(options: Options, machine: _Machine, environ: Mapping[str, str
         grace_s=options.shutdown_timeout_s,
     )
     assignment = _assignment(options)
-    try:
-        environments = [
-            worker_environment(settings, assignment, rank, 0, environ, _for_rank(options, machine, rank))
-            for rank in range(options.nproc_per_node)
-        ]
-    except ValueError as error:  # --virtual-local-rank with too few devices
-        raise UsageError(str(error)) from error
+    for_all = WorkerEnvironment(
+        virtual_local_rank=options.virtual_local_rank,
+        omp_num_threads=machine.threads.per_rank if machine.threads else (),
+    )
+    environments = [
+        worker_environment(settings, assignment, rank, 0, environ, for_all) for rank in range(options.nproc_per_node)
+    ]
     for rank, environment in enumerate(environments):
         if not assignment.master_port:
             environment["MASTER_PORT"] = _FREE_PORT
         if options.log_dir != os.devnull and options.logs_specs in (None, "default"):
             environment["TORCHELASTIC_ERROR_FILE"] = f"<log folder>/attempt_0/{rank}/error.json"
     return environments
-
-
-def _for_rank(options: Options, machine: _Machine, rank: int) -> WorkerEnvironment:
-    return WorkerEnvironment(
-        virtual_local_rank=options.virtual_local_rank,
-        omp_num_threads=machine.threads.per_rank[rank] if machine.threads else None,
-    )
 
 
 def _assignment(options: Options) -> Assignment:
@@ -225,10 +221,7 @@ def _assignment(options: Options) -> Assignment:
 
 def _assignments(environment: Mapping[str, str]) -> list[str]:
     """One variable a line, so that values of any length stay readable. What is not known yet keeps its brackets."""
-    return [
-        f"  {name}={value if value.startswith('<') else shlex.quote(value)}"
-        for name, value in environment.items()
-    ]
+    return [f"  {name}={value if value.startswith('<') else shlex.quote(value)}" for name, value in environment.items()]
 
 
 def _command(options: Options, interpreter: str, rank: int) -> str:

@@ -29,8 +29,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     try:
         options = parse(argv, environ)
         check_world(options, os.getcwd(), environ)
-        for note in options.notes:
-            print(f"tenax run: note: {note}", file=sys.stderr)
+        tell_notes(options)
         if options.dry_run:
             return print_plan(options, environ)
         config, entrypoint, args = launch_of(options, sys.executable)
@@ -42,6 +41,12 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
 
     colour = options.colour_allowed and sys.stderr.isatty()
     return launch(config, entrypoint, args, report_path=options.report, colour=colour)
+
+
+def tell_notes(options: Options) -> None:
+    """What the user should know although nothing is wrong."""
+    for note in options.notes:
+        print(f"tenax run: note: {note}", file=sys.stderr)
 
 
 def complain(error: UsageError) -> int:

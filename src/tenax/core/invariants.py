@@ -58,6 +58,7 @@ class InvariantChecker:
         self._generation = state.generation
         self._rung = state.rung
         self._restarts_used = state.restarts_used
+        self._undecided = state.decision is None
         self._ended = state.phase is Phase.ENDED
         self._written = _encode(state)
 
@@ -88,13 +89,13 @@ class InvariantChecker:
             self._clearing = True
 
     def _check_restarts(self, state: AgentState) -> None:
-        if state.restarts_used == self._restarts_used:
-            return
-        granted = isinstance(state.decision, Restart | Wait) and bool(state.failures)
-        if state.restarts_used != self._restarts_used + 1 or not granted:
+        """Each grant of the policy costs one restart, and nothing else does."""
+        granted = self._undecided and isinstance(state.decision, Restart | Wait)
+        if granted and not state.failures:
+            raise InvariantBroken("A3: a restart that no failure paid for")
+        if state.restarts_used != self._restarts_used + granted:
             raise InvariantBroken(
-                f"A3: from {self._restarts_used} to {state.restarts_used} restarts used, "
-                f"with {len(state.failures)} failures and the decision {state.decision}"
+                f"A3: from {self._restarts_used} to {state.restarts_used} restarts used by the decision {state.decision}"
             )
 
     def _check_ladder(self, state: AgentState) -> None:

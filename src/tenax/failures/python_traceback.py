@@ -33,7 +33,7 @@ _LESSER = re.compile(
     r"(Exception ignored |Exception in thread |Error in atexit|Error in sys\.|--- Logging error ---|Process \S+:$"
     r"|Exception in callback |Task exception was never|Future exception was never|future: )"
 )
-_EXCEPTION = re.compile(r"([^\W\d][\w.]*(?:\.<locals>\.[\w.]+)*)(?::(?: (.*))?)?$")
+_EXCEPTION = re.compile(r"([^\W\d][\w.]*(?:\.<locals>\.[\w.]+)*)(?::(?: .*)?)?$")
 _SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError)(: |$)")
 _SYNTAX_FILE = re.compile(r'  File ".*", line \d+$')
 _FRAME = re.compile(r'  File ".*", line \d+, in ')
@@ -147,10 +147,6 @@ def _exception_line(lines: list[str], header: int) -> int:
 def _end(lines: list[str], header: int, headers: list[int]) -> int:
     """Where the traceback's text ends: at the next announcement of something else, or with the text."""
     at = _exception_line(lines, header) + 1
-    if _is_group(lines, header):
-        while at < len(lines) and lines[at].lstrip().startswith(("|", "+")):
-            at += 1
-        return min(at, len(lines))
     following = set(headers)
     while at < len(lines):
         if at in following or _LESSER.match(lines[at]) or _FATAL.match(lines[at]) or _TERMINATE.match(lines[at]):
@@ -181,13 +177,19 @@ def _start_of_chain(lines: list[str], header: int, headers: list[int], cut: bool
 
 
 def _paragraph_start(lines: list[str], connector: int) -> int:
-    """An exception without frames of its own, above the connector: the lines up to the next empty one."""
-    at = connector - 1
-    while at > 0 and not lines[at].strip():
-        at -= 1
-    while at > 0 and lines[at - 1].strip():
-        at -= 1
-    return max(at, 0)
+    """Where an exception begins that has no frames of its own, above the connector."""
+    end = connector - 1
+    while end > 0 and not lines[end].strip():
+        end -= 1
+    start = end
+    while start > 0 and lines[start - 1].strip():
+        start -= 1
+    # Other output may stand directly above it. Exceptions are named in capitals; most other things are not.
+    for at in range(max(start, 0), end):
+        match = _EXCEPTION.match(lines[at])
+        if match and match.group(1).rpartition(".")[2][0:1].isupper():
+            return at
+    return max(end, 0)
 
 
 def _headless(lines: list[str], headers: list[int]) -> LastWords | None:
@@ -238,10 +240,10 @@ def _exception(lines: list[str], at: int, end: int) -> tuple[str, str]:
     match = _EXCEPTION.match(line)
     if match is None:
         return "", line
-    if line.endswith(":") or match.group(2) == "":
-        # The message begins with an empty line: what it quotes last says most.
+    if line.endswith(":"):
+        # The message goes on below: what it quotes last says most.
         rest = [text.strip() for text in lines[at + 1 : end] if text.strip()]
-        line = f"{match.group(1)}: {rest[-1]}" if rest else line
+        line = f"{line} {rest[-1]}" if rest else line
     return match.group(1), line
 
 

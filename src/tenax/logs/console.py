@@ -33,7 +33,8 @@ class Console:
         self._descriptor = descriptor
         self.is_terminal = os.isatty(descriptor)
         self.sources = 0  # streams that are shown here; kept by the loop
-        self.gone_reason = ""
+        self.is_gone = False
+        self.refused_reason = ""  # why the device refused what it refused
         self._open_source: object = None  # whose line is not finished
         self._open_at_start = False  # it ended with a carriage return
         self._dropped_lines = 0
@@ -65,10 +66,10 @@ class Console:
         """Queue text that was cut by ``LineCutter``."""
         if not text:
             return
-        if self.gone_reason or self.lane.drops:
+        if self.is_gone or self.lane.drops:
             self._drop(text)
             return
-        self._tell_of_dropped()
+        self.tell_of_loss()
         at_returns = self.at_returns
         continues = self._open_source is source and not self._open_at_start
         shown = self._turn_to(source) + with_prefix(text, prefix, continues=continues, at_returns=at_returns)
@@ -88,36 +89,32 @@ class Console:
             self._live = text.encode("utf-8", "replace")
             if not self._live_waits:
                 self._live_waits = True
-                self.lane.put(b"", 0)
+                self.lane.put(b"", 1)  # not 0: nothing to write, but something to do
 
     @property
     def lost(self) -> tuple[int, int]:
         """Lines and bytes that were not shown, so far."""
         return self._dropped_lines + self._refused_lines, self._dropped_bytes + self._refused_bytes
 
-    def untold_loss(self) -> str:
-        """The sentence about what was not shown since it was last asked for, or nothing."""
-        lines, size = self.lost
-        new_lines, new_size = lines - self._told_lines, size - self._told_bytes
-        self._told_lines, self._told_bytes = lines, size
-        if not new_size:
-            return ""
-        count = "1 line" if new_lines == 1 else f"{new_lines} lines"
-        verb = "was" if new_lines == 1 else "were"
-        return f"tenax: {count} ({new_size} bytes) {verb} not shown: " + (
-            self.gone_reason or "the terminal did not take them"
-        )
-
     def tell_of_loss(self) -> None:
-        """Put the sentence where the lines are missing, if the device moves again."""
-        if not self.gone_reason and not self.lane.drops:
-            self._tell_of_dropped()
-
-    def _tell_of_dropped(self) -> None:
-        if self.lost[1] > self._told_bytes:
+        """Put a line where lines are missing, as soon as the device moves again."""
+        if self._dropped_bytes > self._told_bytes and not self.is_gone and not self.lane.drops:
             line = self._turn_to(None) + self.untold_loss().encode() + b"\n"
             self._open_source = None
             self.lane.put(line, len(line))
+
+    def untold_loss(self) -> str:
+        """The sentence about what was not shown and not told of yet, or nothing. For the last words, on any console."""
+        lines, size = self._dropped_lines, self._dropped_bytes
+        reason = "the terminal did not take them"
+        if self.refused_reason:
+            lines, size, reason = *self.lost, self.refused_reason
+        lines, self._told_lines = lines - self._told_lines, lines
+        size, self._told_bytes = size - self._told_bytes, size
+        if not size:
+            return ""
+        count = "1 line" if lines == 1 else f"{lines} lines"
+        return f"tenax: {count} ({size} bytes) {'was' if lines == 1 else 'were'} not shown: {reason}"
 
     def _drop(self, text: bytes) -> None:
         self._dropped_lines += text.count(b"\n") or 1
@@ -157,7 +154,7 @@ class Console:
 
     def _write(self, text: bytes) -> None:
         view = memoryview(text)
-        while view and not self.gone_reason:
+        while view and not self.is_gone:
             try:
                 count = os.write(self._descriptor, view)
             except BlockingIOError:  # someone who shares it has made it non-blocking
@@ -165,8 +162,9 @@ class Console:
                 waiter.register(self._descriptor, select.POLLOUT)
                 waiter.poll()
             except OSError as error:
-                if error.errno in _GONE:
-                    self.gone_reason = "its reader is gone" if error.errno == errno.EPIPE else "it was closed"
+                # A pipe without a reader or a terminal that hung up is gone for good; a full disk may recover.
+                self.is_gone = error.errno in _GONE
+                self.refused_reason = error.strerror or "it cannot be written"
                 break
             else:
                 view = view[count:]

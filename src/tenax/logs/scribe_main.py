@@ -241,7 +241,7 @@ class ScribeProcess:
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = LogFile(path)
-            self._file_lane.put((file, b"", 0, False), 0)
+            self._file_lane.put((file, b"", 0, False), 1)  # not 0: an order is pending, too
         file.users += 1
         return file
 
@@ -257,7 +257,7 @@ class ScribeProcess:
         if not file.users:
             del self._files[file.path]
             skipped, file.not_handed_over = file.not_handed_over, 0
-            self._file_lane.put((file, b"", skipped, True), 0)
+            self._file_lane.put((file, b"", skipped, True), 1)
 
     def _write_to_files(self, batch: list[tuple[LogFile, bytes, int, bool]]) -> None:
         """In the file lane's thread."""
@@ -297,10 +297,9 @@ class ScribeProcess:
                 f"tenax: {sum(count for _, count, _ in lost)} bytes are missing in {where}: {reason}.".encode()
             )
         for console in self._consoles:
-            if console.gone_reason and console is not self._err:
-                told = console.untold_loss()
-                if told:
-                    self._err.say(told.encode())
+            told = console.untold_loss() if console.refused_reason else ""
+            if told:
+                self._err.say(told.encode())
 
     def _file_losses(self) -> list[tuple[bytes, tuple[int, str]]]:
         return list(self._lost_in_files.items())  # a copy: the file lane's thread adds to it

@@ -1,4 +1,4 @@
-"""TorchElastic's ``multiprocessing``, its names. The matter lives in tenax's ``processes``, ``logs`` and ``failures``."""
+"""TorchElastic's ``multiprocessing``, its names. The matter lives in ``processes``, ``logs`` and ``failures``."""
 
 from tenax.multiprocessing.api import (
     DefaultLogsSpecs,

@@ -1,4 +1,4 @@
-"""Redirects: send this process's stdout or stderr to a file for a while, below Python, so that C code's output goes too.
+"""Redirects: send this process's stdout or stderr to a file for a while, below Python, so that C code's goes too.
 
 The stream is flushed before and after, in Python and in C, so that every byte lands on the side where it was written;
 and it is put back whatever happens inside.

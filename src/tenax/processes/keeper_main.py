@@ -320,4 +320,3 @@ def _prctl() -> Callable[..., int] | None:
         return None
     function: Callable[..., int] = ctypes.CDLL(None).prctl
     return function
-

@@ -12,7 +12,7 @@ test is ``play_scenario(text) == text``, a change of behaviour is a diff, and wr
         start generation 1, restarts used 0
         new -> joining -> running
     at 5 worker 1 exited 3
-        examine worker 1 of generation 1: exited 3
+        examine worker 1 of generation 1, pid 101: exited 3
         signal generation 1 with SIGTERM: rank 1 failed
         running -> stopping
         deadlines: examine 7, grace 35
@@ -33,7 +33,7 @@ Lines that begin in the first column are the script; blank lines and those that 
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``
     - ``worker 0 examined`` (``..., raised at TIME``) (``...: MESSAGE``)
-    - ``node cleared``, ``signal SIGNAL``, ``keeper lost: REASON``, ``time passed``
+    - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``time passed``
 
     Facts about a worker or the node mean the machine's current generation unless they say ``of generation 1`` after
     ``worker 0`` or ``node cleared``. ``generation 1 up`` is short for an uneventful start: the run is requested, if it
@@ -259,6 +259,10 @@ def _examined(said: _Said) -> AnyEvent:
     return fact.FailureExamined(int(said["generation"]), int(said["rank"]), evidence)
 
 
+def _signalled(said: _Said) -> AnyEvent:
+    return fact.SignalReceived(_signal(said["signal"]), float(said["grace_s"]) if said["grace_s"] else None)
+
+
 _OF = r"(?: of generation (?P<generation>\d+))?"
 _WORKER = rf"worker (?P<rank>\d+){_OF}"
 
@@ -274,7 +278,7 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
         (rf"{_WORKER} killed by (?P<signal>SIG\w+)", _killed),
         (rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?:: (?P<message>.+))?", _examined),
         (rf"node cleared{_OF}", lambda said: fact.NodeCleared(int(said["generation"]))),
-        (r"signal (?P<signal>SIG\w+)", lambda said: fact.SignalReceived(_signal(said["signal"]))),
+        (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
         (r"keeper lost: (?P<reason>.+)", lambda said: fact.KeeperLost(said["reason"])),
         (r"time passed", lambda _: fact.TimePassed()),
     )
@@ -309,19 +313,19 @@ def _settings(words: str) -> AgentSettings:
 def describe_command(command: AnyCommand) -> list[str]:
     """An order in words: one line, and for a verdict some more, indented."""
     match command:
-        case order.Join(generation, why):
+        case order.Join(generation=generation, why=why):
             return [f"join generation {generation}: {why}"]
-        case order.StartWorkers(assignment, restarts_used):
+        case order.StartWorkers(assignment=assignment, restarts_used=restarts_used):
             return [f"start generation {assignment.generation}, restarts used {restarts_used}"]
-        case order.ExamineFailure(generation, local_rank, exit_code):
-            return [f"examine worker {local_rank} of generation {generation}: {_end(exit_code)}"]
-        case order.SignalWorkers(generation, signal, why):
+        case order.ExamineFailure(generation=generation, local_rank=local_rank, pid=pid, exit_code=exit_code):
+            return [f"examine worker {local_rank} of generation {generation}, pid {pid}: {_end(exit_code)}"]
+        case order.SignalWorkers(generation=generation, signal=signal, why=why):
             return [f"signal generation {generation} with {Signals(signal).name}: {why}"]
-        case order.ClearNode(generation):
+        case order.ClearNode(generation=generation):
             return [f"clear generation {generation}"]
-        case order.KillNode(generation, why):
+        case order.KillNode(generation=generation, why=why):
             return [f"kill generation {generation}: {why}"]
-        case order.Finish(verdict):
+        case order.Finish(verdict=verdict):
             return list(_describe_verdict(verdict))
 
 

@@ -1,8 +1,9 @@
 """The agent as TorchElastic's documents name it: what to run, the group of workers, the result, and the base agents.
 
 ``SimpleElasticAgent`` is the adapter for the old hooks: a subclass that overrides ``_start_workers``,
-``_stop_workers``, ``_monitor_workers``, ``_shutdown`` and friends is run by the polling loop below. It is one of the two places in tenax
-that poll, because the hooks ask for it. ``LocalElasticAgent`` does not come by here unless a hook of it is overridden.
+``_stop_workers``, ``_monitor_workers``, ``_shutdown`` and friends is run by the polling loop below. It is one of the
+two places in tenax that poll, because the hooks ask for it. ``LocalElasticAgent`` does not come by here unless a hook of it
+is overridden.
 """
 
 from __future__ import annotations

@@ -1,0 +1,77 @@
+"""``tenax replay JOURNAL``: the story of a run, and the proof that its decisions follow from what happened."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenax.runtime.journal import Footer, Header
+    from tenax.runtime.replay import Replayed
+
+USAGE = """\
+usage: tenax replay JOURNAL
+
+Tell the story of a run from its journal (journal.jsonl in the run's log folder, or that folder), and derive every
+decision again from what happened.
+
+Exit code 0: every decision follows from the facts. 1: some do not, and each is named. 2: not a journal.
+"""
+
+
+def replay_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax replay ARGV`` asks, and return the exit code."""
+    from tenax.cli.run import print_page
+    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+
+    if not argv or argv[0] in ("-h", "--help"):
+        return print_page(USAGE)
+    if len(argv) > 1:
+        return _complain(f"one journal at a time, not {len(argv)}", WRONG_USAGE)
+    from tenax.runtime.journal import JournalUnreadable, read_journal
+    from tenax.runtime.replay import replay
+
+    path = os.path.join(argv[0], "journal.jsonl") if os.path.isdir(argv[0]) else argv[0]
+    try:
+        header, steps, footer = read_journal(path)
+    except JournalUnreadable as error:
+        return _complain(str(error), WRONG_USAGE)
+    replayed = replay(header, steps, footer)
+    print_page(tell_story(header, replayed, footer, len(steps)))
+    return FAILED if replayed.differences else SUCCEEDED
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"tenax replay: {sentence}\ntry: tenax replay --help", file=sys.stderr)
+    return code
+
+
+def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
+    """The page for a person."""
+    import time
+
+    from tenax.failures.plain_text import harmless
+
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(header.wall_time))
+    settings = header.settings
+    lines = [
+        f"run {settings.run_id} of {header.entrypoint} on {header.host}, begun {began}",
+        f"{settings.local_world_size} workers, {settings.max_restarts} restarts allowed, "
+        f"{settings.grace_s:g} s of grace, policy {header.policy}, tenax {header.tenax}",
+        "",
+    ]
+    lines += [f"{told.after_s:>10.3f} s  {harmless(told.text)}" for told in replayed.story]
+    lines.append("")
+    if footer is None:
+        lines.append("The journal ends here: the agent was killed, or the run is still going on.")
+    elif footer.steps_not_written:
+        lines.append(f"{footer.steps_not_written} steps are missing: the journal was full or its disk was.")
+    if replayed.differences:
+        lines.append(f"{len(replayed.differences)} of {steps} steps do not follow from the facts:")
+        lines += [f"  {difference}" for difference in replayed.differences]
+    else:
+        lines.append(f"All {steps} steps were derived again: every decision follows from what happened.")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,65 @@
+"""SubprocessHandler: one program in one process, for callers that manage processes themselves.
+
+tenax's own workers do not come by here: the keeper starts them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from contextlib import ExitStack, suppress
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tenax.numa.binding import NumaOptions
+
+__all__ = ["SubprocessHandler"]
+
+
+class SubprocessHandler:
+    """Starts the program at once, in a session of its own. ``proc`` is the ``subprocess.Popen``."""
+
+    def __init__(
+        self,
+        entrypoint: str,
+        args: tuple[Any, ...],
+        env: dict[str, str],
+        stdout: str | None,
+        stderr: str | None,
+        local_rank_id: int,
+        numa_options: NumaOptions | None = None,
+    ) -> None:
+        self.local_rank_id = local_rank_id
+        self._files = ExitStack()
+        try:
+            self._stdout, self._stderr = self._open(stdout), self._open(stderr)
+            self.proc = self._start(entrypoint, args, env, numa_options)
+        except BaseException:
+            self._files.close()
+            raise
+
+    def _open(self, path: str | None) -> IO[bytes] | None:
+        return self._files.enter_context(open(path, "wb")) if path else None
+
+    def _start(
+        self, entrypoint: str, args: tuple[Any, ...], env: dict[str, str], numa_options: NumaOptions | None
+    ) -> subprocess.Popen[bytes]:
+        command = [entrypoint, *map(str, args)]
+        process = subprocess.Popen(
+            command, env={**os.environ, **env}, stdout=self._stdout, stderr=self._stderr, start_new_session=True
+        )
+        if numa_options is not None:
+            from tenax.runtime.places import decide_places
+
+            size = int(env.get("LOCAL_WORLD_SIZE", self.local_rank_id + 1))
+            placement = decide_places(numa_options, size).placement
+            if placement is not None and placement.bindings:
+                os.sched_setaffinity(process.pid, placement.bindings[self.local_rank_id].cpus)
+        return process
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Signal the whole group of the process (SIGTERM unless told otherwise) and close its files."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
+        self._files.close()

@@ -1,0 +1,191 @@
+"""LaunchConfig: TorchElastic's fields in TorchElastic's order, and a dataclass for everybody who asks."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib.util
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from tenax.launcher.config import LaunchConfig
+
+FIELDS = [
+    *("min_nodes", "max_nodes", "nproc_per_node", "logs_specs", "run_id", "role", "rdzv_endpoint", "rdzv_backend"),
+    *("rdzv_configs", "rdzv_timeout", "max_restarts", "monitor_interval", "start_method", "log_line_prefix_template"),
+    *("metrics_cfg", "local_addr", "event_log_handler", "numa_options", "signals_to_handle"),
+    *("duplicate_stdout_filters", "duplicate_stderr_filters", "virtual_local_rank", "shutdown_timeout"),
+    "restart_policy",
+]
+
+
+@pytest.fixture(autouse=True)
+def _no_timeout_in_the_environment(monkeypatch) -> None:
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+
+
+def test_defaults() -> None:
+    """A config of three numbers has TorchElastic's defaults; the rendezvous timeout is filled in."""
+    assert vars(LaunchConfig(1, 1, 2)) == {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": 2,
+        "logs_specs": None,
+        "run_id": "",
+        "role": "default_role",
+        "rdzv_endpoint": "",
+        "rdzv_backend": "etcd",
+        "rdzv_configs": {"timeout": 900},
+        "rdzv_timeout": -1,
+        "max_restarts": 3,
+        "monitor_interval": 0.1,
+        "start_method": "spawn",
+        "log_line_prefix_template": None,
+        "metrics_cfg": {},
+        "local_addr": None,
+        "event_log_handler": "null",
+        "numa_options": None,
+        "signals_to_handle": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "duplicate_stdout_filters": None,
+        "duplicate_stderr_filters": None,
+        "virtual_local_rank": False,
+        "shutdown_timeout": 30,
+        "restart_policy": None,
+    }
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real LaunchConfig")
+def test_the_fields_are_torchelastics() -> None:
+    """Same names, order and defaults as the real one; ours come after."""
+    dump = (
+        "import dataclasses, json; from torch.distributed.launcher.api import LaunchConfig;"
+        "none = dataclasses.MISSING;"
+        "print(json.dumps([(f.name, None if f.default is none else f.default, f.default is none,"
+        " f.default_factory is not none) for f in dataclasses.fields(LaunchConfig)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", dump], capture_output=True, text=True, check=True, timeout=100)
+    theirs = json.loads(done.stdout.splitlines()[-1])
+    none = dataclasses.MISSING
+    ours = [
+        [
+            field.name,
+            None if field.default is none else field.default,
+            field.default is none,
+            field.default_factory is not none,
+        ]
+        for field in dataclasses.fields(LaunchConfig)
+    ]
+    assert ours[: len(theirs)] == theirs
+    assert [field[0] for field in ours[len(theirs) :]] == ["restart_policy"]
+
+
+def test_it_is_a_dataclass_to_those_who_ask() -> None:
+    """fields, asdict, astuple, replace and is_dataclass work on the class and on its instances."""
+    config = LaunchConfig(1, 1, 2, rdzv_configs={"read_timeout": "3"})
+    assert dataclasses.is_dataclass(LaunchConfig)
+    assert dataclasses.is_dataclass(config)
+    assert [field.name for field in dataclasses.fields(LaunchConfig)] == FIELDS == list(vars(config))
+    assert dataclasses.asdict(config) == vars(config)
+    assert dataclasses.astuple(config) == tuple(vars(config).values())
+    changed = dataclasses.replace(config, max_restarts=7)
+    assert changed.max_restarts == 7
+    assert dataclasses.replace(changed, max_restarts=3) == config
+    if hasattr(copy, "replace"):
+        assert copy.replace(config, max_restarts=7) == changed
+
+
+def test_it_can_be_the_base_of_a_dataclass() -> None:
+    """A user's own subclass gets all fields, and the same checks."""
+
+    @dataclasses.dataclass
+    class Mine(LaunchConfig):
+        queue: str = "short"
+
+    mine = Mine(1, 1, 2, queue="long")
+    assert (mine.nproc_per_node, mine.queue, mine.shutdown_timeout) == (2, "long", 30)
+    assert mine.rdzv_configs == {"timeout": 900}
+    assert mine.rdzv_configs is not Mine(1, 1, 2).rdzv_configs
+    with pytest.raises(ValueError, match="nproc_per_node"):
+        Mine(1, 1, 0)
+
+
+def test_importing_it_does_not_import_dataclasses() -> None:
+    """The command line's start does not pay for what it does not use."""
+    code = "import sys, tenax.launcher.config as c; c.LaunchConfig(1, 1, 1); print('dataclasses' in sys.modules)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=_with_source())
+    assert done.stdout == "False\n", done.stderr
+
+
+def _with_source() -> dict[str, str]:
+    import tenax
+
+    return {"PYTHONPATH": tenax.__file__.rpartition("/tenax/")[0]}
+
+
+def test_equality_repr_copy_and_pickle() -> None:
+    """Equal fields make equal configs; the repr names every field; copies and pickles are equal; it has no hash."""
+    config = LaunchConfig(1, 1, 2, run_id="x")
+    assert config == LaunchConfig(1, 1, 2, run_id="x")
+    assert config != LaunchConfig(1, 1, 2, run_id="y")
+    assert config != 3
+    assert repr(config).startswith(
+        "LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2, logs_specs=None, run_id='x'"
+    )
+    assert copy.deepcopy(config) == config
+    assert pickle.loads(pickle.dumps(config)) == config
+    with pytest.raises(TypeError):
+        hash(config)
+
+
+def test_signature() -> None:
+    """The first three are required; all may be given by position."""
+    assert list(inspect.signature(LaunchConfig).parameters) == FIELDS
+    with pytest.raises(TypeError):
+        LaunchConfig(1, 1)
+
+
+def test_rendezvous_timeout() -> None:
+    """rdzv_timeout wins, then what rdzv_configs says, then 900; the caller's dict stays as it was."""
+    mine = {"timeout": 5}
+    assert LaunchConfig(1, 1, 1, rdzv_configs=mine, rdzv_timeout=7).rdzv_configs == {"timeout": 7}
+    assert LaunchConfig(1, 1, 1, rdzv_configs=mine).rdzv_configs == {"timeout": 5}
+    assert mine == {"timeout": 5}
+
+
+def test_shutdown_timeout(monkeypatch) -> None:
+    """Given, else from the environment, else 30."""
+    assert LaunchConfig(1, 1, 1, shutdown_timeout=0).shutdown_timeout == 0
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "12")
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == 12
+    assert LaunchConfig(1, 1, 1, shutdown_timeout=4).shutdown_timeout == 4
+    for text in ("soon", "-3", "1.5"):
+        monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
+        with pytest.raises(
+            ValueError, match=r"^TORCH_ELASTIC_SHUTDOWN_TIMEOUT must be a whole number of seconds"
+        ) as no:
+            LaunchConfig(1, 1, 1)
+        assert repr(text) in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"min_nodes": 0}, "1 <= min_nodes <= max_nodes must hold, not min_nodes=0 and max_nodes=1"),
+        ({"min_nodes": 2}, "1 <= min_nodes <= max_nodes must hold, not min_nodes=2 and max_nodes=1"),
+        ({"nproc_per_node": 0}, "nproc_per_node must be at least 1, not 0"),
+        ({"max_restarts": -1}, "max_restarts must be at least 0, not -1"),
+        ({"monitor_interval": 0}, "monitor_interval must be more than 0 seconds, not 0"),
+        ({"start_method": "thread"}, "start_method must be spawn, fork or forkserver, not 'thread'"),
+        ({"shutdown_timeout": -1}, "shutdown_timeout must be a whole number of seconds of at least 0, not '-1'"),
+    ],
+)
+def test_one_sentence_for_each_mistake(fields, sentence) -> None:
+    """A field that makes no sense is refused when the config is made, not when the job runs."""
+    with pytest.raises(ValueError, match=r".") as refusal:
+        LaunchConfig(**{"min_nodes": 1, "max_nodes": 1, "nproc_per_node": 1, **fields})
+    assert str(refusal.value) == sentence

@@ -1,0 +1,126 @@
+"""Every flag of the real torchrun exists here, under the same spellings, with the same default and variable."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tenax.cli.arguments import read
+from tenax.cli.flags import BY_DEST, BY_SPELLING, FLAGS
+from tenax.run import get_args_parser
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real torchrun")
+
+# torch is imported in a process of its own: it would stay in this one for all other tests.
+DUMP = """
+import json, sys
+from torch.distributed.run import get_args_parser, parse_args
+flags = {}
+for action in get_args_parser()._actions:
+    if action.option_strings and action.dest != "help":
+        flags[action.dest] = {
+            "spellings": action.option_strings,
+            "default": action.default,
+            "choices": action.choices,
+            "switch": action.nargs == 0,
+            "variable": type(action).__name__ in ("env", "check_env"),
+        }
+lines = [vars(parse_args(line)) for line in json.loads(sys.argv[1])]
+print(json.dumps({"flags": flags, "lines": lines}))
+"""
+LINES = [
+    ["train.py"],
+    ["--standalone", "--nproc-per-node=2", "train.py", "--lr", "3e-4"],
+    ["--nproc_per_node", "gpu", "--max_restarts", "3", "-r", "3", "-t3", "train.py", "--tee", "1", "--help"],
+    [
+        "--nnodes=1:4",
+        "--rdzv_backend=c10d",
+        "--rdzv_endpoint=h:1",
+        "--rdzv_id=7",
+        "--rdzv_conf=a=1,b=2",
+        "-m",
+        "pkg.mod",
+    ],
+    [
+        "--no_python",
+        "--run-path",
+        "--monitor-interval",
+        "3",
+        "--start_method=fork",
+        "--role",
+        "r",
+        "prog",
+        "-x",
+        "--",
+        "y",
+    ],
+    ["--duplicate-stdout-filters", "a,,b,c", "--master-addr", "h", "--master-port", "1", "--node-rank", "2", "t.py"],
+    [
+        "--local-ranks-filter=0,1",
+        "--signals-to-handle=SIGTERM",
+        "--shutdown-timeout",
+        "5",
+        "--virtual-local-rank",
+        "t.py",
+    ],
+    ["--log-dir", "d", "--logs-specs", "x", "--numa-binding", "node", "--event-log-handler", "console", "t.py"],
+    ["--local-addr", "h", "--", "t.py", "a"],
+]
+
+
+@pytest.fixture(scope="module")
+def torchrun():
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    done = subprocess.run(
+        [sys.executable, "-c", DUMP, json.dumps(LINES)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_flag_is_here_with_its_spellings_and_default(torchrun) -> None:
+    """Same names, same defaults, same choices, same kind, and a PET_ variable where torchrun has one."""
+    for dest, theirs in torchrun["flags"].items():
+        ours = BY_DEST[dest]
+        assert list(ours.spellings) == theirs["spellings"]
+        assert (list(ours.default) if ours.kind == "list" else ours.default) == theirs["default"]
+        assert list(ours.choices) == (theirs["choices"] or [])
+        assert (ours.kind == "switch") == theirs["switch"]
+        assert ours.from_environment == theirs["variable"]
+
+
+def test_what_is_ours_alone_is_known(torchrun) -> None:
+    """We add --dry-run and --report, and nothing else."""
+    assert {flag.dest for flag in FLAGS} - torchrun["flags"].keys() == {"dry_run", "report"}
+    assert all(BY_DEST[dest].ours for dest in ("dry_run", "report"))
+    assert set(BY_SPELLING) - {name for flag in torchrun["flags"].values() for name in flag["spellings"]} == {
+        "--dry-run",
+        "--dry_run",
+        "--report",
+    }
+
+
+def test_lines_read_as_torchrun_reads_them(torchrun) -> None:
+    """Whole command lines give the same values, from our own parser and from the argparse one."""
+    for line, theirs in zip(LINES, torchrun["lines"], strict=True):
+        if line[-2:] != ["--", "y"]:  # newer argparse versions disagree among themselves about a later '--'
+            assert own(vars(get_args_parser().parse_args(line))) == theirs
+            reading = read(line, {})
+            values = {
+                dest: list(value) if isinstance(value, tuple) else value for dest, value in reading.values.items()
+            }
+            script = {"training_script": reading.script, "training_script_args": list(reading.script_args)}
+            assert own({**values, **script}) == theirs
+
+
+def own(values: dict) -> dict:
+    return {name: value for name, value in values.items() if name not in ("dry_run", "report")}

@@ -1,0 +1,147 @@
+"""The program itself, as a real process: commands, exit codes, what it prints where, and what it imports."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import tenax
+
+HEAVY = {
+    *("argparse", "asyncio", "dataclasses", "logging", "subprocess", "tempfile", "pathlib", "importlib.metadata"),
+    *("shutil", "json", "difflib", "torch", "numpy", "multiprocessing", "tenax.cli.help", "tenax.cli.plan"),
+}
+
+
+def start(words: list[str], cwd: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
+    return subprocess.run(
+        [sys.executable, *words], cwd=str(cwd), env={**clean, **environ}, capture_output=True, text=True, timeout=60
+    )
+
+
+def program(words: list[str], cwd: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    return start(["-m", "tenax", *words], cwd, **environ)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["run"], "tenax run: no script was named; write 'tenax run train.py', or '-m' and the name of a module"),
+        (["run", "gone.py"], "tenax run: there is no file 'gone.py' in {cwd}; check the path, or change the folder"),
+        (["run", "--log-dir", "file", "t.py"], "tenax run: --log-dir file is a file; name a folder"),
+        (
+            ["run", "--report", "x/r.json", "t.py"],
+            "tenax run: --report x/r.json: there is no folder '{cwd}/x' to write it in; make it first",
+        ),
+        (["run", "--report", ".", "t.py"], "tenax run: --report . is a folder; name a file"),
+        (
+            ["run", "--rdzv-backend", "zookeeper", "t.py"],
+            "tenax run: --rdzv-backend zookeeper is neither one of ours nor installed; there are: "
+            "c10d, etcd, etcd-v2, local, static, tcp",
+        ),
+    ],
+)
+def test_usage_mistakes(words, sentence, tmp_path) -> None:
+    """One sentence, one hint, exit code 2, nothing on stdout, no stack trace."""
+    (tmp_path / "t.py").touch()
+    (tmp_path / "file").touch()
+    done = program(words, tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{sentence.format(cwd=tmp_path)}\ntry: tenax run --help\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["t.py", "--x"], "tenax: there is no command 't.py'; did you mean: tenax run t.py --x"),
+        (["--tee", "3", "t.py"], "tenax: there is no command '--tee'; did you mean: tenax run --tee 3 t.py"),
+        (["rnu"], "tenax: there is no command 'rnu'; did you mean 'tenax run'?"),
+        (["launch"], "tenax: there is no command 'launch'; there are run, replay, version, help"),
+    ],
+)
+def test_unknown_commands(words, sentence, tmp_path) -> None:
+    """A command that is not there is answered with what was probably meant."""
+    done = program(words, tmp_path)
+    assert (done.returncode, done.stderr) == (2, f"{sentence}\ntry: tenax help\n")
+
+
+def test_help_and_version(tmp_path) -> None:
+    """Help goes to stdout with exit code 0, also without any word."""
+    for words in ([], ["help"], ["--help"], ["-h"]):
+        done = program(words, tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("tenax: ")
+    for words in (["help", "run"], ["run", "--help"], ["run", "-h", "t.py"]):
+        done = program(words, tmp_path, PET_TEE="nonsense")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("usage: tenax run ")
+    assert (
+        program(["version"], tmp_path).stdout
+        == program(["--version"], tmp_path).stdout
+        == f"tenax {tenax.__version__}\n"
+    )
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path) -> None:
+    """'tenax run --help | head' ends quietly."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as nobody_reads:
+        done = subprocess.run(
+            [sys.executable, "-m", "tenax", "run", "--help"], stdout=nobody_reads, stderr=subprocess.PIPE, timeout=60
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_dry_run_and_notes(tmp_path) -> None:
+    """The plan goes to stdout, notes go to stderr, and no file is made."""
+    (tmp_path / "t.py").touch()
+    done = program(["run", "--dry-run", "--monitor-interval=1", "--log-dir=logs", "t.py", "--x"], tmp_path)
+    assert done.returncode == 0
+    assert f"command     {sys.executable} -u t.py --x\n" in done.stdout
+    assert done.stderr == (
+        "tenax run: note: --monitor-interval 1.0 has no effect: tenax hears of a worker's end from the kernel at once\n"
+    )
+    assert sorted(os.listdir(tmp_path)) == ["t.py"]
+
+
+def test_torchruns_module_is_the_same_program(tmp_path) -> None:
+    """'python -m tenax.run' is 'tenax run'."""
+    (tmp_path / "t.py").touch()
+    ours, theirs = (
+        start([*way, "--dry-run", "t.py"], tmp_path) for way in (["-m", "tenax", "run"], ["-m", "tenax.run"])
+    )
+    assert (ours.returncode, ours.stdout) == (theirs.returncode, theirs.stdout)
+    assert start(["-m", "tenax.run", "gone.py"], tmp_path).returncode == 2
+
+
+def test_a_bug_is_called_a_bug(tmp_path) -> None:
+    """An unexpected error ends with exit code 70, the stack trace, and one line that says whose fault it is."""
+    code = "from tenax.cli.main import main; raise SystemExit(main(['run', 3, 't.py']))"  # no word is a number
+    done = start(["-c", code], tmp_path)
+    assert done.returncode == 70
+    lines = done.stderr.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "tenax: this is a bug in tenax, not in your script; please report it with the lines above"
+
+
+def test_the_start_imports_nothing_heavy(tmp_path) -> None:
+    """From the command line to the launch config, only what is already paid for is imported."""
+    (tmp_path / "t.py").touch()
+    code = (
+        "import sys; before = set(sys.modules)\n"
+        "from tenax.cli.main import main\n"
+        "from tenax.cli.arguments import parse\n"
+        "from tenax.cli.run import check_world, launch_of\n"
+        "options = parse('--nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 t.py --x'.split(), {})\n"
+        "check_world(options, '.', {})\n"
+        "launch_of(options, sys.executable)\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    )
+    done = start(["-c", code], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()).isdisjoint(HEAVY)

@@ -1,0 +1,147 @@
+"""``tenax.run`` and ``tenax.argparse_util``: torchrun's names for launchers written in Python."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+import pytest
+
+import tenax.run as torchrun
+from tenax.argparse_util import check_env, env
+from tenax.logs.std import Std
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("PET_", "TORCHELASTIC_")) or name in ("PYTHON_EXEC", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+            monkeypatch.delenv(name)
+
+
+def test_parse_args_gives_torchruns_namespace() -> None:
+    """Raw values under torchrun's names; the script's words untouched."""
+    args = torchrun.parse_args(["--nproc_per_node=2", "-t", "3", "--standalone", "train.py", "--", "--tee", "1"])
+    assert (args.nproc_per_node, args.tee, args.standalone) == ("2", "3", True)
+    assert (args.training_script, args.training_script_args) == ("train.py", ["--", "--tee", "1"])
+    assert (args.nnodes, args.duplicate_stdout_filters, args.master_port) == ("1:1", [], None)
+
+
+def test_parse_args_ends_the_program_with_one_sentence(capsys) -> None:
+    """As argparse does, with exit code 2; --help ends it with 0."""
+    with pytest.raises(SystemExit) as end:
+        torchrun.parse_args(["--nproc", "2", "train.py"])
+    assert end.value.code == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "tenax run: there is no flag '--nproc', and abbreviations are not guessed at; did you mean '--nproc-per-node'?",
+        "try: tenax run --help",
+    ]
+    with pytest.raises(SystemExit) as end:
+        torchrun.parse_args(["--help"])
+    assert end.value.code == 0
+    assert "usage: tenax run" in capsys.readouterr().out
+
+
+def test_config_from_args() -> None:
+    """A namespace becomes a LaunchConfig, a command and its arguments."""
+    line = "--nproc-per-node 2 --max-restarts 1 -r 1 -t 0:3 --local-ranks-filter 1 --rdzv-id j --master-port 3 t.py -x"
+    config, command, args = torchrun.config_from_args(torchrun.parse_args(line.split()))
+    assert (command, args) == (sys.executable, ["-u", "t.py", "-x"])
+    assert (config.min_nodes, config.max_nodes, config.nproc_per_node) == (1, 1, 2)
+    assert (config.max_restarts, config.run_id, config.role) == (1, "j", "default")
+    assert (config.rdzv_backend, config.rdzv_endpoint) == ("static", "127.0.0.1:3")
+    assert config.rdzv_configs == {"rank": 0, "timeout": 900}
+    assert config.shutdown_timeout == 30
+    specs = config.logs_specs
+    assert (specs._redirects, specs._tee, specs._local_ranks_filter) == (Std.OUT, {0: Std.ALL}, {1})
+
+
+def test_config_from_args_of_an_extended_parser() -> None:
+    """A launcher adds flags of its own to the parser and still gets a config."""
+    parser = torchrun.get_args_parser()
+    parser.add_argument("--queue")
+    args = parser.parse_args(["--queue", "short", "--numa-binding=node", "--run-path", "train.py", "-x"])
+    config, function, words = torchrun.config_from_args(args)
+    assert args.queue == "short"
+    assert config.numa_options.affinity_mode.value == "node"
+    assert (function, words) == (torchrun.run_script_path, ["train.py", "-x"])
+
+
+def test_config_from_args_refuses_with_a_value_error() -> None:
+    """A library call raises; it does not end the program."""
+    with pytest.raises(ValueError, match="multi-node rendezvous is not in this release"):
+        torchrun.config_from_args(torchrun.parse_args(["--nnodes=2", "t.py"]))
+
+
+def test_the_oldest_launchers_flag() -> None:
+    """A namespace with use_env=False puts --local-rank in front of the script's own arguments."""
+    args = torchrun.parse_args(["t.py", "-x"])
+    assert torchrun.get_use_env(args) is True
+    args.use_env = False
+    assert torchrun.get_use_env(args) is False
+    assert torchrun.config_from_args(args)[2] == ["-u", "t.py", "--local-rank=${local_rank}", "-x"]
+    args.no_python = True
+    with pytest.raises(ValueError, match="--no-python needs --use-env"):
+        torchrun.config_from_args(args)
+
+
+def test_small_helpers(monkeypatch) -> None:
+    """Numbers of nodes, of workers, and where nodes meet."""
+    assert torchrun.parse_min_max_nnodes("2") == (2, 2)
+    assert torchrun.parse_min_max_nnodes("1:4") == (1, 4)
+    with pytest.raises(RuntimeError, match="must be N or MIN:MAX, not '1:2:3'"):
+        torchrun.parse_min_max_nnodes("1:2:3")
+    with pytest.raises(ValueError, match="in whole numbers, not 'many'"):
+        torchrun.parse_min_max_nnodes("many")
+    assert torchrun.determine_local_world_size("3") == 3
+    assert torchrun.determine_local_world_size("cpu") >= 1
+    args = torchrun.parse_args(["t.py"])
+    assert torchrun.get_rdzv_endpoint(args) == "127.0.0.1:29500"
+    args.master_port = 7
+    assert torchrun.get_rdzv_endpoint(args) == "127.0.0.1:7"
+    args.rdzv_endpoint = "h:1"
+    assert torchrun.get_rdzv_endpoint(args) == "h:1"
+
+
+def test_main_refuses_before_it_starts_anything(capsys, tmp_path, monkeypatch) -> None:
+    """Called as a function, a usage mistake is SystemExit(2) with the sentence, as from argparse."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    for words, part in (
+        (["gone.py"], "there is no file 'gone.py'"),
+        (["--node-rank=1", "t.py"], "--node-rank 1 is not"),
+        (["--report=r.json", "t.py"], "catch ChildFailedError"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            torchrun.main(words)
+        assert end.value.code == 2
+        assert part in capsys.readouterr().err
+
+
+def test_main_prints_the_plan(capsys, tmp_path, monkeypatch) -> None:
+    """--dry-run works from Python too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.py").touch()
+    assert torchrun.main(["--dry-run", "t.py"]) is None
+    assert capsys.readouterr().out.startswith("A dry run: nothing is started.")
+
+
+def test_actions_that_read_the_environment(monkeypatch) -> None:
+    """env takes a default from PET_<DEST> and is then not required; check_env reads a truth; the command line wins."""
+    monkeypatch.setenv("PET_NAME", "from-environment")
+    monkeypatch.setenv("PET_FAST", "yes")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--name", action=env, required=True, type=str)
+    parser.add_argument("--other", action=env, default="x", type=str)
+    parser.add_argument("--fast", action=check_env)
+    parser.add_argument("--slow", action=check_env)
+    assert vars(parser.parse_args([])) == {"name": "from-environment", "other": "x", "fast": True, "slow": False}
+    assert vars(parser.parse_args(["--name", "typed", "--slow"]))["name"] == "typed"
+    monkeypatch.setenv("PET_FAST", "maybe")
+    with pytest.raises(ValueError, match="PET_FAST takes 0, 1, true, false, yes or no, not 'maybe'"):
+        argparse.ArgumentParser().add_argument("--fast", action=check_env)
+    monkeypatch.delenv("PET_NAME")
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    action = parser.add_argument("--name", action=env, required=True)
+    assert action.required

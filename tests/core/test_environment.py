@@ -1,0 +1,173 @@
+"""The environment of a worker: names and values that scripts written for torchrun rely on."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenax.core.environment import WorkerEnvironment, only_device, worker_environment
+from tenax.core.model import AgentSettings, Assignment
+
+CORE = settings.get_profile("core")
+
+AGENT = AgentSettings(run_id="job-7", role="trainer", local_world_size=4, max_restarts=3)
+SECOND_OF_TWO = Assignment(
+    generation=5,
+    group_rank=1,
+    group_world_size=2,
+    first_global_rank=4,
+    world_size=8,
+    first_role_rank=2,
+    role_world_size=6,
+    master_addr="node-0",
+    master_port=29500,
+    use_agent_store=True,
+)
+
+
+def test_names_and_values() -> None:
+    """Exactly these variables, each a string in TorchElastic's format."""
+    assert worker_environment(AGENT, SECOND_OF_TWO, local_rank=3, restarts_used=2, inherited={}) == {
+        "RANK": "7",
+        "LOCAL_RANK": "3",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "5",
+        "ROLE_NAME": "trainer",
+        "LOCAL_WORLD_SIZE": "4",
+        "WORLD_SIZE": "8",
+        "GROUP_WORLD_SIZE": "2",
+        "ROLE_WORLD_SIZE": "6",
+        "MASTER_ADDR": "node-0",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_MAX_RESTARTS": "3",
+        "TORCHELASTIC_RUN_ID": "job-7",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TENAX_GENERATION": "5",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def test_the_agent_store_flag_is_a_python_bool_in_words() -> None:
+    """torch compares with the exact string "True"."""
+    alone = worker_environment(AGENT, Assignment(1), 0, 0, {})
+    assert alone["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+def test_what_belongs_to_the_generation_is_never_inherited() -> None:
+    """A launcher started inside a worker of another job passes none of that job's ranks on."""
+    stale = dict.fromkeys(worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {}), "stale")
+    fresh = worker_environment(AGENT, SECOND_OF_TWO, 0, 0, inherited=stale)
+    inherited = {name for name, value in fresh.items() if value == "stale"}
+    assert inherited == {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONFAULTHANDLER"}
+
+
+@given(
+    local_world_size=st.integers(1, 16),
+    group_world_size=st.integers(1, 16),
+    restarts_used=st.integers(0, 5),
+    virtual=st.booleans(),
+)
+@settings(CORE, max_examples=50)
+def test_ranks_of_a_job_are_each_given_once(
+    local_world_size: int, group_world_size: int, restarts_used: int, virtual: bool
+) -> None:
+    """Over all nodes and slots, RANK and ROLE_RANK count from 0 to the world size without a hole."""
+    agent = AgentSettings("run", "trainer", local_world_size, 5)
+    world_size = local_world_size * group_world_size
+    workers = [
+        worker_environment(
+            agent,
+            Assignment(
+                1,
+                group_rank=group_rank,
+                group_world_size=group_world_size,
+                first_global_rank=group_rank * local_world_size,
+                world_size=world_size,
+                first_role_rank=group_rank * local_world_size,
+                role_world_size=world_size,
+            ),
+            local_rank,
+            restarts_used,
+            {},
+            WorkerEnvironment(virtual_local_rank=virtual),
+        )
+        for group_rank in range(group_world_size)
+        for local_rank in range(local_world_size)
+    ]
+    assert [int(worker["RANK"]) for worker in workers] == list(range(world_size))
+    assert [int(worker["ROLE_RANK"]) for worker in workers] == list(range(world_size))
+    assert {worker["WORLD_SIZE"] for worker in workers} == {str(world_size)}
+    assert {worker["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {str(restarts_used)}
+    for worker in workers:
+        assert all(isinstance(value, str) for value in worker.values())
+        assert 0 <= int(worker["LOCAL_RANK"]) < local_world_size
+
+
+@pytest.mark.parametrize("name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONFAULTHANDLER"])
+def test_what_the_user_chose_is_kept(name: str) -> None:
+    """A default of ours never overrides the user's own value, not even an empty one."""
+    for value in ("0", "", "3"):
+        assert worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {name: value})[name] == value
+
+
+def test_omp_threads_are_set_only_where_nobody_has_chosen() -> None:
+    """Each worker gets its share; without shares, or with a value of the user's, the variable is left alone."""
+    shares = WorkerEnvironment(omp_num_threads=(3, 3, 2, 2))
+    said = [
+        worker_environment(AGENT, SECOND_OF_TWO, rank, 0, {}, shares)["OMP_NUM_THREADS"]
+        for rank in range(AGENT.local_world_size)
+    ]
+    assert said == ["3", "3", "2", "2"]
+    assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {"OMP_NUM_THREADS": "8"}, shares)
+    assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {})
+
+
+def test_extra_variables_win() -> None:
+    """What the caller adds by name is the last word."""
+    options = WorkerEnvironment(omp_num_threads=(4, 4, 4, 4), extra={"OMP_NUM_THREADS": "1", "COLOUR": "green"})
+    added = worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {}, options)
+    assert added["OMP_NUM_THREADS"] == "1"
+    assert added["COLOUR"] == "green"
+
+
+def test_with_a_virtual_local_rank_every_worker_is_the_first_with_one_device() -> None:
+    """LOCAL_RANK is 0 for all; the device tells them apart; RANK stays what it is."""
+    options = WorkerEnvironment(virtual_local_rank=True)
+    inherited = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    workers = [worker_environment(AGENT, SECOND_OF_TWO, rank, 0, inherited, options) for rank in range(4)]
+    assert [worker["LOCAL_RANK"] for worker in workers] == ["0"] * 4
+    assert [worker["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["4", "5", "6", "7"]
+    assert [worker["RANK"] for worker in workers] == ["4", "5", "6", "7"]
+
+
+def test_without_a_virtual_local_rank_the_devices_are_left_alone() -> None:
+    """CUDA_VISIBLE_DEVICES is not ours to set: the worker inherits it as it is."""
+    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {"CUDA_VISIBLE_DEVICES": "4,5"})
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_rank", "device"),
+    [
+        (None, 0, "0"),
+        (None, 11, "11"),
+        ("3", 0, "3"),
+        ("3,1", 1, "1"),
+        (" 3 , 1 ", 1, "1"),
+        ("GPU-8932f937,GPU-46a2b5c1", 1, "GPU-46a2b5c1"),
+        ("MIG-1/2/0,MIG-1/3/0", 0, "MIG-1/2/0"),
+        ("0,1,", 1, "1"),
+    ],
+)
+def test_the_one_device(visible: str | None, local_rank: int, device: str) -> None:
+    """The local rank-th of the visible devices, by number or name; all are visible when nothing is said."""
+    assert only_device(visible, local_rank) == device
+
+
+@pytest.mark.parametrize(("visible", "local_rank"), [("", 0), ("0", 1), ("0,1", 2), (" , ", 0)])
+def test_too_few_devices_are_refused_in_one_sentence(visible: str, local_rank: int) -> None:
+    """The message says what is missing, where it was looked for, and what to do."""
+    with pytest.raises(ValueError, match="needs one device per worker, but CUDA_VISIBLE_DEVICES=.* start fewer"):
+        only_device(visible, local_rank)

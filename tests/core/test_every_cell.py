@@ -1,0 +1,127 @@
+"""The machine is a table of phases and events: point at a cell, and there is an answer."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from tenax.core import events as fact
+from tenax.core.agent import SIGINT, SIGTERM, AgentMachine, Phase, Rung
+from tenax.core.commands import AnyCommand
+from tenax.core.events import AnyEvent
+from tenax.core.invariants import InvariantChecker
+from tenax.core.model import AgentSettings, Assignment, Evidence
+
+from .policies import Pausing
+
+RUN = fact.RunRequested()
+FORMED = fact.GenerationFormed(Assignment(1))
+STARTED = [fact.WorkerStarted(1, 0, 100), fact.WorkerStarted(1, 1, 101)]
+UP: list[AnyEvent] = [RUN, FORMED, *STARTED]
+FAILED = fact.WorkerExited(1, 0, 1)
+EXAMINED = fact.FailureExamined(1, 0, Evidence())
+ENDED = [fact.WorkerExited(1, 1, -15), EXAMINED, fact.NodeCleared(1)]
+
+# How each situation is reached. Some phases have several: what the machine waits for is a part of the cell.
+SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
+    "new": (Phase.NEW, []),
+    "joining": (Phase.JOINING, [RUN]),
+    "joining again": (Phase.JOINING, [*UP, FAILED, *ENDED]),
+    "starting": (Phase.RUNNING, [RUN, FORMED]),
+    "running": (Phase.RUNNING, UP),
+    "running, one has succeeded": (Phase.RUNNING, [*UP, fact.WorkerExited(1, 1, 0)]),
+    "stopping, asked": (Phase.STOPPING, [*UP, FAILED]),
+    "stopping, cancelled": (Phase.STOPPING, [*UP, fact.SignalReceived(SIGTERM)]),
+    "stopping, clearing": (Phase.STOPPING, [*UP, FAILED, fact.WorkerExited(1, 1, -15)]),
+    "stopping, killed": (Phase.STOPPING, [*UP, fact.SignalReceived(SIGINT), fact.SignalReceived(SIGINT)]),
+    "stopping, evidence awaited": (Phase.STOPPING, [*UP, FAILED, fact.WorkerExited(1, 1, -15), fact.NodeCleared(1)]),
+    "paused": (Phase.PAUSED, [*UP, FAILED, *ENDED]),
+    "closing": (Phase.CLOSING, [*UP, fact.WorkerExited(1, 0, 0), fact.WorkerExited(1, 1, 0)]),
+    "ended": (Phase.ENDED, [*UP, fact.KeeperLost("gone")]),
+}
+
+
+def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
+    """An event of this kind in all the ways that could matter: of now, of then, of nobody."""
+    generations, ranks = (0, 1, 2, 7), (-1, 0, 1, 2)
+    match kind:
+        case fact.GenerationFormed:
+            return [fact.GenerationFormed(Assignment(generation)) for generation in generations]
+        case fact.JoinRefused | fact.KeeperLost:
+            return [kind("no")]
+        case fact.WorkerStarted:
+            return [kind(*where, 100) for where in itertools.product(generations, ranks)]
+        case fact.WorkerStartFailed:
+            return [kind(*where, "no such file", 127) for where in itertools.product(generations, ranks)]
+        case fact.WorkerExited:
+            ends = ((0, ""), (0, "its result is lost"), (1, ""), (-9, ""), (-15, ""))
+            return [kind(*where, *end) for where in itertools.product(generations, ranks) for end in ends]
+        case fact.FailureExamined:
+            proofs = (Evidence(), Evidence(message="boom", raised_at=0.5), Evidence(message="boom", raised_at=1e9))
+            return [kind(*where) for where in itertools.product(generations, ranks, proofs)]
+        case fact.NodeCleared:
+            return [kind(generation) for generation in generations]
+        case fact.SignalReceived:
+            return [kind(signal, grace_s) for signal in (1, 2, 3, 15) for grace_s in (None, 0.0)]
+        case _:
+            return [kind()]
+
+
+def reach(name: str) -> AgentMachine:
+    phase, history = SITUATIONS[name]
+    machine = AgentMachine(AgentSettings("run", "trainer", 2, 3), Pausing() if name == "paused" else None)
+    for event in history:
+        machine.step(event, 1.0)
+    assert machine.state.phase is phase
+    return machine
+
+
+@pytest.mark.parametrize("kind", AnyEvent.__args__, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_every_cell_has_an_answer(situation: str, kind: type[AnyEvent]) -> None:
+    """Whatever happens in whatever phase, the machine answers with orders and keeps its promises; it never raises."""
+    written = msgspec.json.encode(reach(situation).state)
+    for event in versions(kind):
+        for now in (1.0, 1e6):
+            machine = reach(situation)
+            checker = InvariantChecker(machine.state)
+            commands = machine.step(event, now)
+            assert all(isinstance(command, AnyCommand) for command in commands)
+            checker.check(machine.state, event, commands)
+            generation = getattr(event, "generation", machine.state.generation)
+            if generation != msgspec.json.decode(written)["generation"]:
+                assert (commands, msgspec.json.encode(machine.state)) == ([], written), f"A9: {event}"
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_from_every_cell_the_run_can_end(situation: str) -> None:
+    """Ctrl-C, Ctrl-C, and time: no situation survives that, so nobody ever needs to kill the agent."""
+    machine = reach(situation)
+    now = 1.0
+    for event in (fact.SignalReceived(SIGINT), fact.SignalReceived(SIGINT)):
+        machine.step(event, now)
+    for _ in range(3):
+        deadline = machine.state.next_deadline()
+        if deadline is not None:
+            now = deadline
+            machine.step(fact.TimePassed(), now)
+    assert machine.state.phase is Phase.ENDED
+    assert now <= 1.0 + machine.state.settings.abandon_s + machine.state.settings.examine_s
+
+
+def test_the_table_is_complete() -> None:
+    """Every phase, and every rung of the ladder on the way down, has its rows."""
+    assert {phase for phase, _ in SITUATIONS.values()} == set(Phase)
+    rungs = {reach(name).state.rung for name in SITUATIONS}
+    assert rungs == {Rung.NONE, Rung.ASKED, Rung.CLEARING, Rung.KILLED}
+
+
+def test_a_step_does_not_touch_what_it_was_given() -> None:
+    """Orders of one step stay as they were when the next is taken: an edge may keep them."""
+    machine = reach("running")
+    first = machine.step(FAILED, 1.0)
+    copy = list(first)
+    machine.step(fact.WorkerExited(1, 1, 0), 2.0)
+    assert first == copy

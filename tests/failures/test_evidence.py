@@ -1,0 +1,204 @@
+"""Evidence: gathered from whatever a dead worker left, in the order of what knows most."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tenax.core.model import Evidence
+from tenax.failures import error_file
+from tenax.failures.evidence import MOST_LAST_LINES, gather, last_lines
+from tenax.failures.out_of_memory import OutOfMemoryWatch
+
+from .test_error_file import NOW
+
+TAIL = b'noise\nTraceback (most recent call last):\n  File "t.py", line 1, in f\nValueError: printed\n'
+
+
+def recorded(
+    folder: Path, message: str = "KeyError: recorded", traceback: str = "Traceback ...\nKeyError: recorded\n"
+) -> str:
+    path = str(folder / "error.json")
+    error_file.write(path, error_file.content(message, traceback, NOW))
+    return path
+
+
+def test_the_error_file_knows_most(tmp_path: Path) -> None:
+    """What the worker recorded itself goes before what it printed."""
+    path = recorded(tmp_path)
+    found = gather(pid=1, exit_code=1, error_file=path, stderr_tail=TAIL, log_file="/logs/stderr.log")
+    assert (found.error_type, found.message) == ("KeyError", "KeyError: recorded")
+    assert found.traceback == "Traceback ...\nKeyError: recorded"
+    assert (found.error_file, found.log_file) == (path, "/logs/stderr.log")
+    assert found.raised_at == NOW
+
+
+def test_stderr_speaks_where_there_is_no_file(tmp_path: Path) -> None:
+    """Without any annotation in the user's code the exception is found."""
+    found = gather(pid=1, exit_code=1, error_file=str(tmp_path / "none"), stderr_tail=TAIL)
+    assert (found.error_type, found.message) == ("ValueError", "ValueError: printed")
+    assert found.traceback.startswith("Traceback (most recent call last):\n")
+    assert found.error_file == ""
+    assert found.raised_at is None
+
+
+def test_without_an_exception_the_last_lines_remain() -> None:
+    """A worker that only printed has its last lines kept, each of bounded length."""
+    tail = "".join(f"line {n}\n" for n in range(100)) + "x" * 5000 + "\n"
+    found = gather(pid=1, exit_code=2, stderr_tail=tail.encode())
+    assert (found.error_type, found.message, found.traceback) == ("", "", "")
+    assert len(found.last_lines) == MOST_LAST_LINES
+    assert found.last_lines[-2] == "line 99"
+    assert len(found.last_lines[-1]) == 400
+
+
+def test_a_dead_process_owes_nothing() -> None:
+    """No file, no output: empty evidence."""
+    assert gather(pid=1, exit_code=-9) == Evidence()
+
+
+def test_of_a_progress_bar_the_last_state_is_kept() -> None:
+    """A line that was redrawn a thousand times is shown as it stood at the end."""
+    assert last_lines("start\n 1%\r 2%\r 3%\r\nend") == ("start", " 3%", "end")
+    assert last_lines("half a line\nwhole", cut=True) == ("whole",)
+    assert last_lines("only", cut=True) == ("only",)
+    assert last_lines("") == ()
+    assert last_lines("\n \n") == ()
+
+
+def test_a_message_without_traceback_borrows_the_printed_one(tmp_path: Path) -> None:
+    """The older format has no traceback; stderr may have it."""
+    path = tmp_path / "e"
+    path.write_text(json.dumps({"message": "\n CUDA error: x\nmore"}))
+    found = gather(pid=1, exit_code=1, error_file=str(path), stderr_tail=TAIL)
+    assert found.message == "CUDA error: x"
+    assert found.traceback.endswith("ValueError: printed")
+    alone = gather(pid=1, exit_code=1, error_file=str(path))
+    assert alone.traceback == "\n CUDA error: x\nmore"
+
+
+def test_a_traceback_without_message_gives_the_message(tmp_path: Path) -> None:
+    """Half of the format is enough."""
+    found = gather(pid=1, exit_code=1, error_file=recorded(tmp_path, "", TAIL.decode()))
+    assert (found.error_type, found.message) == ("ValueError", "ValueError: printed")
+
+
+def test_a_torn_file_is_used_and_told(tmp_path: Path) -> None:
+    """W12: what is left counts, and the reader learns that it is not the whole."""
+    path = tmp_path / "e"
+    path.write_text('{"message": {"message": "ValueError: torn')
+    found = gather(pid=1, exit_code=1, error_file=str(path))
+    assert found.message == "ValueError: torn"
+    assert "[the error file is not whole or not JSON" in found.traceback
+    path.write_text("")
+    assert gather(pid=1, exit_code=1, error_file=str(path), stderr_tail=TAIL).message == "ValueError: printed"
+
+
+@pytest.mark.parametrize(
+    ("started_at", "seen_at", "expected"),
+    [
+        (100.0, 200.0, 150.25),
+        (None, None, 150.25),
+        (160.0, 200.0, None),  # before it was born: the wall clock was set, or the file is not its own
+        (100.0, 120.0, 120.0),  # after it was dead
+    ],
+)
+def test_the_time_is_the_agents_and_within_the_workers_life(
+    tmp_path: Path, started_at: float | None, seen_at: float | None, expected: float | None
+) -> None:
+    """The wall clock's time is converted, and never believed against the agent's own observation."""
+    found = gather(
+        pid=1,
+        exit_code=1,
+        error_file=recorded(tmp_path),
+        wall_to_agent_clock=150.0 - int(NOW),
+        started_at=started_at,
+        seen_at=seen_at,
+    )
+    assert found.raised_at == (None if expected is None else pytest.approx(expected))
+
+
+@pytest.fixture
+def oom(tmp_path: Path) -> OutOfMemoryWatch:
+    """A watch whose counter has risen by one."""
+    (tmp_path / "memory.events").write_text("oom_kill 0\n")
+    (tmp_path / "membership").write_text("0::/\n")
+    absent = str(tmp_path / "absent")
+    watch = OutOfMemoryWatch(
+        cgroup_file=str(tmp_path / "membership"),
+        cgroup_root=str(tmp_path),
+        kernel_log=absent,
+        pid_namespace_file=absent,
+    )
+    (tmp_path / "memory.events").write_text("oom_kill 1\n")
+    return watch
+
+
+def test_sigkill_with_the_kernels_proof_is_out_of_memory(oom: OutOfMemoryWatch) -> None:
+    """The proof is asked for when SIGKILL ended the worker."""
+    found = gather(pid=1, exit_code=-signal.SIGKILL, out_of_memory=oom)
+    assert found.out_of_memory == "killed by the kernel: out of memory (cgroup /, oom_kill 0 → 1)"
+
+
+@pytest.mark.parametrize("exit_code", [1, 3, -signal.SIGTERM, -signal.SIGSEGV])
+def test_other_ends_are_not_out_of_memory(oom: OutOfMemoryWatch, exit_code: int) -> None:
+    """A kill elsewhere in the group does not explain an ordinary error."""
+    assert gather(pid=1, exit_code=exit_code, stderr_tail=TAIL, out_of_memory=oom).out_of_memory == ""
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "message"),
+    [
+        (137, ""),
+        (1, "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "),
+        (1, "ProcessExitedException: process 0 terminated with signal SIGKILL"),
+        (1, "CalledProcessError: Command 'x' died with <Signals.SIGKILL: 9>."),
+    ],
+)
+def test_a_killed_child_is_told(oom: OutOfMemoryWatch, exit_code: int, message: str) -> None:
+    """A worker that fails because its child got SIGKILL inherits the proof."""
+    tail = b"Traceback (most recent call last):\n" + message.encode()
+    found = gather(pid=1, exit_code=exit_code, stderr_tail=tail if message else b"", out_of_memory=oom)
+    assert found.out_of_memory == "a child of it was killed by the kernel: out of memory (cgroup /, oom_kill 0 → 1)"
+
+
+def test_a_real_worker_is_explained(tmp_path: Path) -> None:
+    """End to end with a real process whose tail was cut: exception, traceback, times."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys\nprint('x' * 9000, file=sys.stderr)\nraise RuntimeError('boom')\n")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, timeout=60, check=False)
+    found = gather(pid=1, exit_code=done.returncode, stderr_tail=done.stderr[-4096:], tail_is_cut=True)
+    assert (found.error_type, found.message) == ("RuntimeError", "RuntimeError: boom")
+    assert found.last_lines[0] == "Traceback (most recent call last):"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    tail=st.binary(max_size=400), content=st.binary(max_size=100), exit_code=st.integers(-20, 140), cut=st.booleans()
+)
+def test_no_remains_make_it_raise_and_all_can_be_stored(
+    tmp_path: Path, tail: bytes, content: bytes, exit_code: int, cut: bool
+) -> None:
+    """Whatever was left behind, the evidence goes into a journal and comes back the same."""
+    (tmp_path / "e").write_bytes(content)
+    found = gather(pid=1, exit_code=exit_code, error_file=str(tmp_path / "e"), stderr_tail=tail, tail_is_cut=cut)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Evidence) == found
+
+
+def test_hostile_names_and_texts_can_be_stored(tmp_path: Path) -> None:
+    """Lone surrogates from JSON escapes and from file names do not break the journal."""
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")
+    with open(path, "w") as file:
+        file.write('{"message": {"message": "E: \\ud800", "extraInfo": {"py_callstack": "\\udfff"}}}')
+    found = gather(pid=1, exit_code=1, error_file=path, log_file=path)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Evidence) == found
+    assert found.message == "E: \\ud800"

@@ -1,0 +1,278 @@
+"""The one report: leads with the cause, blames nobody we stopped, and is safe to print."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict
+from tenax.failures.report import Report, headline, render, summary, to_dict, to_json
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nRuntimeError: boom'
+
+
+def failure(rank: int = 3, exit_code: int = 1, seen_at: float = 10.0, reason: str = "", **evidence: object) -> Failure:
+    return Failure(2, rank % 4, rank, 4700 + rank, exit_code, seen_at, reason, Evidence(**evidence))
+
+
+BOOM = failure(
+    error_type="RuntimeError",
+    message="RuntimeError: boom",
+    traceback=TRACEBACK,
+    log_file="/logs/run_x/attempt_2/3/stderr.log",
+    error_file="/logs/run_x/attempt_2/3/error.json",
+)
+
+
+def report(verdict: Verdict, **facts: object) -> Report:
+    known = {
+        "entrypoint": "train.py",
+        "host": "gpu-07",
+        "run_id": "run",
+        "role": "default",
+        "max_restarts": 3,
+        "log_dir": "/logs/run_x",
+        "journal": "/logs/run_x/journal.jsonl",
+    }
+    return Report(verdict=verdict, **{**known, **facts})
+
+
+def failed(*failures: Failure, **fields: object) -> Verdict:
+    return Verdict(
+        Outcome.FAILED, "all 3 restarts are used", failures, **{"restarts_used": 3, "generation": 4, **fields}
+    )
+
+
+def test_the_whole_report_as_a_person_reads_it() -> None:
+    """Cause first, then the others in short, whom we stopped, what was done, where to look."""
+    others = (
+        failure(1, -11, 10.25),
+        failure(0, 1, 10.5, error_type="ConnectionError", message="ConnectionError: peer gone"),
+        failure(2, 1, 10.6, error_type="ConnectionError", message="ConnectionError: peer gone"),
+    )
+    stopped = tuple(Stopped(rank, rank, 4800 + rank, -15) for rank in (4, 5, 6, 7, 9))
+    text = render(
+        report(
+            failed(BOOM, *others, stopped=stopped),
+            history=("generation 1: rank 3 (local rank 3, pid 99) raised RuntimeError: boom",),
+        )
+    )
+    assert (
+        text
+        == """\
+================================================================================
+train.py failed: rank 3 on gpu-07 raised RuntimeError: boom
+--------------------------------------------------------------------------------
+First cause
+  rank       3 (local rank 3) on gpu-07, pid 4703
+  ended      exited with code 1
+  error      RuntimeError: boom
+  stderr log /logs/run_x/attempt_2/3/stderr.log
+  error file /logs/run_x/attempt_2/3/error.json
+
+  Traceback (most recent call last):
+    File "train.py", line 7, in <module>
+  RuntimeError: boom
+
+Also failed, before we stopped them
+  rank 1, 0.25 s later: was ended by SIGSEGV (invalid memory access)
+  ranks 0, 2, 0.5 s later: raised ConnectionError: peer gone
+
+Stopped by us, not failed: ranks 4-7, 9
+
+What was done
+  3 of 3 restarts used; all 3 restarts are used.
+  Earlier failures, each followed by a restart:
+    generation 1: rank 3 (local rank 3, pid 99) raised RuntimeError: boom
+
+  run        run, role default
+  logs       /logs/run_x
+  journal    /logs/run_x/journal.jsonl
+  the story  tenax replay /logs/run_x/journal.jsonl
+================================================================================
+"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "sentence"),
+    [
+        (BOOM, "train.py failed: rank 3 on gpu-07 raised RuntimeError: boom"),
+        (failure(exit_code=7), "train.py failed: rank 3 on gpu-07 exited with code 7"),
+        (
+            failure(exit_code=7, error_type="X", message="X: y"),
+            "train.py failed: rank 3 on gpu-07 exited with code 7: X: y",
+        ),
+        (failure(exit_code=-9), "train.py failed: rank 3 on gpu-07 was ended by SIGKILL (killed)"),
+        (
+            failure(exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)"),
+            "train.py failed: rank 3 on gpu-07 was killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)",
+        ),
+        (
+            failure(exit_code=-11, error_type="Fatal Python error", message="Fatal Python error: Segmentation fault"),
+            "train.py failed: rank 3 on gpu-07 was ended by SIGSEGV (invalid memory access):"
+            " Fatal Python error: Segmentation fault",
+        ),
+        (
+            failure(exit_code=127, reason="could not be started: no such file: trian.py"),
+            "train.py failed: rank 3 on gpu-07 could not be started: no such file: trian.py",
+        ),
+    ],
+)
+def test_the_first_sentence_says_what_happened(cause: Failure, sentence: str) -> None:
+    """One sentence, the same in the text, in its title and in the JSON."""
+    verdict = failed(cause)
+    assert headline(report(verdict)) == sentence
+    assert " ".join(render(report(verdict)).split("\n---")[0].split()).endswith(sentence)
+    assert to_dict(report(verdict))["summary"] == sentence
+
+
+def test_a_worker_that_only_died_shows_its_last_lines() -> None:
+    """Without an exception there are the last lines of stderr; without those, that is said."""
+    text = render(report(failed(failure(exit_code=-9, last_lines=("step 1", "step 2")))))
+    assert "  The last 2 lines of its stderr:\n    step 1\n    step 2\n" in text
+    assert "  ended      ended by SIGKILL (killed)\n" in text
+    assert "It wrote nothing to stderr." in render(report(failed(failure(exit_code=-9))))
+
+
+def test_workers_that_we_stopped_are_never_failures() -> None:
+    """They are named in one line, with no exit code and no signal."""
+    text = render(report(failed(BOOM, stopped=(Stopped(0, 0, 1, -15), Stopped(1, 1, 2, -9)))))
+    lines = [line for line in text.split("\n") if "topped" in line]
+    assert lines == ["Stopped by us, not failed: ranks 0, 1"]
+    assert "SIGTERM" not in text
+    assert "SIGKILL" not in text
+
+
+def test_a_long_traceback_keeps_its_ends() -> None:
+    """The middle is left out, and where the whole can be read is said."""
+    long = "\n".join(f"line {n}" for n in range(1000))
+    text = render(report(failed(failure(traceback=long, log_file="/l/stderr.log"))))
+    assert "line 7\n  [... 940 lines left out; the whole is in /l/stderr.log ...]\n  line 948\n" in text
+    assert "  line 999\n" in text
+
+
+def test_many_kinds_of_other_failures_are_counted() -> None:
+    """The report stays short when everything falls apart in its own way."""
+    others = [failure(rank, rank, seen_at=9.0) for rank in range(10, 40)]
+    text = render(report(failed(BOOM, *others)))
+    assert "  rank 10: exited with code 10\n" in text
+    assert "  and 22 more, in the journal\n" in text
+    many = tuple(f"failure {n}" for n in range(20))
+    assert "    (12 older ones, in the journal)\n    failure 12\n" in render(report(failed(BOOM), history=many))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "sentence", "also"),
+    [
+        (
+            Verdict(Outcome.CANCELLED, "the agent was asked to stop", signal=2),
+            "train.py was cancelled by SIGINT (interrupted)",
+            "0 of 3 restarts used; the agent was asked to stop.",
+        ),
+        (
+            Verdict(Outcome.ABANDONED, "not gone 10 s after SIGKILL", stuck_pids=(11, 12)),
+            "train.py was abandoned: on gpu-07 these processes survived SIGKILL: 11, 12",
+            "Look at /proc/PID/stack of 11 12",
+        ),
+        (
+            Verdict(Outcome.BROKEN, "the keeper was lost: it was killed"),
+            "train.py could not be run on gpu-07: the keeper was lost: it was killed",
+            "the keeper was lost: it was killed.",
+        ),
+        (Verdict(Outcome.FAILED, "no reason known"), "train.py failed on gpu-07: no reason known", ""),
+    ],
+)
+def test_other_ends_are_told_in_short(verdict: Verdict, sentence: str, also: str) -> None:
+    """Cancelled, abandoned, broken: the sentence, what was done, where to look, and no empty headings."""
+    text = render(report(verdict))
+    assert sentence in " ".join(text.split())
+    assert also in " ".join(text.split())
+    assert "First cause" not in text
+    assert text.count("\n") < 16
+
+
+def test_a_success_is_one_line() -> None:
+    """Nothing to explain, except what it cost."""
+    assert render(report(Verdict(Outcome.SUCCEEDED, "all done"))) == "train.py succeeded\n"
+    verdict = Verdict(Outcome.SUCCEEDED, "all done", restarts_used=1)
+    assert render(report(verdict)) == "train.py succeeded after 1 of 3 restarts\n"
+
+
+def test_a_worker_that_had_failed_is_told_when_the_run_was_cancelled() -> None:
+    """A cancel does not hide a failure, nor call it the reason."""
+    text = render(report(Verdict(Outcome.CANCELLED, "asked", (BOOM,), signal=15)))
+    assert "A worker had failed\n" in text
+    assert "RuntimeError: boom" in text
+
+
+def test_colour_only_decorates() -> None:
+    """With colours removed the text is the same."""
+    coloured = render(report(failed(BOOM, failure(1))), colour=True)
+    assert "\x1b[1;31mtrain.py failed" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == render(report(failed(BOOM, failure(1))))
+
+
+def test_the_frame_follows_the_terminal_within_reason() -> None:
+    """Narrow and wide terminals get a frame they can read; no word is broken."""
+    for width, frame in ((20, 40), (60, 60), (500, 100)):
+        lines = render(report(failed(BOOM)), width=width).split("\n")
+        assert lines[0] == "=" * frame
+        assert any("/logs/run_x/attempt_2/3/stderr.log" in line for line in lines)
+
+
+def test_a_replay_command_can_be_pasted() -> None:
+    """A path with spaces is quoted."""
+    assert "tenax replay '/my logs/j'" in render(report(failed(BOOM), journal="/my logs/j"))
+
+
+def test_missing_facts_leave_no_trace() -> None:
+    """Without a journal or logs the report does not point to nowhere."""
+    text = render(Report(verdict=failed(BOOM), entrypoint="f", host="h"))
+    assert "journal" not in text
+    assert "replay" not in text
+
+
+def test_one_failure_in_one_line() -> None:
+    """What the live line and the history say of a failure that was restarted."""
+    assert summary(BOOM) == "rank 3 (local rank 3, pid 4703) raised RuntimeError: boom"
+    unstarted = Failure(1, 0, 0, 0, 127, 1.0, "could not be started: no such file")
+    assert summary(unstarted) == "rank 0 (local rank 0) could not be started: no such file"
+    assert "\n" not in summary(failure(reason="several\nlines"))
+
+
+def test_the_json_says_the_same() -> None:
+    """One object with the verdict, the exit code, the first cause in full, and whom we stopped."""
+    data = json.loads(to_json(report(failed(BOOM, failure(1, -9), stopped=(Stopped(0, 0, 5, -15),)))))
+    assert (data["version"], data["outcome"], data["exit_code"]) == (1, "failed", 1)
+    assert data["summary"] == "train.py failed: rank 3 on gpu-07 raised RuntimeError: boom"
+    cause = data["first_cause"]
+    assert (cause["rank"], cause["local_rank"], cause["host"], cause["pid"]) == (3, 3, "gpu-07", 4703)
+    assert (cause["error_type"], cause["traceback"], cause["signal"]) == ("RuntimeError", TRACEBACK, None)
+    assert [other["signal"] for other in data["other_failures"]] == ["SIGKILL"]
+    assert data["stopped_by_us"] == [{"rank": 0, "local_rank": 0, "pid": 5, "exit_code": -15}]
+    assert (data["restarts_used"], data["max_restarts"], data["journal"]) == (3, 3, "/logs/run_x/journal.jsonl")
+
+
+nasty = st.text(st.characters(codec=None, exclude_categories=()), max_size=40) | st.just("\x1b[2J\x07\u202e")
+
+
+@given(nasty, nasty, nasty, st.integers(-70, 300), st.integers(0, 200), st.booleans())
+def test_no_words_of_a_worker_reach_the_terminal_raw(
+    a: str, b: str, c: str, code: int, width: int, colour: bool
+) -> None:
+    """Whatever a worker wrote, the report prints, encodes, and acts on no terminal."""
+    evil = failure(exit_code=code, message=a, error_type=b, traceback=c, last_lines=(a, b), log_file=c, error_file=a)
+    evil = msgspec.structs.replace(evil, reason=b)
+    made = report(failed(evil, evil), history=(a, b), host=c, entrypoint=a, journal=b, log_dir=c, run_id=a, role=b)
+    for value in (evil, msgspec.structs.replace(evil, reason="")):
+        summary(value).encode()
+    text = re.sub(r"\x1b\[(1|1;31|0)m", "", render(made, colour, width))
+    text.encode()
+    assert not any((ord(char) < 32 and char not in "\t\n") or 0x7F <= ord(char) < 0xA0 for char in text)
+    assert json.loads(to_json(made))["exit_code"] > 0

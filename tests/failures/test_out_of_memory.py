@@ -1,0 +1,257 @@
+"""The kernel's proof of an out-of-memory kill: from counters and log as files, and once for real."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tenax.failures.out_of_memory import OutOfMemoryWatch
+
+KILLED = "3,{n},1234567,-;Memory cgroup out of memory: Killed process {pid} (python3) total-vm:9kB, anon-rss:8kB\n"
+
+
+class Kernel:
+    """A tree of files as the kernel shows them, that a test may change as the kernel would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.root = folder / "cgroup"
+        self.log = folder / "kmsg"
+        self.log.write_text("")
+        self.namespace = folder / "pid_namespace"
+        self.namespace.symlink_to("pid:[4026531836]")
+        self.membership = folder / "membership"
+        self.counter_file = self.root
+
+    def version_2(self, group: str = "/job", file: str = "memory.events") -> Kernel:
+        self.membership.write_text(f"0::{group}\n")
+        self.counter_file = self.root / group.lstrip("/") / file
+        self.counter_file.parent.mkdir(parents=True)
+        return self.count(0)
+
+    def version_1(self, group: str = "/job", mounted: str = "memory/job") -> Kernel:
+        self.membership.write_text(f"3:cpu,cpuacct:/elsewhere\n2:memory:{group}\n0::/\n")
+        self.counter_file = self.root / mounted / "memory.oom_control"
+        self.counter_file.parent.mkdir(parents=True)
+        return self.count(0)
+
+    def count(self, kills: int) -> Kernel:
+        if self.counter_file.name == "memory.oom_control":
+            self.counter_file.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+        else:
+            self.counter_file.write_text(f"low 0\nhigh 0\nmax 9\noom 3\noom_kill {kills}\noom_group_kill 5\n")
+        return self
+
+    def say(self, text: str) -> None:
+        with open(self.log, "a") as log:
+            log.write(text)
+
+    def watch(self) -> OutOfMemoryWatch:
+        return OutOfMemoryWatch(
+            cgroup_file=str(self.membership),
+            cgroup_root=str(self.root),
+            kernel_log=str(self.log),
+            pid_namespace_file=str(self.namespace),
+        )
+
+
+@pytest.fixture
+def kernel(tmp_path: Path) -> Kernel:
+    return Kernel(tmp_path)
+
+
+def test_a_counter_that_rose_is_proof(kernel: Kernel) -> None:
+    """Version 2: the sentence names the group and the counter before and after."""
+    kernel.version_2().count(4)
+    with kernel.watch() as watch:
+        assert watch.sentence(10) == ""
+        kernel.count(5)
+        assert watch.sentence(10) == "killed by the kernel: out of memory (cgroup /job, oom_kill 4 → 5)"
+        assert watch.sentence(11) == ""  # one kill explains one process
+
+
+def test_two_kills_explain_two_processes(kernel: Kernel) -> None:
+    """The kernel may have counted both before the first is examined."""
+    kernel.version_2()
+    with kernel.watch() as watch:
+        kernel.count(2)
+        assert "oom_kill 0 → 2" in watch.sentence(10)
+        assert "oom_kill 1 → 2" in watch.sentence(11)
+        assert watch.sentence(12) == ""
+
+
+@pytest.mark.parametrize("mounted", ["memory/job", "memory"], ids=["as on a host", "as in a container"])
+def test_version_1_counts_too(kernel: Kernel, mounted: str) -> None:
+    """Version 1: also where the mount shows the container's own group as its root."""
+    kernel.version_1(mounted=mounted)
+    with kernel.watch() as watch:
+        kernel.count(1)
+        assert watch.sentence(10).startswith("killed by the kernel: out of memory (cgroup /")
+
+
+def test_the_local_counter_stands_in(kernel: Kernel) -> None:
+    """Where only the group's own counter is shown, it is used."""
+    kernel.version_2(file="memory.events.local")
+    with kernel.watch() as watch:
+        kernel.count(1)
+        assert "oom_kill 0 → 1" in watch.sentence(10)
+
+
+def test_the_log_names_the_process(kernel: Kernel) -> None:
+    """A line about this process proves it alone, and joins the counter where both are there."""
+    kernel.membership.write_text("")
+    with kernel.watch() as watch:
+        kernel.say("6,1,1,-;usb 1-1: new device\n KEY=value\n" + KILLED.format(n=2, pid=77))
+        assert watch.sentence(76) == ""
+        assert watch.sentence(77) == (
+            "killed by the kernel: out of memory (kernel log: Memory cgroup out of memory: Killed process 77 (python3))"
+        )
+    kernel.version_2()
+    with kernel.watch() as watch:
+        kernel.count(1).say("3,3,1,-;Out of memory: Killed process 78 (a) b) total-vm:1kB\n")
+        assert watch.sentence(78) == (
+            "killed by the kernel: out of memory (cgroup /job, oom_kill 0 → 1;"
+            " kernel log: Out of memory: Killed process 78 (a))"
+        )
+
+
+def test_a_kill_of_somebody_else_proves_nothing(kernel: Kernel) -> None:
+    """The counter rose, but the log says for whom."""
+    kernel.version_2()
+    with kernel.watch() as watch:
+        kernel.count(1).say(KILLED.format(n=1, pid=500))
+        assert watch.sentence(10) == ""
+        assert watch.sentence(500) != ""
+
+
+def test_a_childs_kill_is_told_as_such(kernel: Kernel) -> None:
+    """A worker whose child was killed says so; the log names the child."""
+    kernel.version_2()
+    with kernel.watch() as watch:
+        kernel.count(1).say(KILLED.format(n=1, pid=500))
+        assert watch.sentence(10, child=True) == (
+            "a child of it was killed by the kernel: out of memory (cgroup /job, oom_kill 0 → 1;"
+            " kernel log: Memory cgroup out of memory: Killed process 500 (python3))"
+        )
+        assert watch.sentence(11, child=True) == ""
+
+
+def test_what_happened_before_proves_nothing(kernel: Kernel) -> None:
+    """Neither kills before the watch was made nor those before the last rebase count."""
+    kernel.version_2().count(7).say(KILLED.format(n=1, pid=10))
+    with kernel.watch() as watch:
+        assert watch.sentence(10) == ""
+        kernel.count(9).say(KILLED.format(n=2, pid=11))
+        watch.rebase()
+        assert watch.sentence(11) == ""
+        kernel.count(10)
+        assert "oom_kill 9 → 10" in watch.sentence(12)
+
+
+def test_a_line_that_the_kernel_did_not_write_proves_nothing(kernel: Kernel) -> None:
+    """Processes with the right may write into the log too; their lines are marked."""
+    kernel.membership.write_text("")
+    with kernel.watch() as watch:
+        kernel.say("12,1,1,-;Out of memory: Killed process 10 (python3)\n")
+        assert watch.sentence(10) == ""
+
+
+def test_in_another_pid_namespace_the_log_is_not_believed(kernel: Kernel) -> None:
+    """In a container, number 10 of the log is somebody else's 10."""
+    kernel.namespace.unlink()
+    kernel.namespace.symlink_to("pid:[4026532999]")
+    kernel.membership.write_text("")
+    with kernel.watch() as watch:
+        kernel.say(KILLED.format(n=1, pid=10))
+        assert watch.sentence(10) == ""
+
+
+@pytest.mark.parametrize("membership", ["", "\n\n", "garbage", "0::/../..", "::::", "2:memory:", "\udcff"])
+def test_a_system_that_shows_nothing_proves_nothing(kernel: Kernel, membership: str) -> None:
+    """Missing files, odd contents: an empty sentence, no error."""
+    kernel.membership.write_bytes(membership.encode("utf-8", "surrogateescape"))
+    kernel.log.unlink()
+    with kernel.watch() as watch:
+        watch.rebase()
+        assert watch.sentence(10) == ""
+    absent = str(kernel.folder / "absent")
+    nothing = OutOfMemoryWatch(cgroup_file=absent, cgroup_root=absent, kernel_log=absent, pid_namespace_file=absent)
+    assert nothing.sentence(10) == ""
+    nothing.close()
+
+
+def test_the_real_system_can_be_watched() -> None:
+    """With its defaults it works on whatever machine this is, and leaves no descriptor open."""
+    before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+    with OutOfMemoryWatch() as watch:
+        assert watch.sentence(os.getpid()) == ""
+    after = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+    assert after == before
+
+
+_HOG = """
+import sys
+open(sys.argv[1] + "/cgroup.procs", "w").write("0")
+print("in", flush=True)
+sys.stdin.readline()
+hold = []
+while True:
+    hold.append(bytearray(b"x") * (1 << 20))
+"""
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A real control group of version 1 or 2 with little memory."""
+    limits = {
+        Path("/sys/fs/cgroup/memory"): {"memory.limit_in_bytes": 48 << 20},
+        Path("/sys/fs/cgroup"): {"memory.max": 48 << 20, "memory.swap.max": 0},
+    }
+    for root, files in limits.items():
+        group = root / f"tenax-test-{os.getpid()}"
+        if not (root / "cgroup.procs").exists():
+            continue
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        try:
+            for name, value in files.items():
+                if (group / name).exists():
+                    (group / name).write_text(str(value))
+            if (group / next(iter(files))).exists():
+                yield group
+                return
+        finally:
+            group.rmdir()
+    pytest.skip("no memory control group may be made here (needs root)")
+
+
+def test_a_real_hog_that_the_kernel_kills_is_proven(memory_group: Path) -> None:
+    """A process that takes more memory than its group has is killed by the kernel, and the watch says so."""
+    hog = subprocess.Popen(
+        [sys.executable, "-c", _HOG, str(memory_group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        # Should the group not hold it, its own limit does.
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)),
+    )
+    with hog:
+        assert hog.stdout is not None
+        assert hog.stdin is not None
+        assert hog.stdout.readline() == b"in\n"
+        with OutOfMemoryWatch(cgroup_file=f"/proc/{hog.pid}/cgroup") as watch:
+            hog.stdin.write(b"\n")
+            hog.stdin.flush()
+            assert hog.wait(60) == -9
+            sentence = watch.sentence(hog.pid)
+    expected = f"killed by the kernel: out of memory (cgroup /{memory_group.name}, oom_kill 0 → 1"
+    assert sentence.startswith(expected)
+    if "kernel log" in sentence:
+        assert f"Killed process {hog.pid} (" in sentence

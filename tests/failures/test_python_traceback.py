@@ -1,0 +1,385 @@
+"""The last words of real Python processes, found in what they really printed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenax.failures.python_traceback import LastWords, find
+
+HEADER = "Traceback (most recent call last):\n"
+
+
+def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
+    """Run the script in a new interpreter: its exit code and stderr."""
+    path = folder / "script.py"
+    path.write_text(script)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    # Without this the interpreter may dump core, which takes a moment on some machines.
+    preamble = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
+    if "#bare" not in script:
+        path.write_text(preamble + script)
+    done = subprocess.run([sys.executable, *options, str(path)], env=env, capture_output=True, timeout=60, check=False)
+    return done.returncode, done.stderr.decode()
+
+
+def words(error_type: str, message: str, text: str) -> LastWords:
+    return LastWords(error_type, message, text)
+
+
+# name: (script, type, one-line message); all that the interpreter prints is the traceback.
+EXACT = {
+    "plain": ("raise ValueError('boom')", "ValueError", "ValueError: boom"),
+    "no message": ("raise ValueError", "ValueError", "ValueError"),
+    "colon in message": ("raise KeyError('a: b')", "KeyError", "KeyError: 'a: b'"),
+    "assertion": ("assert 1 == 2, 'one is not two'", "AssertionError", "AssertionError: one is not two"),
+    "deep": (
+        "def f(n):\n    f(n - 1) if n else 1 / 0\nf(50)",
+        "ZeroDivisionError",
+        "ZeroDivisionError: division by zero",
+    ),
+    "recursion": (
+        "def f(): f()\nf()",
+        "RecursionError",
+        "RecursionError: maximum recursion depth exceeded",
+    ),
+    "interrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt", "KeyboardInterrupt"),
+    "lines": ("raise RuntimeError('one\\ntwo\\n\\n  four')", "RuntimeError", "RuntimeError: one"),
+    "empty first line": ("raise RuntimeError('\\n\\nthird')", "RuntimeError", "RuntimeError: third"),
+    "unicode": ("class Fehlér(Exception): pass\nraise Fehlér('ö😀')", "Fehlér", "Fehlér: ö😀"),
+    "local class": (
+        "def f():\n    class E(Exception): pass\n    raise E('x')\nf()",
+        "f.<locals>.E",
+        "f.<locals>.E: x",
+    ),
+    "module of the class": ("import json\njson.loads('{')", "json.decoder.JSONDecodeError", None),
+    "while handling": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise ValueError('second')",
+        "ValueError",
+        "ValueError: second",
+    ),
+    "caused by": (
+        "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise ValueError('second') from e",
+        "ValueError",
+        "ValueError: second",
+    ),
+    "caused by one without frames": ("raise ValueError('b') from TypeError('a')", "ValueError", "ValueError: b"),
+    "three links": (
+        "try:\n    try:\n        1 / 0\n    except Exception:\n        {}['k']\nexcept Exception as e:\n"
+        "    raise OSError('third\\nline') from e",
+        "OSError",
+        "OSError: third",
+    ),
+    "imported syntax error": (
+        "open(__file__ + '_bad.py', 'w').write('def f(:\\n')\nimport importlib.util, sys\n"
+        "spec = importlib.util.spec_from_file_location('bad', __file__ + '_bad.py')\n"
+        "spec.loader.exec_module(importlib.util.module_from_spec(spec))",
+        "SyntaxError",
+        "SyntaxError: invalid syntax",
+    ),
+    "syntax error": ("#bare\ndef f(:\n    pass\n", "SyntaxError", "SyntaxError: invalid syntax"),
+    "indentation": (
+        "#bare\nif True:\nx = 1\n",
+        "IndentationError",
+        "IndentationError: expected an indented block after 'if' statement on line 2",
+    ),
+    "module not found": (
+        "import no_such_module",
+        "ModuleNotFoundError",
+        "ModuleNotFoundError: No module named 'no_such_module'",
+    ),
+    "pool": (
+        "from concurrent.futures import ProcessPoolExecutor\nimport multiprocessing\n"
+        "def f(x): return 1 / x\n"
+        "if __name__ == '__main__':\n"
+        "    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context('fork')) as pool:\n"
+        "        pool.submit(f, 0).result()",
+        "ZeroDivisionError",
+        "ZeroDivisionError: division by zero",
+    ),
+    "quoted traceback": (
+        "import traceback\ntry:\n    1 / 0\nexcept Exception:\n    text = traceback.format_exc()\n"
+        "raise RuntimeError('the child failed:\\n' + text)",
+        "RuntimeError",
+        "RuntimeError: the child failed: ZeroDivisionError: division by zero",
+    ),
+    "data loader": (
+        "raise RuntimeError('Caught ValueError in DataLoader worker process 0.\\n"
+        'Original Traceback (most recent call last):\\n  File "x.py", line 1, in f\\nValueError: bad sample\\n\')',
+        "RuntimeError",
+        "RuntimeError: Caught ValueError in DataLoader worker process 0.",
+    ),
+    "spawned process": (
+        "class ProcessRaisedException(Exception): pass\n"
+        "raise ProcessRaisedException('\\n\\n-- Process 0 terminated with the following error:\\n"
+        'Traceback (most recent call last):\\n  File "x.py", line 1, in f\\nValueError: in the child\\n\')',
+        "ProcessRaisedException",
+        "ProcessRaisedException: ValueError: in the child",
+    ),
+}
+if sys.version_info >= (3, 11):
+    EXACT["note"] = (
+        "e = ValueError('x')\ne.add_note('a note\\nof two lines')\nraise e",
+        "ValueError",
+        "ValueError: x",
+    )
+    EXACT["group"] = (
+        "def f(e):\n    try:\n        raise e\n    except Exception as e:\n        return e\n"
+        "raise ExceptionGroup('many\\nlines', [f(ValueError('a')), TypeError('b'), "
+        "ExceptionGroup('inner', [f(OSError(1, 'c'))])])",
+        "ExceptionGroup",
+        "ExceptionGroup: many",
+    )
+    EXACT["group after another"] = (
+        "try:\n    1 / 0\nexcept Exception:\n    raise ExceptionGroup('g', [ValueError('a')])",
+        "ExceptionGroup",
+        "ExceptionGroup: g (1 sub-exception)",
+    )
+    EXACT["another after a group"] = (
+        "try:\n    raise ExceptionGroup('g', [ValueError('a')])\nexcept Exception as e:\n    raise KeyError(1) from e",
+        "KeyError",
+        "KeyError: 1",
+    )
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_python_prints_is_found_exactly(tmp_path: Path, name: str) -> None:
+    """The whole traceback and nothing else, with or without other output before it."""
+    script, error_type, message = EXACT[name]
+    exit_code, stderr = run(tmp_path, script)
+    assert exit_code == (-signal.SIGINT if name == "interrupt" else 1)
+    for before in ("", "warming up\nlr 0.1\n", "step 3\r 30%|###   | 3/10\n"):
+        found = find(before + stderr, exit_code)
+        assert found is not None
+        assert found.traceback == stderr.rstrip("\n")
+        assert found.error_type == error_type
+        assert found.message == (message or found.message)
+        assert found.message.startswith(error_type)
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_torchs_rank_prefix_is_removed(tmp_path: Path, name: str) -> None:
+    """A process group prefixes each line of an uncaught exception with the rank; the traceback comes out bare."""
+    script, error_type, _ = EXACT[name]
+    exit_code, stderr = run(tmp_path, script)
+    prefixed = "\n".join(f"[rank12]: {line}" if line else "" for line in stderr.split("\n"))
+    found = find(prefixed, exit_code)
+    assert found is not None
+    assert (found.traceback, found.error_type) == (stderr.rstrip("\n"), error_type)
+
+
+def test_a_header_after_a_progress_bar_is_seen(tmp_path: Path) -> None:
+    """A progress bar leaves its line unfinished; the traceback begins in the middle of it."""
+    exit_code, stderr = run(tmp_path, "raise ValueError('boom')")
+    found = find(" 30%|###   | 3/10 [00:01<00:03]" + stderr, exit_code)
+    assert found is not None
+    assert found.traceback == stderr.rstrip("\n")
+
+
+def test_an_exception_that_was_only_logged_is_not_the_cause(tmp_path: Path) -> None:
+    """Of a handled and a fatal one, the last; and none if much was printed since."""
+    script = (
+        "import traceback, sys\ntry:\n    1 / 0\nexcept Exception:\n    traceback.print_exc()\n"
+        "print('going on', file=sys.stderr)\nraise ValueError('fatal')"
+    )
+    exit_code, stderr = run(tmp_path, script)
+    found = find(stderr, exit_code)
+    assert found is not None
+    assert found.message == "ValueError: fatal"
+    assert "ZeroDivisionError" not in found.traceback
+    handled = stderr.split("going on")[0]
+    assert find(handled + "epoch done\n" * 500, 3) is None
+
+
+def test_lesser_tracebacks_do_not_hide_the_cause(tmp_path: Path) -> None:
+    """Destructors, exit functions, threads and children print tracebacks too, also after the fatal one."""
+    script = (
+        "import atexit, threading, sys, multiprocessing\n"
+        "class Bad:\n    def __del__(self): raise KeyError('destructor')\n"
+        "keep = Bad()\n"
+        "atexit.register(lambda: 1 / 0)\n"
+        "def f(): raise OSError('thread')\n"
+        "t = threading.Thread(target=f); t.start(); t.join()\n"
+        "p = multiprocessing.get_context('fork').Process(target=f); p.start(); p.join()\n"
+        "raise ValueError('fatal\\nof two lines')"
+    )
+    exit_code, stderr = run(tmp_path, script)
+    for announcement in ("Exception in thread", "Process Fork", "Exception ignored in"):
+        assert announcement in stderr
+    found = find(stderr, exit_code)
+    assert found is not None
+    assert found.message == "ValueError: fatal"
+    assert found.traceback.startswith(HEADER)
+    assert found.traceback.endswith("ValueError: fatal\nof two lines")
+
+
+def test_a_lesser_traceback_is_better_than_none(tmp_path: Path) -> None:
+    """A script that ends with an error because its thread failed has only the thread's traceback to show."""
+    script = (
+        "import threading, sys\ndef f(): raise OSError('thread')\n"
+        "t = threading.Thread(target=f); t.start(); t.join()\nsys.exit(3)"
+    )
+    exit_code, stderr = run(tmp_path, script)
+    found = find(stderr, exit_code)
+    assert exit_code == 3
+    assert found is not None
+    assert found.message == "OSError: thread"
+
+
+def test_a_segmentation_fault_is_told_by_the_fault_handler(tmp_path: Path) -> None:
+    """The fault handler's whole account, and nothing that stood before it."""
+    script = "import ctypes, sys\nprint('before', file=sys.stderr)\ndef f(): ctypes.string_at(0)\nf()"
+    exit_code, stderr = run(tmp_path, script, "-X", "faulthandler")
+    found = find(stderr, exit_code)
+    assert exit_code == -signal.SIGSEGV
+    assert found is not None
+    assert (found.error_type, found.message) == ("Fatal Python error", "Fatal Python error: Segmentation fault")
+    assert found.traceback == stderr.removeprefix("before\n").rstrip("\n")
+    assert "in f" in found.traceback
+
+
+def test_a_fatal_error_of_the_interpreter_is_told(tmp_path: Path) -> None:
+    """The interpreter's own abort looks the same and is found the same way."""
+    exit_code, stderr = run(tmp_path, "import os\nos.abort()", "-X", "faulthandler")
+    found = find(stderr, exit_code)
+    assert exit_code == -signal.SIGABRT
+    assert found is not None
+    assert found.message == "Fatal Python error: Aborted"
+
+
+def test_a_hang_dumped_by_the_fault_handler_is_told(tmp_path: Path) -> None:
+    """dump_traceback_later ends the process with code 1 and says where each thread stood."""
+    script = (
+        "import faulthandler, threading\nfaulthandler.dump_traceback_later(0.01, exit=True)\nthreading.Event().wait(60)"
+    )
+    exit_code, stderr = run(tmp_path, script)
+    found = find(stderr, exit_code)
+    assert exit_code == 1
+    assert found is not None
+    assert found.error_type == "Timeout"
+    assert found.traceback == stderr.rstrip("\n")
+
+
+def test_a_childs_crash_does_not_hide_the_parents_exception(tmp_path: Path) -> None:
+    """A child segfaults, the parent raises because of it: the parent's exception is what ended the parent."""
+    _, crash = run(tmp_path, "import ctypes\nctypes.string_at(0)", "-X", "faulthandler")
+    exit_code, stderr = run(tmp_path, "raise RuntimeError('my child died')")
+    found = find(crash + stderr, exit_code)
+    assert found is not None
+    assert found.message == "RuntimeError: my child died"
+
+
+def test_an_uncaught_cpp_exception_is_told() -> None:
+    """The C++ runtime says what was thrown before it aborts."""
+    text = "some line\nterminate called after throwing an instance of 'c10::Error'\n  what():  NCCL timeout\nframe #0\n"
+    found = find(text, -signal.SIGABRT)
+    assert found == words(
+        "c10::Error",
+        "c10::Error: NCCL timeout",
+        "terminate called after throwing an instance of 'c10::Error'\n  what():  NCCL timeout\nframe #0",
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+def test_who_was_killed_from_outside_raised_nothing(tmp_path: Path, number: int) -> None:
+    """Law 3: an exception that was logged before is not why somebody sent the signal."""
+    _, stderr = run(tmp_path, "raise ValueError('logged')")
+    assert find(stderr, -number) is None
+
+
+def test_a_crash_after_an_exception_shows_the_exception(tmp_path: Path) -> None:
+    """Teardown after an exception often crashes; the exception was the cause."""
+    _, stderr = run(tmp_path, "raise ValueError('cause')")
+    found = find(stderr + "free(): invalid pointer\n", -signal.SIGABRT)
+    assert found is not None
+    assert found.message == "ValueError: cause"
+
+
+def test_a_tail_that_begins_anywhere_still_tells_the_exception(tmp_path: Path) -> None:
+    """However much of the beginning is lost, the exception is found as long as a frame and its line are there."""
+    script = (
+        "def f(n):\n    if n: f(n - 1)\n    else: {}['key']\ntry:\n    f(3)\nexcept KeyError as e:\n"
+        "    raise ValueError('the\\nend') from e"
+    )
+    exit_code, stderr = run(tmp_path, script)
+    last_frame = stderr.rindex('  File "')
+    for begin in range(last_frame):
+        found = find(stderr[begin:], exit_code, cut=True)
+        assert found is not None, stderr[begin:]
+        assert (found.error_type, found.message) == ("ValueError", "ValueError: the")
+        assert found.traceback.endswith("ValueError: the\nend")
+        if begin > len(HEADER):
+            assert found.traceback.startswith("[the beginning is not in what was kept of stderr]\n") or (
+                found.traceback.startswith((HEADER, "KeyError"))
+            )
+
+
+def test_text_without_last_words_has_none() -> None:
+    """Ordinary output is not taken for an error."""
+    for text in ("", "\n\n", "all good\n", "ValueError: mentioned in passing\n", "  indented\nError: no\n"):
+        for cut in (False, True):
+            assert find(text, 1, cut=cut) is None
+
+
+pieces = st.sampled_from(
+    [
+        "Traceback (most recent call last):",
+        "  + Exception Group Traceback (most recent call last):",
+        "    | Traceback (most recent call last):",
+        "Original Traceback (most recent call last):",
+        '  File "x.py", line 1, in f',
+        '  File "x.py", line 1',
+        "    code",
+        "    ^^^^",
+        "  | ExceptionGroup: x (1 sub-exception)",
+        "  +-+---------------- 1 ----------------",
+        "ValueError: x",
+        "ValueError:",
+        "SyntaxError: bad",
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+        '"""',
+        "",
+        "Exception ignored in: <x>",
+        "Fatal Python error: Segmentation fault",
+        "Thread 0x1 (most recent call first):",
+        "terminate called after throwing an instance of 'X'",
+        "  what():  y",
+        "[rank0]: ",
+        "-- Process 0 terminated with the following error:",
+    ]
+)
+
+
+@given(st.lists(pieces | st.text(max_size=8), max_size=30), st.integers(-20, 3), st.booleans())
+def test_no_text_makes_it_raise(lines: list[str], exit_code: int, cut: bool) -> None:
+    """Any order of the lines it looks for, and any other: an answer, whose parts come from the text."""
+    text = "\n".join(lines)
+    found = find(text, exit_code, cut=cut)
+    if found is not None:
+        assert "\n" not in found.message
+        assert found.traceback
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=60))
+def test_any_message_is_found_exactly(message: str) -> None:
+    """What the interpreter's own formatter makes of any message comes out whole, up to blank lines at the end."""
+    try:
+        raise RuntimeError(message)
+    except RuntimeError:
+        text = traceback.format_exc()
+    found = find("noise\n" + text, 1)
+    assert found is not None
+    lines = text.split("\n")
+    while not lines[-1].strip():
+        lines.pop()
+    assert found.traceback == "\n".join(lines)
+    assert found.error_type == "RuntimeError"

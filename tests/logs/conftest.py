@@ -1,0 +1,147 @@
+"""What the tests of the logs stand on: real pipes and terminals in place of standard output and standard error."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tenax.logs.scribe import Scribe
+
+
+@contextmanager
+def standing_on(out: int, err: int) -> Iterator[None]:
+    """Within the context, descriptors 1 and 2 of this process are these; a scribe that is started inherits them."""
+    saved = os.dup(1), os.dup(2)
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved[0], 1)
+        os.dup2(saved[1], 2)
+        os.close(saved[0])
+        os.close(saved[1])
+
+
+class Reader:
+    """Reads a descriptor to its end in a thread of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.data = bytearray()
+        self._descriptor = descriptor
+        self._grew = threading.Condition()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = os.read(self._descriptor, 1 << 16)
+            except OSError:  # a terminal whose other side is closed
+                data = b""
+            with self._grew:
+                self.data += data
+                self._grew.notify_all()
+            if not data:
+                break
+        os.close(self._descriptor)
+
+    def wait_for(self, is_there: Callable[[bytes], bool], timeout_s: float = 10.0) -> bytes:
+        with self._grew:
+            assert self._grew.wait_for(lambda: is_there(bytes(self.data)), timeout_s), bytes(self.data[-2000:])
+            return bytes(self.data)
+
+    def all(self) -> bytes:
+        """Everything, once all writers have closed."""
+        self._thread.join(10)
+        assert not self._thread.is_alive(), "somebody still holds the console open"
+        return bytes(self.data)
+
+
+class Stage:
+    """A scribe between worker pipes and a console that the test holds."""
+
+    def __init__(self) -> None:
+        self._scribes: list[Scribe] = []
+        self._descriptors: list[int] = []
+
+    def pipe(self) -> tuple[int, int]:
+        ends = os.pipe()
+        self._descriptors.extend(ends)
+        return ends
+
+    @contextmanager
+    def scribe(self, out: int, err: int, **settings: float) -> Iterator[Scribe]:
+        """The scribe's console is (out, err); both are closed here at the end, so that a reader sees the end."""
+        scribe = Scribe(**settings)  # type: ignore[arg-type]
+        self._scribes.append(scribe)
+        with standing_on(out, err):
+            scribe.start()
+            try:
+                yield scribe
+            finally:
+                scribe.finish(0.1)
+        for descriptor in {out, err}:
+            self.close(descriptor)
+
+    def close(self, descriptor: int) -> None:
+        if descriptor in self._descriptors:
+            self._descriptors.remove(descriptor)
+        os.close(descriptor)
+
+    def reader(self, descriptor: int) -> Reader:
+        if descriptor in self._descriptors:
+            self._descriptors.remove(descriptor)
+        return Reader(descriptor)
+
+    def clean_up(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        for scribe in self._scribes:
+            assert is_gone(scribe.pid, 0.0), "a scribe was left behind"
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    stage = Stage()
+    yield stage
+    stage.clean_up()
+
+
+def is_gone(pid: int, timeout_s: float) -> bool:
+    """Whether this process has ended, or does so in time."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([pidfd], [], [], timeout_s)[0])
+    finally:
+        os.close(pidfd)
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return
+
+
+def wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """For facts that nothing announces: the content of a file, the state of a process."""
+    deadline = time.monotonic() + timeout_s
+    while not is_true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        select.select([], [], [], 0.002)
+
+
+def read(path: object) -> bytes:
+    with open(str(path), "rb") as file:
+        return file.read()

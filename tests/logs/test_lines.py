@@ -1,0 +1,76 @@
+"""Lines: bytes in, whole lines out."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenax.logs.lines import LineCutter, lines_with, with_prefix
+
+PIECES = st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\xff", b"\r\n"])).map(b"".join))
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces=PIECES, at_returns=st.booleans(), longest=st.sampled_from([4, 1000]))
+def test_every_byte_comes_out_once_and_in_order(pieces: list[bytes], at_returns: bool, longest: int) -> None:
+    """Law 1: however the bytes are cut on their way in, the same bytes come out."""
+    cutter = LineCutter(longest)
+    out = [cutter.cut(piece, at_returns=at_returns) for piece in pieces]
+    assert b"".join(out) + cutter.end() == b"".join(pieces)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces=PIECES)
+def test_only_whole_lines_come_out(pieces: list[bytes]) -> None:
+    """Law 2: what comes out before the end of the stream ends with a newline, and as early as it can."""
+    cutter = LineCutter()
+    whole = b""
+    for piece in pieces:
+        whole += cutter.cut(piece)
+        assert not whole or whole.endswith(b"\n")
+    joined = b"".join(pieces)
+    assert whole == joined[: joined.rfind(b"\n") + 1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces=PIECES)
+def test_a_cut_at_a_return_never_tears_a_line_end(pieces: list[bytes]) -> None:
+    """A carriage return counts only once the next byte shows that it is not half of a line end."""
+    cutter = LineCutter()
+    whole, joined = b"", b"".join(pieces)
+    for piece in pieces:
+        whole += cutter.cut(piece, at_returns=True)
+        assert not (whole.endswith(b"\r") and joined[len(whole) :].startswith(b"\n"))
+        assert not whole or whole[-1:] in b"\r\n"
+
+
+def test_a_line_that_never_ends_is_let_go() -> None:
+    """A line longer than the limit comes out in pieces instead of filling the memory."""
+    cutter = LineCutter(longest=10)
+    assert cutter.cut(b"0123456789") == b""
+    assert cutter.cut(b"a") == b"0123456789a"
+    assert cutter.cut(b"b\n") == b"b\n"
+
+
+def test_every_line_gets_the_prefix() -> None:
+    """The prefix stands before each line, also an empty one, and not after the last."""
+    assert with_prefix(b"a\n\nb\n", b"P:") == b"P:a\nP:\nP:b\n"
+    assert with_prefix(b"a\nb", b"P:") == b"P:a\nP:b"
+    assert with_prefix(b"a\nb\n", b"P:", continues=True) == b"a\nP:b\n"
+    assert with_prefix(b"a\n", b"") == b"a\n"
+    assert with_prefix(b"", b"P:") == b""
+
+
+def test_progress_bars_keep_their_prefix() -> None:
+    """Text after a carriage return overwrites the prefix, so it gets its own; line ends with a return do not."""
+    assert with_prefix(b"10%\r20%\r", b"P:", at_returns=True) == b"P:10%\rP:20%\r"
+    assert with_prefix(b"a\r\nb\r\n", b"P:", at_returns=True) == b"P:a\r\nP:b\r\n"
+    assert with_prefix(b"10%\r20%\n", b"P:", at_returns=True) == b"P:10%\rP:20%\n"
+    assert with_prefix(b"10%\r20%\n", b"P:") == b"P:10%\r20%\n"
+
+
+def test_lines_are_found_by_any_needle() -> None:
+    """A line with one of the needles is found once, even if it is the unfinished last one."""
+    text = b"loss 3\nERROR and WARN\nfine\nlast WARN"
+    assert lines_with(text, [b"ERROR", b"WARN"]) == b"ERROR and WARN\nlast WARN\n"
+    assert lines_with(text, [b"absent"]) == b""

@@ -1,0 +1,185 @@
+"""Specs: names of files and directories, and nothing erased."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tenax.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, load_logs_specs
+from tenax.logs.std import Std
+
+
+def environments(count: int, run_id: str = "job", restart: int = 0) -> dict[int, dict[str, str]]:
+    return {rank: {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(restart)} for rank in range(count)}
+
+
+def test_layout(tmp_path: Path) -> None:
+    """The layout is TorchElastic's: run directory, attempt, local rank, and the error file is in the environment."""
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    envs = environments(2)
+    made = specs.reify(envs)
+    run = Path(specs.run_log_dir)
+    assert run.parent == tmp_path
+    assert run.name.startswith("job_")
+    assert len(run.name) == len("job_") + 8
+    assert made.stdouts == {rank: str(run / "attempt_0" / str(rank) / "stdout.log") for rank in range(2)}
+    assert made.stderrs == {rank: str(run / "attempt_0" / str(rank) / "stderr.log") for rank in range(2)}
+    assert made.tee_stdouts == made.tee_stderrs == {}
+    assert made.error_files == {rank: str(run / "attempt_0" / str(rank) / "error.json") for rank in range(2)}
+    assert [env["TORCHELASTIC_ERROR_FILE"] for env in envs.values()] == list(made.error_files.values())
+    assert made.filtered_stdout == str(run / "attempt_0" / "filtered_stdout.log")
+    assert made.filtered_stderr == str(run / "attempt_0" / "filtered_stderr.log")
+    assert sorted(os.listdir(run / "attempt_0")) == ["0", "1"]
+
+
+def test_tee_keeps_what_it_shows(tmp_path: Path) -> None:
+    """A stream that is teed is kept as well, whether or not it is redirected; others stay on the console."""
+    made = DefaultLogsSpecs(str(tmp_path), redirects={0: Std.ERR}, tee={0: Std.OUT, 1: Std.ALL}).reify(environments(3))
+    assert made.tee_stdouts == {0: made.stdouts[0], 1: made.stdouts[1]}
+    assert made.tee_stderrs == {1: made.stderrs[1]}
+    assert made.stdouts[0].endswith("0/stdout.log")
+    assert made.stderrs[0].endswith("0/stderr.log")
+    assert made.stdouts[2] == made.stderrs[2] == ""
+
+
+def test_ranks_of_two_digits(tmp_path: Path) -> None:
+    """A map may name local rank 10 and above."""
+    tee = Std.from_str("0:1,11:2")
+    made = DefaultLogsSpecs(str(tmp_path), tee=tee).reify(environments(12))
+    assert list(made.tee_stdouts) == [0]
+    assert list(made.tee_stderrs) == [11]
+    assert made.stderrs[11].endswith("11/stderr.log")
+
+
+def test_filtered_ranks_are_kept_but_not_shown(tmp_path: Path) -> None:
+    """A rank outside the filter is not teed; what it does not keep goes nowhere. An empty filter filters nothing."""
+    made = DefaultLogsSpecs(str(tmp_path), redirects=Std.NONE, tee=Std.OUT, local_ranks_filter={1}).reify(
+        environments(2)
+    )
+    assert list(made.tee_stdouts) == [1]
+    assert made.stdouts[0].endswith("0/stdout.log")
+    assert made.stderrs == {0: os.devnull, 1: ""}
+    everyone = DefaultLogsSpecs(str(tmp_path), tee=Std.OUT, local_ranks_filter=set()).reify(environments(2))
+    assert list(everyone.tee_stdouts) == [0, 1]
+
+
+def test_devnull_keeps_nothing() -> None:
+    """With the null device as log directory there are no files, no directories and no error file; tee still shows."""
+    specs = DefaultLogsSpecs(os.devnull, redirects=Std.ERR, tee=Std.OUT)
+    envs = environments(2)
+    made = specs.reify(envs)
+    assert made.stdouts == made.stderrs == {0: "", 1: ""}
+    assert made.tee_stdouts == {0: os.devnull, 1: os.devnull}
+    assert made.error_files == {0: "", 1: ""}
+    assert envs[0]["TORCHELASTIC_ERROR_FILE"] == ""
+    assert made.filtered_stdout == made.filtered_stderr == ""
+    assert specs.run_log_dir == ""
+    assert specs.root_log_dir == os.devnull
+
+
+def test_an_earlier_attempt_is_never_erased(tmp_path: Path) -> None:
+    """Law 1: a second start with the same restart count gets a directory of its own; the first one's files stay."""
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    first = specs.reify(environments(1))
+    Path(first.stdouts[0]).write_text("evidence")
+    Path(first.error_files[0]).write_text("{}")
+    second, third = specs.reify(environments(1)), specs.reify(environments(1))
+    assert Path(first.stdouts[0]).read_text() == "evidence"
+    assert len({first.stdouts[0], second.stdouts[0], third.stdouts[0]}) == 3
+    assert sorted(os.listdir(specs.run_log_dir)) == ["attempt_0", "attempt_0.1", "attempt_0.2"]
+    assert specs.reify(environments(1, restart=1)).stdouts[0].endswith("attempt_1/0/stdout.log")
+
+
+@pytest.mark.parametrize(
+    "run_id", ["a/b", "../../up", "..", "", "with space", "x" * 400, "ß" * 300, "a\0b", "a\nb", "$(x)"]
+)
+def test_any_run_id_becomes_one_directory(tmp_path: Path, run_id: str) -> None:
+    """Law 2: whatever the run id is, the run directory is one level below the log directory."""
+    specs = DefaultLogsSpecs(str(tmp_path))
+    specs.reify(environments(1, run_id=run_id))
+    assert os.path.dirname(specs.run_log_dir) == str(tmp_path)
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def test_directories_are_made_when_needed(tmp_path: Path) -> None:
+    """Law 3: naming a directory makes nothing; the first start makes it, with its parents."""
+    specs = DefaultLogsSpecs(str(tmp_path / "a" / "b"))
+    assert not os.listdir(tmp_path)
+    run = specs.open_run_log_dir("job")
+    assert os.path.isdir(run)
+    assert specs.run_log_dir == run
+    assert specs.reify(environments(1)).error_files[0].startswith(run)
+
+
+def test_no_directory_means_a_temporary_one(tmp_path: Path) -> None:
+    """Without a log directory a new private one is made below TMPDIR, once."""
+    saved = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(tmp_path)
+    try:
+        specs = DefaultLogsSpecs()
+        root = specs.root_log_dir
+        assert os.path.dirname(root) == str(tmp_path)
+        assert os.stat(root).st_mode & 0o777 == 0o700
+        assert specs.root_log_dir == root
+        assert os.path.dirname(specs.run_log_dir) == root
+    finally:
+        del os.environ["TMPDIR"]
+        if saved is not None:
+            os.environ["TMPDIR"] = saved
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    """A log directory that is a file is refused at once."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotADirectoryError, match="is a file"):
+        DefaultLogsSpecs(str(tmp_path / "file"))
+
+
+def test_specs_and_destinations_are_values(tmp_path: Path) -> None:
+    """They compare by content, show their content, and destinations can be changed and given by position."""
+    one, other = DefaultLogsSpecs(str(tmp_path), tee=Std.OUT), DefaultLogsSpecs(str(tmp_path), tee=Std.OUT)
+    assert one == other
+    assert one != DefaultLogsSpecs(str(tmp_path), tee=Std.ERR)
+    assert str(tmp_path) in repr(one)
+    made = LogsDest({0: "a"}, {0: "b"}, error_files={0: "e"})
+    made.filtered_stdout = "f"
+    assert made == LogsDest({0: "a"}, {0: "b"}, {}, {}, {0: "e"}, "f", "")
+    assert LogsDest().stdouts is not LogsDest().stdouts
+
+
+def test_plug_ins_are_found_by_name() -> None:
+    """The default costs no search; an unknown name is refused with the names that exist."""
+    assert load_logs_specs(None) is load_logs_specs("default") is DefaultLogsSpecs
+    assert issubclass(DefaultLogsSpecs, LogsSpecs)
+    with pytest.raises(ValueError, match="No logs specs are called 'nobody'.*there are: .*default"):
+        load_logs_specs("nobody")
+
+
+def test_a_plug_in_is_loaded_from_the_entry_point_group(tmp_path: Path) -> None:
+    """A distribution that registers a class in the group torchrun.logs_specs is found under its name."""
+    import subprocess
+    import sys
+
+    (tmp_path / "my_specs.py").write_text(
+        "from tenax.logs.specs import LogsSpecs, LogsDest\n"
+        "class MySpecs(LogsSpecs):\n"
+        "    def reify(self, envs): return LogsDest(filtered_stdout='mine')\n"
+        "    @property\n"
+        "    def root_log_dir(self): return ''\n"
+    )
+    info = tmp_path / "my_specs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-specs\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nmine = my_specs:MySpecs\n")
+    code = "from tenax.logs.specs import load_logs_specs; print(load_logs_specs('mine')().reify({}).filtered_stdout)"
+    source = str(Path(__file__).parents[2] / "src")
+    answer = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{source}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout == "mine\n"
