@@ -14,8 +14,9 @@ from tenax.cli.arguments import HelpWanted, read
 from tenax.cli.flags import FLAGS, UsageError, convert
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
-from tenax.cli.run import check_world, complain, launch_of, print_plan, tell_notes
+from tenax.cli.run import complain, launch_of, print_plan, tell_notes
 from tenax.cli.script import run_script_path
+from tenax.cli.world import check_world
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

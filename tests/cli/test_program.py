@@ -32,7 +32,11 @@ def program(words: list[str], cwd: object, **environ: str) -> subprocess.Complet
     [
         (["run"], "tenax run: no script was named; write 'tenax run train.py', or '-m' and the name of a module"),
         (["run", "gone.py"], "tenax run: there is no file 'gone.py' in {cwd}; check the path, or change the folder"),
-        (["run", "--log-dir", "file", "t.py"], "tenax run: --log-dir file is a file; name a folder"),
+        (["run", "--log-dir", "file/x", "t.py"], "tenax run: --log-dir file/x: {cwd}/file is a file; name a folder"),
+        (
+            ["run", "--dry-run", "--log-dir", "file", "t.py"],
+            "tenax run: --log-dir file: {cwd}/file is a file; name a folder",
+        ),
         (
             ["run", "--report", "x/r.json", "t.py"],
             "tenax run: --report x/r.json: there is no folder '{cwd}/x' to write it in; make it first",
@@ -136,7 +140,8 @@ def test_the_start_imports_nothing_heavy(tmp_path) -> None:
         "import sys; before = set(sys.modules)\n"
         "from tenax.cli.main import main\n"
         "from tenax.cli.arguments import parse\n"
-        "from tenax.cli.run import check_world, launch_of\n"
+        "from tenax.cli.run import launch_of\n"
+        "from tenax.cli.world import check_world\n"
         "options = parse('--nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 t.py --x'.split(), {})\n"
         "check_world(options, '.', {})\n"
         "launch_of(options, sys.executable)\n"

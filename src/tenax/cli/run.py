@@ -10,8 +10,8 @@ import sys
 
 from tenax.cli.arguments import HelpWanted, parse
 from tenax.cli.flags import UsageError
-from tenax.cli.options import ONE_NODE_BACKENDS
-from tenax.cli.script import check_script, entrypoint_of
+from tenax.cli.script import entrypoint_of
+from tenax.cli.world import check_world, logs_specs_named
 from tenax.launcher.config import LaunchConfig
 
 TYPE_CHECKING = False
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
-    from tenax.logs.specs import LogsSpecs
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -55,33 +54,6 @@ def complain(error: UsageError) -> int:
 
     print(f"tenax run: {error}\ntry: tenax run --help", file=sys.stderr)
     return WRONG_USAGE
-
-
-def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
-    """Refuse what the command line allows but this machine does not have: the script, a folder, an installed name."""
-    check_script(options, cwd, environ)
-    log_dir = options.log_dir
-    if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
-        raise UsageError(f"--log-dir {log_dir} is a file; name a folder")
-    if options.report:
-        folder = os.path.dirname(os.path.join(cwd, options.report))
-        if not os.path.isdir(folder):
-            raise UsageError(f"--report {options.report}: there is no folder {folder!r} to write it in; make it first")
-        if os.path.isdir(options.report):
-            raise UsageError(f"--report {options.report} is a folder; name a file")
-    if options.rdzv_backend not in ONE_NODE_BACKENDS:
-        _check_installed_backend(options.rdzv_backend)
-    if options.logs_specs is not None:
-        _made_by(options.logs_specs)
-
-
-def _check_installed_backend(name: str) -> None:
-    from importlib.metadata import entry_points
-
-    installed = {point.name for point in entry_points(group="torchrun.handlers")}
-    if name not in installed:
-        names = ", ".join(sorted(installed | ONE_NODE_BACKENDS))
-        raise UsageError(f"--rdzv-backend {name} is neither one of ours nor installed; there are: {names}")
 
 
 def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
@@ -120,25 +92,14 @@ def _logs_specs(options: Options) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}
 
     try:
-        return _made_by(options.logs_specs)(
+        return logs_specs_named(options.logs_specs)(
             log_dir=options.log_dir,
             redirects=streams(options.redirects),
             tee=streams(options.tee),
             local_ranks_filter=set(options.local_ranks_filter) or None,
         )
     except OSError as error:
-        raise UsageError(
-            f"the log folder {error.filename or options.log_dir!r} cannot be made: {error.strerror}"
-        ) from error
-
-
-def _made_by(name: str | None) -> type[LogsSpecs]:
-    from tenax.logs.specs import load_logs_specs
-
-    try:
-        return load_logs_specs(name)
-    except ValueError as error:
-        raise UsageError(f"--logs-specs {name}: {str(error).rstrip('.')}") from error
+        raise UsageError(f"logs cannot be kept as asked: {error}") from error
 
 
 def _numa_options(binding: str | None) -> Any:
