@@ -113,6 +113,24 @@ def test_dry_run_and_notes(tmp_path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["t.py"]
 
 
+def test_words_that_no_terminal_can_show(tmp_path) -> None:
+    """Arguments that are not text in any encoding, or not in this one, neither break the plan nor a refusal."""
+    (tmp_path / "t.py").touch()
+    for words, code in (
+        ([b"t.py", b"\xff", "ü".encode()], 0),
+        ([b"--tee", b"\xff\xfe", b"t.py"], 2),
+        ([b"\xff.py"], 2),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "tenax", "run", "--dry-run", *words],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            capture_output=True,
+            timeout=60,
+        )
+        assert done.returncode == code, done.stderr
+
+
 def test_torchruns_module_is_the_same_program(tmp_path) -> None:
     """'python -m tenax.run' is 'tenax run'."""
     (tmp_path / "t.py").touch()

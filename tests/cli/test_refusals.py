@@ -158,6 +158,11 @@ PET_RDZV_ENDPOINT=head:29400 is not used, because of --standalone
 PET_RDZV_BACKEND=etcd is not used, because of --standalone
 $ PET_RDZV_BACKEND=c10d --master-port 29501 train.py
 PET_RDZV_BACKEND=c10d is not used, because of --master-port 29501
+$ PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=head:29400 --master-port 29501 train.py
+PET_RDZV_BACKEND=c10d is not used, because of --master-port 29501
+PET_RDZV_ENDPOINT=head:29400 is not used, because of --master-port 29501
+$ PET_RDZV_ENDPOINT=head:29400 --master-addr localhost train.py
+PET_RDZV_ENDPOINT=head:29400 is not used, because of --master-addr localhost
 $ PET_MASTER_ADDR=head PET_RDZV_BACKEND=c10d train.py
 PET_MASTER_ADDR=head is not used, because of PET_RDZV_BACKEND=c10d
 """

@@ -18,7 +18,9 @@ from .policies import POLICIES
 SCENARIOS = Path(__file__).parent / "scenarios"
 
 # The same examples on every machine: a test run is a fact, not a lottery. The random driver explores.
-settings.register_profile("core", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "core", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import msgspec
 import pytest
 
 from tenax.core import events as fact
@@ -82,7 +81,6 @@ def reach(name: str) -> AgentMachine:
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_every_cell_has_an_answer(situation: str, kind: type[AnyEvent]) -> None:
     """Whatever happens in whatever phase, the machine answers with orders and keeps its promises; it never raises."""
-    written = msgspec.json.encode(reach(situation).state)
     for event in versions(kind):
         for now in (1.0, 1e6):
             machine = reach(situation)
@@ -90,9 +88,6 @@ def test_every_cell_has_an_answer(situation: str, kind: type[AnyEvent]) -> None:
             commands = machine.step(event, now)
             assert all(isinstance(command, AnyCommand) for command in commands)
             checker.check(machine.state, event, commands)
-            generation = getattr(event, "generation", machine.state.generation)
-            if generation != msgspec.json.decode(written)["generation"]:
-                assert (commands, msgspec.json.encode(machine.state)) == ([], written), f"A9: {event}"
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)

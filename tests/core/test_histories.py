@@ -122,7 +122,7 @@ def test_a_history_has_one_answer(lies: bool) -> None:
 
 
 def test_a_machine_goes_on_from_a_state_that_was_written_down() -> None:
-    """The state is all that a machine remembers: one rebuilt from JSON in the middle goes on as the first would have."""
+    """The state is all that a machine remembers: one rebuilt from JSON at every step goes on as if nothing was."""
     for seed in range(300):
         world = play(seed, lies=True)
         machine = AgentMachine(world.settings, world.policy)

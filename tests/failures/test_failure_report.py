@@ -80,13 +80,13 @@ First cause
   RuntimeError: boom
 
 Also failed, before we stopped them
-  rank 1, 0.25 s later: was ended by SIGSEGV (invalid memory access)
-  ranks 0, 2, 0.5 s later: raised ConnectionError: peer gone
+  rank 1, 250 ms later: was ended by SIGSEGV (invalid memory access)
+  ranks 0, 2, 500 ms later: raised ConnectionError: peer gone
 
 Stopped by us, not failed: ranks 4-7, 9
 
 What was done
-  3 of 3 restarts used; all 3 restarts are used.
+  Restarted 3 of 3 times, then gave up: all 3 restarts are used.
   Earlier failures, each followed by a restart:
     generation 1: rank 3 (local rank 3, pid 99) raised RuntimeError: boom
 
@@ -173,7 +173,7 @@ def test_many_kinds_of_other_failures_are_counted() -> None:
         (
             Verdict(Outcome.CANCELLED, "the agent was asked to stop", signal=2),
             "train.py was cancelled by SIGINT (interrupted)",
-            "0 of 3 restarts used; the agent was asked to stop.",
+            "0 of 3 restarts used: the agent was asked to stop.",
         ),
         (
             Verdict(Outcome.ABANDONED, "not gone 10 s after SIGKILL", stuck_pids=(11, 12)),
@@ -185,7 +185,11 @@ def test_many_kinds_of_other_failures_are_counted() -> None:
             "train.py could not be run on gpu-07: the keeper was lost: it was killed",
             "the keeper was lost: it was killed.",
         ),
-        (Verdict(Outcome.FAILED, "no reason known"), "train.py failed on gpu-07: no reason known", ""),
+        (
+            Verdict(Outcome.FAILED, "no restarts are allowed"),
+            "train.py failed on gpu-07: no restarts are allowed",
+            "Not restarted: no restarts are allowed.",
+        ),
     ],
 )
 def test_other_ends_are_told_in_short(verdict: Verdict, sentence: str, also: str) -> None:

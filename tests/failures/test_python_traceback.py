@@ -288,6 +288,27 @@ def test_an_uncaught_cpp_exception_is_told() -> None:
     )
 
 
+def test_a_crash_of_long_ago_is_not_the_cause(tmp_path: Path) -> None:
+    """Law 2 holds for crashes of children and for the syntax errors of files that were only tried, too."""
+    _, crash = run(tmp_path, "import ctypes\nctypes.string_at(0)", "-X", "faulthandler")
+    _, syntax = run(tmp_path, "#bare\ndef f(:\n")
+    for stderr in (crash, syntax):
+        assert find(stderr, 1) is not None
+        assert find(stderr + "going on\n" * 500, 1) is None
+        assert find(stderr + "going on\n" * 500, -signal.SIGSEGV) is None
+    assert find(crash, -signal.SIGKILL) is None
+
+
+def test_an_abort_by_cpp_says_what_was_thrown_before_the_fault_handler_speaks(tmp_path: Path) -> None:
+    """The exception is the message; the fault handler's account follows in the text."""
+    thrown = "terminate called after throwing an instance of 'std::bad_alloc'\n  what():  std::bad_alloc\n"
+    exit_code, stderr = run(tmp_path, "import os\nos.abort()", "-X", "faulthandler")
+    found = find(thrown + stderr, exit_code)
+    assert found is not None
+    assert found.message == "std::bad_alloc: std::bad_alloc"
+    assert found.traceback == (thrown + stderr).rstrip("\n")
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_who_was_killed_from_outside_raised_nothing(tmp_path: Path, number: int) -> None:
     """Law 3: an exception that was logged before is not why somebody sent the signal."""

@@ -153,7 +153,7 @@ def test_plug_ins_are_found_by_name() -> None:
     """The default costs no search; an unknown name is refused with the names that exist."""
     assert load_logs_specs(None) is load_logs_specs("default") is DefaultLogsSpecs
     assert issubclass(DefaultLogsSpecs, LogsSpecs)
-    with pytest.raises(ValueError, match="No logs specs are called 'nobody'.*there are: .*default"):
+    with pytest.raises(ValueError, match=r"No logs specs are called 'nobody'.*there are: .*default"):
         load_logs_specs("nobody")
 
 

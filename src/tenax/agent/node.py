@@ -70,7 +70,6 @@ class Node:
         """Run to the verdict. ``last_words`` are said on the console after everything else."""
         plan = self._plan
         numbers = parse_signals(plan.signals)
-        self._keeper.spawn()  # it comes up while the rest is made ready
         loop = Loop()
         logs = WorkerLogs(
             plan.logs_specs,
@@ -83,9 +82,14 @@ class Node:
         )
         words = ""
         try:
+            self._keeper.spawn()  # it comes up while the rest is made ready
             with SignalSource(loop, numbers) as signals:
                 logs.open()
                 loop.watch(signals)
+                journal = self._open_journal()
+                logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
+                for note in plan.places.notes:
+                    logs.say(f"tenax: {note}")
                 supervisor = Supervisor(
                     plan.settings,
                     loop=loop,
@@ -93,7 +97,7 @@ class Node:
                     processes=self._keeper,
                     entrypoint=plan.entrypoint,
                     logs=logs,
-                    journal=self._open_journal(),
+                    journal=journal,
                     policy=plan.policy,
                     environments=self._environments,
                     place=plan.places.place,

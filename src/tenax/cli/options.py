@@ -243,6 +243,11 @@ def _meeting_place(asked: _Asked) -> tuple[str, str, dict[str, Any]]:
         if asked.typed("rdzv_backend"):
             asked.notes.append(f"{asked.words('rdzv_backend')} is not asked: one node has nobody to find")
         return "local", "", configs
+    if endpoint and asked.from_environment("rdzv_endpoint") and _types_master(asked):
+        asked.notes.append(
+            f"{asked.words('rdzv_endpoint')} is not used, because of {asked.words(_types_master(asked))}"
+        )
+        endpoint = ""
     if endpoint:
         _check_two_places(asked, endpoint)
         host, port = split_endpoint(endpoint)
@@ -288,10 +293,15 @@ def _prefers_master(asked: _Asked) -> bool:
     return False
 
 
+def _types_master(asked: _Asked) -> str:
+    """The flag on the command line that names the master, if one does."""
+    return next((dest for dest in ("master_port", "master_addr") if asked.typed(dest)), "")
+
+
 def _names_master(asked: _Asked) -> bool:
     """Whether --master-addr or --master-port says where this node's workers meet."""
     given = [dest for dest in ("master_addr", "master_port") if asked.given(dest)]
-    if any(asked.typed(dest) for dest in given):
+    if _types_master(asked):
         return True
     # A cluster's variables speak of a job of many nodes; here this node is a job of its own, and may not be theirs.
     if asked["standalone"] or asked["node_rank"] != 0:

@@ -9,16 +9,12 @@ from __future__ import annotations
 import os
 import shlex
 
-import msgspec
-
-from tenax.cli.flags import UsageError
 from tenax.cli.options import split_endpoint
 from tenax.cli.script import entrypoint_of
+from tenax.cli.world import places_of
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment
-from tenax.processes.devices import allowed_cpus, cpu_quota, gpu_pci_bus_ids
 from tenax.processes.entrypoint import LOCAL_RANK_MACRO
-from tenax.processes.placement import PlacementError, devices_of_ranks, plan_placement, share_threads
 from tenax.rendezvous.local import LOOPBACK
 
 TYPE_CHECKING = False
@@ -26,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tenax.cli.options import Options
-    from tenax.processes.placement import Placement, ThreadShares
+    from tenax.runtime.places import Places
 
 _RANDOM_ID = "<random>"
 _FREE_PORT = "<a free port>"
@@ -34,17 +30,10 @@ _STREAMS = ("none", "stdout", "stderr", "stdout and stderr")
 _TITLE_WIDTH = 12
 
 
-class _Machine(msgspec.Struct, frozen=True):
-    """What this machine decides about the plan."""
-
-    threads: ThreadShares | None
-    placement: Placement | None
-
-
 def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[str, str]) -> str:
     """The whole plan as text. Raises ``UsageError`` where a real run would refuse to start."""
-    machine = look_at_machine(options, environ)
-    environments = _environments(options, machine, environ)
+    places = places_of(options, environ)
+    environments = _environments(options, places, environ)
     shared = {
         name: value
         for name, value in environments[0].items()
@@ -52,7 +41,7 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
     }
     sections = [
         _opening(options),
-        *_facts(options, machine, interpreter, cwd, environ),
+        *_facts(options, places, interpreter, cwd, environ),
         "",
         "environment of every worker, added to what is inherited:",
         *_assignments(shared),
@@ -60,8 +49,8 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
     for rank, environment in enumerate(environments):
         sections += ["", f"worker {rank}: global rank {environment['RANK']} of {options.nproc_per_node}"]
         sections.append("  " + _title("command") + _command(options, interpreter, rank))
-        if machine.placement is not None and machine.placement.bindings:
-            sections.append("  " + _title("CPUs") + machine.placement.bindings[rank].why)
+        if places.placement is not None and places.placement.bindings:
+            sections.append("  " + _title("CPUs") + places.placement.bindings[rank].why)
         sections += _assignments({name: value for name, value in environment.items() if name not in shared})
     return "\n".join(sections) + "\n"
 
@@ -73,9 +62,7 @@ def _opening(options: Options) -> str:
     return f"A dry run: nothing is started. The command would run {workers}{counted} on this machine.\n"
 
 
-def _facts(
-    options: Options, machine: _Machine, interpreter: str, cwd: str, environ: Mapping[str, str]
-) -> Iterable[str]:
+def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ: Mapping[str, str]) -> Iterable[str]:
     yield from _lines("script", [_kind_of_script(options)])
     if not options.no_python:
         origin = "PYTHON_EXEC" if options.python and not options.run_path else "the one that runs tenax"
@@ -86,9 +73,9 @@ def _facts(
     yield from _lines("restarts", [_restarts(options)])
     yield from _lines("stopping", _stopping(options))
     yield from _lines("logs", _logs(options))
-    yield from _lines("threads", [_threads(machine, environ)])
+    yield from _lines("threads", [_threads(places, environ)])
     yield from _lines(
-        "placement", [machine.placement.why.rstrip(".") if machine.placement else "workers may run on any CPU"]
+        "placement", [places.placement.why.rstrip(".") if places.placement else "workers may run on any CPU"]
     )
 
 
@@ -154,34 +141,15 @@ def _streams(chosen: int | dict[int, int], workers: int) -> str:
     return ", ".join(named) or _STREAMS[0]
 
 
-def _threads(machine: _Machine, environ: Mapping[str, str]) -> str:
+def _threads(places: Places, environ: Mapping[str, str]) -> str:
     if "OMP_NUM_THREADS" in environ:
         return f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}, inherited"
-    return (
-        machine.threads.why.rstrip(".")
-        if machine.threads
-        else "OMP_NUM_THREADS is left alone: one worker may use every core"
-    )
+    if places.omp_num_threads:
+        return places.notes[-1].rstrip(".")
+    return "OMP_NUM_THREADS is left alone: one worker may use every core"
 
 
-def look_at_machine(options: Options, environ: Mapping[str, str]) -> _Machine:
-    """How workers would be placed here. Raises ``UsageError`` when the binding that was asked for cannot be had."""
-    from tenax.numa.topology import Topology
-
-    workers, cpus, topology = options.nproc_per_node, allowed_cpus(), Topology()
-    placement = None
-    if options.numa_binding:
-        from tenax.numa.binding import AffinityMode, NumaOptions
-
-        devices = devices_of_ranks(workers, gpu_pci_bus_ids(environ))
-        try:
-            placement = plan_placement(NumaOptions(AffinityMode(options.numa_binding)), devices, cpus, topology)
-        except PlacementError as error:
-            raise UsageError(str(error).rstrip(".")) from error
-    return _Machine(share_threads(environ, workers, cpus, topology, placement, cpu_quota()), placement)
-
-
-def _environments(options: Options, machine: _Machine, environ: Mapping[str, str]) -> list[dict[str, str]]:
+def _environments(options: Options, places: Places, environ: Mapping[str, str]) -> list[dict[str, str]]:
     settings = AgentSettings(
         run_id=options.run_id or _RANDOM_ID,
         role=options.role,
@@ -192,7 +160,7 @@ def _environments(options: Options, machine: _Machine, environ: Mapping[str, str
     assignment = _assignment(options)
     for_all = WorkerEnvironment(
         virtual_local_rank=options.virtual_local_rank,
-        omp_num_threads=machine.threads.per_rank if machine.threads else (),
+        omp_num_threads=places.omp_num_threads,
     )
     environments = [
         worker_environment(settings, assignment, rank, 0, environ, for_all) for rank in range(options.nproc_per_node)

@@ -5,13 +5,14 @@ Returns an exit code and never shows a stack trace for a user's mistake. How a j
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 
 from tenax.cli.arguments import HelpWanted, parse
 from tenax.cli.flags import UsageError
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import check_world, logs_specs_named
+from tenax.cli.world import check_world, logs_specs_named, numa_options
 from tenax.launcher.config import LaunchConfig
 
 TYPE_CHECKING = False
@@ -75,7 +76,7 @@ def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypo
         log_line_prefix_template=options.log_line_prefix_template,
         local_addr=options.local_addr,
         event_log_handler=options.event_log_handler,
-        numa_options=_numa_options(options.numa_binding),
+        numa_options=numa_options(options),
         signals_to_handle=options.signals_to_handle,
         duplicate_stdout_filters=list(options.duplicate_stdout_filters),
         duplicate_stderr_filters=list(options.duplicate_stderr_filters),
@@ -102,14 +103,6 @@ def _logs_specs(options: Options) -> Any:
         raise UsageError(f"logs cannot be kept as asked: {error}") from error
 
 
-def _numa_options(binding: str | None) -> Any:
-    if binding is None:
-        return None
-    from tenax.numa.binding import AffinityMode, NumaOptions
-
-    return NumaOptions(AffinityMode(binding))
-
-
 def print_plan(options: Options, environ: Mapping[str, str]) -> int:
     """What ``--dry-run`` prints."""
     from tenax.cli.plan import describe
@@ -127,6 +120,8 @@ def _print_help() -> int:
 
 def print_page(text: str) -> int:
     """Print to stdout. A reader that has seen enough (``| head``) is no failure."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a word that this terminal cannot show is still worth printing
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

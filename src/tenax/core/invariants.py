@@ -95,7 +95,7 @@ class InvariantChecker:
             raise InvariantBroken("A3: a restart that no failure paid for")
         if state.restarts_used != self._restarts_used + granted:
             raise InvariantBroken(
-                f"A3: from {self._restarts_used} to {state.restarts_used} restarts used by the decision {state.decision}"
+                f"A3: from {self._restarts_used} to {state.restarts_used} restarts used after {state.decision}"
             )
 
     def _check_ladder(self, state: AgentState) -> None:

@@ -71,16 +71,16 @@ def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastWords | None:
         del lines[0]
     while lines and not lines[-1].strip():
         lines.pop()
-    crash_at, crash = _find_crash(lines)
-    if exit_code < 0 and crash is not None:
-        return crash
-    if exit_code == -signal.SIGABRT and (uncaught := _find_terminate(lines)) is not None:
-        return uncaught
     if -exit_code in _FROM_OUTSIDE:
         return None
-    found_at, found = _find_traceback(
-        lines, cut, _MOST_LINES_AFTER_BEFORE_SIGNAL if exit_code < 0 else _MOST_LINES_AFTER
-    )
+    # The C++ runtime speaks first, then the fault handler about the abort that follows from it.
+    if exit_code == -signal.SIGABRT and (uncaught := _find_terminate(lines)) is not None:
+        return uncaught
+    most_after = _MOST_LINES_AFTER_BEFORE_SIGNAL if exit_code < 0 else _MOST_LINES_AFTER
+    crash_at, crash = _find_crash(lines, most_after)
+    if exit_code < 0 and crash is not None:
+        return crash
+    found_at, found = _find_traceback(lines, cut, most_after)
     # With an ordinary exit code the crash may be a child's, and the exception what the parent made of it.
     return crash if crash_at > found_at else found
 
@@ -92,7 +92,11 @@ def _find_traceback(lines: list[str], cut: bool, most_after: int) -> tuple[int, 
     headers = _headers(lines)
     main = [at for at in headers if not _is_lesser(lines, at)]
     syntax_at = _bare_syntax_error(lines)
-    if syntax_at >= 0 and (not main or _exception_line(lines, main[-1]) < syntax_at):
+    if (
+        syntax_at >= 0
+        and len(lines) - syntax_at <= most_after
+        and (not main or _exception_line(lines, main[-1]) < syntax_at)
+    ):
         return syntax_at, _told(lines, _syntax_start(lines, syntax_at), syntax_at, len(lines), "")
     if not main and cut and (words := _headless(lines, headers)) is not None:
         return 0, words
@@ -250,13 +254,15 @@ def _exception(lines: list[str], at: int, end: int) -> tuple[str, str]:
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
-def _find_crash(lines: list[str]) -> tuple[int, LastWords | None]:
+def _find_crash(lines: list[str], most_after: int) -> tuple[int, LastWords | None]:
     """The fault handler's last account: of a fatal signal, of the interpreter's own fatal error, of a timeout."""
     for at in range(len(lines) - 1, -1, -1):
         if _FATAL.match(lines[at]):
             end = at + 1
             while end < len(lines) and _FATAL_BODY.match(lines[end]):
                 end += 1
+            if len(lines) - end > most_after:
+                break
             text = "\n".join(lines[at:end]).rstrip()
             error_type = "Fatal Python error" if lines[at].startswith("Fatal") else "Timeout"
             return at, LastWords(error_type, lines[at].rstrip(), text)

@@ -145,7 +145,7 @@ def _others(report: Report, paint: Any) -> list[str]:
     lines = [paint(_BOLD, "Also failed, before we stopped them")]
     for what, group in list(told.items())[:_MOST_OTHERS]:
         later_s = min(failure.seen_at for failure in group) - first.seen_at
-        when = f", {later_s:.3g} s later" if later_s > 0 else ""
+        when = f", {_duration(later_s)} later" if later_s > 0 else ""
         lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{when}: {what}"))
     if len(told) > _MOST_OTHERS:
         lines.append(f"  and {len(told) - _MOST_OTHERS} more, in the journal")
@@ -161,8 +161,7 @@ def _stopped(report: Report, width: int) -> list[str]:
 
 def _what_was_done(report: Report, width: int) -> list[str]:
     verdict = report.verdict
-    sentence = f"{_restarts(report)} used; {verdict.why}." if verdict.why else f"{_restarts(report)} used."
-    lines = _wrapped(_line(sentence[0].upper() + sentence[1:]), width, "  ")
+    lines = _wrapped(_line(_restarted(report)), width, "  ")
     if verdict.outcome is Outcome.ABANDONED:
         pids = " ".join(map(str, verdict.stuck_pids))
         advice = (
@@ -281,6 +280,20 @@ def _what_happened(failure: Failure) -> str:
 
 def _restarts(report: Report) -> str:
     return f"{report.verdict.restarts_used} of {_count(report.max_restarts, 'restart')}"
+
+
+def _restarted(report: Report) -> str:
+    verdict = report.verdict
+    why = f": {verdict.why}." if verdict.why else "."
+    if verdict.outcome is not Outcome.FAILED:
+        return f"{_restarts(report)} used{why}"
+    if verdict.restarts_used == 0:
+        return f"Not restarted{why}"
+    return f"Restarted {verdict.restarts_used} of {_count(report.max_restarts, 'time')}, then gave up{why}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def _count(number: int, noun: str) -> str:

@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_STUBBORN_S = 10.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
+_STUBBORN_S = 2.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
+_MOST_LOOKS = 1000  # at a tree that grows while it is cut; deaths make us come back anyway
 
 # Python ignores these two at start and a program started from here would inherit that.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -184,11 +185,15 @@ class Keeper:
                 if worker.pid not in spared_groups:
                     _signal_group(worker.pid, signal.SIGKILL)
             return
-        below = descendants(self._pid)
-        family = {self._pid, *below}
-        for pid in below:
-            if not spared_groups or _group_of(pid) not in spared_groups:
-                _kill(pid, family)
+        seen = {self._pid}
+        for _ in range(_MOST_LOOKS):  # who was forked while we looked is found by the next look
+            below = [pid for pid in descendants(self._pid) if pid not in seen]
+            if not below:
+                return
+            seen.update(below)
+            for pid in below:
+                if not spared_groups or _group_of(pid) not in spared_groups:
+                    _kill(pid, seen)
 
     def _say_cleared(self) -> None:
         if self._clearing:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.agent import AgentState, Phase
+from tenax.core.agent import SIGINT, AgentState, Phase
 from tenax.core.model import Outcome, WorkerPhase
 from tenax.core.policy import Wait
 from tenax.failures.words import ended_in_words, signal_in_words
@@ -75,7 +75,8 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line(f"generation {assignment.generation}: starting {workers}, {ranks} of {assignment.world_size}")]
         case order.SignalWorkers(_, number, why):
             grace = f"{state.settings.grace_s:g} s"
-            return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}")]
+            hint = "; Ctrl-C again kills them at once" if state.cancelled_by == SIGINT else ""
+            return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
         case order.KillNode(_, why):
             return [Line(f"killing what is left: {why}")]
         case order.ClearNode():

@@ -1,0 +1,108 @@
+"""The world: what a command line needs of this machine, checked before anything starts.
+
+The words may fit together and still ask for what is not here: a script, a folder, a device, an installed name. Each is
+refused in one sentence. Looks, and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tenax.cli.flags import UsageError
+from tenax.cli.options import ONE_NODE_BACKENDS
+from tenax.cli.script import check_script
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenax.cli.options import Options
+    from tenax.logs.specs import LogsSpecs
+    from tenax.numa.binding import NumaOptions
+    from tenax.runtime.places import Places
+
+
+def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
+    """Refuse what cannot be had here. Raises ``UsageError``."""
+    check_script(options, cwd, environ)
+    if options.log_dir and options.log_dir != os.devnull:
+        _check_log_dir(options.log_dir, cwd)
+    if options.report:
+        _check_report(options.report, cwd)
+    if options.rdzv_backend not in ONE_NODE_BACKENDS:
+        _check_installed_backend(options.rdzv_backend)
+    if options.logs_specs is not None:
+        logs_specs_named(options.logs_specs)
+    if options.virtual_local_rank:
+        _check_devices(options, environ)
+    if options.numa_binding:
+        places_of(options, environ)
+
+
+def _check_log_dir(log_dir: str, cwd: str) -> None:
+    """A job of days must not find out at its end that nothing was kept."""
+    place = os.path.join(cwd, log_dir)
+    while not os.path.exists(place):
+        place = os.path.dirname(place.rstrip(os.sep))
+    if not os.path.isdir(place):
+        raise UsageError(f"--log-dir {log_dir}: {place} is a file; name a folder")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir {log_dir}: {place} may not be written to; name another folder")
+
+
+def _check_report(report: str, cwd: str) -> None:
+    path = os.path.join(cwd, report)
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise UsageError(f"--report {report}: there is no folder {folder!r} to write it in; make it first")
+    if os.path.isdir(path):
+        raise UsageError(f"--report {report} is a folder; name a file")
+
+
+def _check_installed_backend(name: str) -> None:
+    from importlib.metadata import entry_points
+
+    installed = {point.name for point in entry_points(group="torchrun.handlers")}
+    if name not in installed:
+        names = ", ".join(sorted(installed | ONE_NODE_BACKENDS))
+        raise UsageError(f"--rdzv-backend {name} is neither one of ours nor installed; there are: {names}")
+
+
+def logs_specs_named(name: str | None) -> type[LogsSpecs]:
+    """The class that decides where logs go."""
+    from tenax.logs.specs import load_logs_specs
+
+    try:
+        return load_logs_specs(name)
+    except ValueError as error:
+        raise UsageError(f"--logs-specs {name}: {str(error).rstrip('.')}") from error
+
+
+def _check_devices(options: Options, environ: Mapping[str, str]) -> None:
+    """With --virtual-local-rank every worker needs a device of its own."""
+    from tenax.core.environment import CUDA_VISIBLE_DEVICES, only_device
+
+    try:
+        only_device(environ.get(CUDA_VISIBLE_DEVICES), options.nproc_per_node - 1)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def numa_options(options: Options) -> NumaOptions | None:
+    """The binding that was asked for, as the launcher knows it."""
+    if options.numa_binding is None:
+        return None
+    from tenax.numa.binding import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(options.numa_binding))
+
+
+def places_of(options: Options, environ: Mapping[str, str]) -> Places:
+    """Where workers would run on this machine. Raises ``UsageError`` when the binding cannot be had."""
+    from tenax.processes.placement import PlacementError
+    from tenax.runtime.places import decide_places
+
+    try:
+        return decide_places(numa_options(options), options.nproc_per_node, environ)
+    except PlacementError as error:
+        raise UsageError(str(error).rstrip(".")) from error
