@@ -20,9 +20,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _CHANNEL_DESCRIPTOR = 3
-# Appended, not prepended: a package next to tenax must never stand in for a module of the standard library.
-_BOOTSTRAP = "import sys; sys.path.append(sys.argv[2]); from tenax.helper_process import become_helper; become_helper()"
-
+# Without the current directory, which is the user's; and our place is appended, not prepended: a package next to tenax
+# must never stand in for a module of the standard library.
+_BOOTSTRAP = (
+    "import sys; sys.path[0] or sys.path.pop(0); sys.path.append(sys.argv[2]); "
+    "from tenax.helper_process import become_helper; become_helper()"
+)
 
 _started_ahead: dict[str, tuple[int, Channel]] = {}
 
@@ -75,8 +78,6 @@ def _spawn_in_new_session(command: list[str], actions: list[Any]) -> int:
 def become_helper() -> None:
     """What a new helper process does first, in the child."""
     name, _place, module = sys.argv[1:4]
-    if sys.path[0] == "":  # only when not isolated: the current directory is the user's, not ours
-        del sys.path[0]
     if os.getsid(0) != os.getpid():
         os.setsid()
     _close_strange_descriptors()
@@ -86,7 +87,7 @@ def become_helper() -> None:
 
 
 def _close_strange_descriptors() -> None:
-    """Close what the agent's parent left inheritable; fill a missing standard stream, or a file of ours takes its number."""
+    """Close what the agent's parent left inheritable; fill a missing standard stream before a file takes its number."""
     for entry in os.listdir("/dev/fd"):
         descriptor = int(entry)
         if descriptor > _CHANNEL_DESCRIPTOR:

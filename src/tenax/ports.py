@@ -104,6 +104,9 @@ class Logs(Watchable, Protocol):
 
     def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]: ...
 
+    def has_error_file(self, local_rank: int) -> bool:
+        """Whether this worker of the last generation left one."""
+
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
     def say(self, text: str) -> None: ...

@@ -42,17 +42,17 @@ class BelievesAnyClearance(AgentMachine):
 class TakesAnyGeneration(AgentMachine):
     """Starts whatever the rendezvous forms."""
 
-    def _on_generation_formed(self, assignment) -> None:
+    def _on_generation_formed(self, assignment, now: float) -> None:
         if self.state.phase is Phase.JOINING:
             self.state.generation = assignment.generation - 1
-        super()._on_generation_formed(assignment)
+        super()._on_generation_formed(assignment, now)
 
 
 class StartsTwice(AgentMachine):
     """Starts its workers again when told of its generation again."""
 
-    def _on_generation_formed(self, assignment) -> None:
-        super()._on_generation_formed(assignment)
+    def _on_generation_formed(self, assignment, now: float) -> None:
+        super()._on_generation_formed(assignment, now)
         if self.state.phase is Phase.RUNNING and assignment == self.state.assignment and not self._orders:
             self._orders.append(order.StartWorkers(assignment, self.state.restarts_used))
 
@@ -136,14 +136,14 @@ class ForgetsToAbandon(AgentMachine):
 
 
 class WaitsForEvidenceForever(AgentMachine):
-    def _note_bad_end(self, worker, fault: str, now: float) -> None:
-        super()._note_bad_end(worker, fault, now)
+    def _note_bad_end(self, worker, fault: str, wrote_error: bool, now: float) -> None:
+        super()._note_bad_end(worker, fault, wrote_error, now)
         self.state.deadlines.pop(Deadline.EXAMINE, None)
 
 
 class LeavesADeadlineBehind(AgentMachine):
-    def _on_generation_formed(self, assignment) -> None:
-        super()._on_generation_formed(assignment)
+    def _on_generation_formed(self, assignment, now: float) -> None:
+        super()._on_generation_formed(assignment, now)
         if self.state.phase is Phase.RUNNING:
             self.state.deadlines[Deadline.EXAMINE] = 1e9
 

@@ -241,7 +241,8 @@ class World:
             case 4:
                 return fact.WorkerStartFailed(generation, rank, "no such file", 127)
             case 5 | 6:
-                return fact.WorkerExited(generation, rank, dice.choice((0, 0, 1, -15)), dice.choice(("", "", "fault")))
+                code, fault = dice.choice((0, 0, 1, -15)), dice.choice(("", "", "fault"))
+                return fact.WorkerExited(generation, rank, code, fault, dice.random() < 0.3, dice.random() < 0.3)
             case 7 | 8:
                 return fact.FailureExamined(generation, rank, self._evidence())
             case 9:

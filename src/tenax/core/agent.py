@@ -87,6 +87,7 @@ class AgentState(msgspec.Struct):
     workers: dict[int, WorkerRecord] = {}
     rung: Rung = Rung.NONE
     cleared: bool = True  # no process of any generation is alive
+    running_since: float = 0.0
     stopping_since: float = 0.0
     stop_signal: int = 0  # what the workers were asked with
     failures: list[Failure] = []  # of this generation, in the order seen
@@ -128,16 +129,16 @@ class AgentMachine:
             case fact.RunRequested():
                 self._on_run_requested()
             case fact.GenerationFormed(assignment):
-                self._on_generation_formed(assignment)
+                self._on_generation_formed(assignment, now)
             case fact.JoinRefused(reason):
                 self._on_join_refused(reason)
             case fact.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
             case fact.WorkerStartFailed(_, local_rank, reason, exit_code):
                 fault = f"could not be started: {reason}"
-                self._on_worker_ended(local_rank, exit_code, fault, now, was_alive=False)
-            case fact.WorkerExited(_, local_rank, exit_code, fault):
-                self._on_worker_ended(local_rank, exit_code, fault, now)
+                self._on_worker_ended(local_rank, exit_code, fault, now, unasked=True)
+            case fact.WorkerExited(_, local_rank, exit_code, fault, unasked, wrote_error):
+                self._on_worker_ended(local_rank, exit_code, fault, now, unasked=unasked, wrote_error=wrote_error)
             case fact.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
             case fact.NodeCleared():
@@ -159,13 +160,14 @@ class AgentMachine:
         self.state.phase = Phase.JOINING
         self._orders.append(order.Join(self.state.generation + 1, why))
 
-    def _on_generation_formed(self, assignment: Assignment) -> None:
+    def _on_generation_formed(self, assignment: Assignment, now: float) -> None:
         state = self.state
         if state.phase is not Phase.JOINING or assignment.generation != state.generation + 1:
             return
         state.phase = Phase.RUNNING
         state.assignment = assignment
         state.generation = assignment.generation
+        state.running_since = now
         state.workers = {rank: WorkerRecord(rank) for rank in range(state.settings.local_world_size)}
         state.rung = Rung.NONE
         state.cleared = False
@@ -187,7 +189,7 @@ class AgentMachine:
             worker.pid = pid
 
     def _on_worker_ended(
-        self, local_rank: int, exit_code: int, fault: str, now: float, *, was_alive: bool = True
+        self, local_rank: int, exit_code: int, fault: str, now: float, *, unasked: bool, wrote_error: bool = False
     ) -> None:
         state = self.state
         worker = state.workers.get(local_rank)
@@ -195,12 +197,13 @@ class AgentMachine:
             return
         worker.phase = WorkerPhase.ENDED
         worker.exit_code = exit_code
-        # What never came to life was not ended by us, whatever we had asked for meanwhile.
-        worker.asked_to_end = was_alive and state.rung >= Rung.ASKED
+        worker.ended_at = now
+        # What never came to life, or had ended already, was not ended by us, whatever we had asked for meanwhile.
+        worker.asked_to_end = state.rung >= Rung.ASKED and not unasked
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # seen after its generation was decided upon: for the record only
         if exit_code != 0 or fault:
-            self._note_bad_end(worker, fault, now)
+            self._note_bad_end(worker, fault, wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
             self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", state.settings.grace_s, now)
         elif self._all_workers_ended():
@@ -210,25 +213,35 @@ class AgentMachine:
             elif state.phase is Phase.STOPPING and state.rung is Rung.ASKED:
                 self._clear(now)
 
-    def _note_bad_end(self, worker: WorkerRecord, fault: str, now: float) -> None:
+    def _note_bad_end(self, worker: WorkerRecord, fault: str, wrote_error: bool, now: float) -> None:
         """Keep it as a failure; or, if we had asked it to end, only look whether it had failed by itself before."""
         state = self.state
         if not worker.asked_to_end:
-            state.failures.append(self._failure(worker, fault, now, Evidence()))
-        elif worker.exit_code in (-state.stop_signal, -SIGKILL):
+            state.failures.append(self._failure(worker, fault, Evidence()))
+        elif worker.exit_code in (-state.stop_signal, -SIGKILL) and not wrote_error:
             return  # our own doing: nothing to find out
         state.unexamined.add(worker.local_rank)
         state.deadlines.setdefault(Deadline.EXAMINE, now + state.settings.examine_s)
-        self._orders.append(order.ExamineFailure(state.generation, worker.local_rank, worker.pid, worker.exit_code))
+        self._orders.append(
+            order.ExamineFailure(
+                generation=state.generation,
+                local_rank=worker.local_rank,
+                pid=worker.pid,
+                exit_code=worker.exit_code,
+                started_at=state.running_since,
+                ended_at=worker.ended_at,
+                asked_to_end=worker.asked_to_end,
+            )
+        )
 
-    def _failure(self, worker: WorkerRecord, fault: str, seen_at: float, evidence: Evidence) -> Failure:
+    def _failure(self, worker: WorkerRecord, fault: str, evidence: Evidence) -> Failure:
         return Failure(
             generation=self.state.generation,
             local_rank=worker.local_rank,
             global_rank=self._global_rank(worker.local_rank),
             pid=worker.pid,
             exit_code=worker.exit_code,
-            seen_at=seen_at,
+            seen_at=worker.ended_at,
             reason=fault,
             evidence=evidence,
         )
@@ -248,7 +261,7 @@ class AgentMachine:
             # It ended after we asked it to. Its error file may prove that it had failed by itself before that.
             if evidence.raised_at is not None and evidence.raised_at < state.stopping_since:
                 worker = state.workers[local_rank]
-                state.failures.append(self._failure(worker, "", now, evidence))
+                state.failures.append(self._failure(worker, "", evidence))
         self._decide_if_ready(now)
 
     def _all_workers_ended(self) -> bool:
@@ -320,7 +333,7 @@ class AgentMachine:
             return
         state.failures.sort(key=when_it_began)
         history = History(state.restarts_used, state.settings.max_restarts, tuple(state.earlier))
-        decision = state.decision = self._policy.decide(state.failures[0], history)
+        decision = state.decision = self._ask_policy(state.failures[0], history)
         if isinstance(decision, GiveUp):
             self._end(Outcome.FAILED, decision.why)
             return
@@ -332,11 +345,18 @@ class AgentMachine:
         else:
             self._join(decision.why)
 
+    def _ask_policy(self, failure: Failure, history: History) -> AnyDecision:
+        """A policy is somebody's code: what it throws ends the run with a reason, not the agent without one."""
+        try:
+            return self._policy.decide(failure, history)
+        except Exception as error:
+            return GiveUp(f"the restart policy {type(self._policy).__name__} raised {type(error).__name__}: {error}")
+
     def _on_signal(self, signal: int, grace_s: float, now: float) -> None:
         state = self.state
         if state.cancelled_by:
             if signal in _HURRY:
-                self._kill("asked to stop a second time", now)
+                self._hurry(now)
             return
         state.cancelled_by = signal
         match state.phase:
@@ -347,7 +367,20 @@ class AgentMachine:
             case Phase.CLOSING:
                 self._kill("asked to stop after all workers had succeeded", now)
             case Phase.STOPPING | Phase.ENDED:
-                pass  # already on the way down; the verdict will say that it was cancelled
+                # Already on the way down; the verdict will say that it was cancelled.
+                if Deadline.GRACE in state.deadlines:
+                    state.deadlines[Deadline.GRACE] = min(state.deadlines[Deadline.GRACE], now + grace_s)
+
+    def _hurry(self, now: float) -> None:
+        """Asked to stop a second time: no grace, and no wait for evidence either."""
+        self._kill("asked to stop a second time", now)
+        if self.state.cleared:
+            self._stop_examining(now)
+
+    def _stop_examining(self, now: float) -> None:
+        self.state.deadlines.pop(Deadline.EXAMINE, None)
+        self.state.unexamined.clear()
+        self._decide_if_ready(now)
 
     def _on_time_passed(self, now: float) -> None:
         due = [deadline for deadline, at in self.state.deadlines.items() if at <= now]
@@ -362,8 +395,7 @@ class AgentMachine:
                 case Deadline.ABANDON:
                     self._abandon()
                 case Deadline.EXAMINE:
-                    self.state.unexamined.clear()
-                    self._decide_if_ready(now)
+                    self._stop_examining(now)
                 case Deadline.PAUSE:
                     assert self.state.decision is not None
                     self._join(self.state.decision.why)

@@ -30,6 +30,9 @@ class ExamineFailure(Command, frozen=True):
     local_rank: int
     pid: int
     exit_code: int
+    started_at: float
+    ended_at: float
+    asked_to_end: bool = False  # then only an error file can show that it had failed before that
 
 
 class SignalWorkers(Command, frozen=True):

@@ -50,6 +50,8 @@ class WorkerExited(Event, frozen=True):
     local_rank: int
     exit_code: int  # negative: the number of the signal that killed it
     fault: str = ""  # why even exit code 0 is a failure: "its result cannot be read: ..."
+    unasked: bool = False  # it had ended before our request to end could reach it
+    wrote_error: bool = False  # it left an error file
 
 
 class FailureExamined(Event, frozen=True):

@@ -55,6 +55,7 @@ class WorkerRecord(msgspec.Struct):
     phase: WorkerPhase = WorkerPhase.REQUESTED
     pid: int = 0
     exit_code: int = 0
+    ended_at: float = 0.0
     asked_to_end: bool = False  # we had asked it to end before it did
 
 

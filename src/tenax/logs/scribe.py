@@ -246,6 +246,7 @@ class Scribe:
                 if left_s <= 0 or self._serve(left_s, hurry_descriptor):
                     break
             self._disconnect(kill=self._channel is not None)
+        self._reap(wait=True)
         for stream in self._streams.values():
             os.close(stream.read_end)
         self._streams.clear()
@@ -349,7 +350,10 @@ class Scribe:
         if kill:
             os.kill(self.pid, signal.SIGKILL)
         self._unreaped.append(self.pid)
-        self._unreaped = [pid for pid in self._unreaped if not _is_collected(pid, self._finish_order is not None)]
+        self._reap(wait=False)
+
+    def _reap(self, *, wait: bool) -> None:
+        self._unreaped = [pid for pid in self._unreaped if not _is_collected(pid, wait)]
 
 
 def _is_collected(pid: int, wait: bool) -> bool:

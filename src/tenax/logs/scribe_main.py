@@ -41,8 +41,8 @@ TAIL_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
 _FORCED_BYTES = 1 << 26  # how far past its limit a lane may grow when a drain does not wait for it
 _ORPHAN_DRAIN_S = 0.4  # the agent is gone: read what comes until then,
-_ORPHAN_FLUSH_S = 0.65  # write it until then,
-_ORPHAN_END_S = 0.75  # and let the kernel end us then, whatever blocks
+_ORPHAN_FLUSH_S = 0.55  # write it until then,
+_ORPHAN_END_S = 0.65  # and let the kernel end us then, whatever blocks
 _FLUSHING_EVERY_S = 0.2
 
 

@@ -1,19 +1,29 @@
-"""TorchElastic's ``multiprocessing``, its names. The matter lives in ``processes``, ``logs`` and ``failures``."""
+"""TorchElastic's ``multiprocessing``, its names. The matter lives in ``processes``, ``logs`` and ``failures``.
 
-from tenax.multiprocessing.api import (
-    DefaultLogsSpecs,
-    LogsDest,
-    LogsSpecs,
-    MultiprocessContext,
-    PContext,
-    ProcessFailure,
-    RunProcsResult,
-    SignalException,
-    Std,
-    SubprocessContext,
-    start_processes,
-    to_map,
-)
+Loaded when first used: a worker that only decorates its main function with ``multiprocessing.errors.record`` comes by
+here and must not pay for the rest.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax.multiprocessing.api import (
+        DefaultLogsSpecs,
+        LogsDest,
+        LogsSpecs,
+        MultiprocessContext,
+        PContext,
+        ProcessFailure,
+        RunProcsResult,
+        SignalException,
+        Std,
+        SubprocessContext,
+        start_processes,
+        to_map,
+    )
 
 __all__ = [
     "DefaultLogsSpecs",
@@ -29,3 +39,11 @@ __all__ = [
     "start_processes",
     "to_map",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tenax.multiprocessing import api
+
+    return getattr(api, name)

@@ -165,8 +165,8 @@ def _event(message: tuple[Any, ...]) -> fact.AnyEvent:
             return fact.WorkerStarted(generation, local_rank, pid)
         case ("start_failed", generation, local_rank, number, text):
             return fact.WorkerStartFailed(generation, local_rank, text, _shell_code(number))
-        case ("exited", generation, local_rank, exit_code):
-            return fact.WorkerExited(generation, local_rank, exit_code)
+        case ("exited", generation, local_rank, exit_code, asked):
+            return fact.WorkerExited(generation, local_rank, exit_code, unasked=not asked)
         case ("cleared", generation):
             return fact.NodeCleared(generation)
     raise AssertionError(f"the keeper said {message!r}")

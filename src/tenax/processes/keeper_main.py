@@ -9,7 +9,7 @@ the belt to these braces should the keeper itself be killed) is tied to the thre
 Orders from the agent                                       Answers
   start, generation, local_rank, spec  + descriptors          started, generation, local_rank, pid
                                                               start_failed, generation, local_rank, errno, text
-  signal, generation, signum                                  exited, generation, local_rank, exit code
+  signal, generation, signum                                  exited, generation, local_rank, exit code, asked
   clear, generation                                           cleared, generation
   kill, generation                                            cleared, generation
 
@@ -129,6 +129,7 @@ class Keeper:
             os.close(descriptor)
 
     def _signal(self, generation: int, number: int) -> None:
+        self._reap()  # who is dead already did not die of this
         for worker in self._workers.values():
             if worker.alive and worker.generation == generation:
                 worker.asked = True
@@ -176,7 +177,7 @@ class Keeper:
             number, _, text = complaint.decode(errors="replace").partition(" ")
             self._channel.send(("start_failed", worker.generation, worker.local_rank, int(number), text))
         else:
-            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code))
+            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, worker.asked))
 
     def _kill_below(self, spared_groups: set[int]) -> None:
         """Kill everybody below us. Deaths wake us, and then we look again, until nobody is left."""

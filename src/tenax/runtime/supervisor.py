@@ -83,8 +83,8 @@ class Supervisor:
                 self._entrypoint.release(local_rank)
             case fact.WorkerExited(generation, local_rank, exit_code):
                 fault = self._entrypoint.collect(local_rank, exit_code)
-                if fault:
-                    event = fact.WorkerExited(generation, local_rank, exit_code, fault)
+                wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
+                event = fact.WorkerExited(generation, local_rank, exit_code, fault, event.unasked, wrote_error)
         self._loop.post(event)
 
     def _step(self, event: AnyEvent) -> None:

@@ -116,8 +116,14 @@ class WorkerLogs:
 
     # --- evidence -----------------------------------------------------------------------------------------------------
 
+    def has_error_file(self, local_rank: int) -> bool:
+        return os.path.exists(self.destination.error_files.get(local_rank, ""))
+
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
         """Ask for the last lines and, when they are here, say what they prove."""
+        if command.asked_to_end and not self.has_error_file(command.local_rank):
+            done(Evidence())
+            return
         key = f"{command.generation}.{command.local_rank}.{_STDERR}"
         self._scribe.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
@@ -134,6 +140,8 @@ class WorkerLogs:
             tail_is_cut=len(tail) >= _TAIL_BYTES,
             out_of_memory=self._memory,
             wall_to_agent_clock=self._now() - time.time(),
+            started_at=command.started_at,
+            seen_at=command.ended_at,
         )
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------

@@ -31,7 +31,8 @@ Lines that begin in the first column are the script; blank lines and those that 
     - ``run requested``
     - ``generation 1 formed`` (``..., ranks from 4``), ``join refused: REASON``
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
-    - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``
+    - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; before the colon may stand
+      ``, unasked`` (our request to end had not reached it) and ``, error written`` (it left an error file)
     - ``worker 0 examined`` (``..., raised at TIME``) (``...: MESSAGE``)
     - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``time passed``
 
@@ -242,11 +243,16 @@ def _not_started(said: _Said) -> AnyEvent:
 
 
 def _exited(said: _Said) -> AnyEvent:
-    return fact.WorkerExited(int(said["generation"]), int(said["rank"]), int(said["code"]), said["fault"])
+    return _ended(said, int(said["code"]), said["fault"])
 
 
 def _killed(said: _Said) -> AnyEvent:
-    return fact.WorkerExited(int(said["generation"]), int(said["rank"]), -_signal(said["signal"]))
+    return _ended(said, -_signal(said["signal"]), "")
+
+
+def _ended(said: _Said, exit_code: int, fault: str) -> AnyEvent:
+    unasked, wrote_error = bool(said["unasked"]), bool(said["wrote_error"])
+    return fact.WorkerExited(int(said["generation"]), int(said["rank"]), exit_code, fault, unasked, wrote_error)
 
 
 def _examined(said: _Said) -> AnyEvent:
@@ -265,6 +271,7 @@ def _signalled(said: _Said) -> AnyEvent:
 
 _OF = r"(?: of generation (?P<generation>\d+))?"
 _WORKER = rf"worker (?P<rank>\d+){_OF}"
+_HOW = r"(?P<unasked>, unasked)?(?P<wrote_error>, error written)?"
 
 _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tuple(
     (re.compile(pattern), build)
@@ -274,8 +281,8 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
         (r"join refused: (?P<reason>.+)", lambda said: fact.JoinRefused(said["reason"])),
         (rf"{_WORKER} started as (?P<pid>\d+)", _started),
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
-        (rf"{_WORKER} exited (?P<code>\d+)(?:: (?P<fault>.+))?", _exited),
-        (rf"{_WORKER} killed by (?P<signal>SIG\w+)", _killed),
+        (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
+        (rf"{_WORKER} killed by (?P<signal>SIG\w+){_HOW}", _killed),
         (rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?:: (?P<message>.+))?", _examined),
         (rf"node cleared{_OF}", lambda said: fact.NodeCleared(int(said["generation"]))),
         (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),

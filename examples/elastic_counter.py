@@ -1,0 +1,71 @@
+"""A job that survives the death of its workers: count, checkpoint, resume.
+
+    tenax run --nproc-per-node 4 --max-restarts 3 examples/elastic_counter.py --folder /tmp/counter
+
+It stands for a training script without needing any framework. The numbers below ``--numbers`` are dealt out to the
+workers by rank; each worker adds up its own, one per step, and saves (step, sum) every few steps. After a restart a
+worker reads what it saved last and goes on from there. At the end the saved sums, added up, are the sum of all numbers:
+no step was lost and none was counted twice.
+"""
+# ruff: noqa: T201 - what it prints is what it is for
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+
+class Checkpoint:
+    """One worker's progress, in one file. Replaced in one move: a reader sees the old one or the new one."""
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = folder / f"rank_{rank}.json"
+        self.step = 0
+        self.total = 0
+        if self._path.exists():
+            saved = json.loads(self._path.read_text())
+            self.step, self.total = saved["step"], saved["total"]
+
+    def save(self) -> None:
+        unfinished = self._path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps({"step": self.step, "total": self.total}))
+        unfinished.replace(self._path)
+
+
+def main() -> None:
+    asked = parse()
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    mine = range(rank, asked.numbers, world_size)
+    asked.folder.mkdir(parents=True, exist_ok=True)
+
+    progress = Checkpoint(asked.folder, rank)
+    begin = f"resumes at step {progress.step}" if progress.step else "begins"
+    print(f"rank {rank} (pid {os.getpid()}) {begin}", flush=True)
+
+    while progress.step < len(mine):
+        if rank == asked.fail_rank and progress.step >= asked.fail_step:
+            raise RuntimeError(f"the loss is not a number at step {progress.step}")
+        progress.total += mine[progress.step]
+        progress.step += 1
+        time.sleep(asked.seconds_per_step)  # the training
+        if progress.step % asked.save_every == 0 or progress.step == len(mine):
+            progress.save()
+            print(f"rank {rank} saved step {progress.step} of {len(mine)}", flush=True)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Count together, and survive.")
+    parser.add_argument("--folder", type=Path, required=True, help="where checkpoints are kept")
+    parser.add_argument("--numbers", type=int, default=80)
+    parser.add_argument("--save-every", type=int, default=5, help="steps between two checkpoints")
+    parser.add_argument("--seconds-per-step", type=float, default=0.05)
+    parser.add_argument("--fail-rank", type=int, default=-1, help="this rank raises an exception, every time")
+    parser.add_argument("--fail-step", type=int, default=0, help="... when it comes to this step")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

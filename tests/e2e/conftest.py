@@ -1,0 +1,21 @@
+"""Every end-to-end test gets a bench, and its bench proves afterwards that nothing was left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .harness import Bench
+
+if not sys.platform.startswith("linux"):
+    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+
+
+@pytest.fixture
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield made
+    made.close()

@@ -1,0 +1,368 @@
+"""The bench: starts the real program as a user would, watches it from outside, and proves that it left nothing behind.
+
+Everything that a test starts carries a mark in its environment, which every descendant inherits, whatever session it
+moves to. A process that carries the mark and is not a zombie is alive, and after a test there must be none.
+
+Nothing here sleeps to hide a race: ``until`` looks for a fact until it is there or its time is up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+MARK = "TENAX_E2E_MARK"
+PATIENCE_S = 30.0  # for what must happen on any machine, however busy
+_HERE = Path(__file__).parent
+_SCRIPT = Path(sys.executable).parent / "tenax"
+TENAX = [str(_SCRIPT)] if _SCRIPT.exists() else [sys.executable, "-m", "tenax"]
+_OURS = re.compile(
+    "PET_|TORCH|TENAX|OMP_|CUDA_|PYTHON(?!PATH)|NO_COLOR|COLUMNS|LINES|(LOCAL_|GROUP_|ROLE_)?RANK|WORLD_SIZE|MASTER_"
+)
+
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+
+
+def until(fact: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """Look until it is so, and return it. Fails in words when it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := fact()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {timeout_s:g} s in vain: {what}")
+        time.sleep(0.003)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies are dead."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+class Done:
+    """A run that ended: its exit code, what it printed, and the report among that."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def said(self) -> list[str]:
+        """tenax's own lines while it ran, without their prefix."""
+        return [line[7:] for line in self.err.splitlines() if line.startswith("tenax: ")]
+
+    @property
+    def report(self) -> str:
+        """The block at the end; empty when there is none."""
+        ruler = "\n" + "=" * 80 + "\n"
+        text = "\n" + self.err
+        return text[text.index(ruler) + 1 :] if ruler in text else ""
+
+    def fact(self, name: str) -> str:
+        """A line of the report by its name."""
+        match = re.search(rf"^  {re.escape(name)} +(.*)$", self.report, re.MULTILINE)
+        return match.group(1) if match else ""
+
+    def __repr__(self) -> str:
+        return f"exit code {self.code}\n--- stdout\n{self.out}\n--- stderr\n{self.err}"
+
+
+class Running:
+    """A process of ours with its output in two files, so that no unread pipe can hold it."""
+
+    def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self.process = process
+        self.pid = process.pid
+        self._out = out
+        self._err = err
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(errors="backslashreplace") if self._out.exists() else ""
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text(errors="backslashreplace") if self._err.exists() else ""
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def until_said(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+        until(lambda: text in self.err or None, f"{text!r} on stderr, which is:\n{self.err}", timeout_s)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> Done:
+        handle = os.pidfd_open(self.pid)
+        ready, _, _ = select.select([handle], [], [], timeout_s)
+        os.close(handle)
+        if not ready:
+            pytest.fail(f"still running after {timeout_s:g} s\n--- stdout\n{self.out}\n--- stderr\n{self.err}")
+        return Done(self.process.wait(), self.out, self.err)
+
+
+class Bench:
+    """One test's place: a folder, a clean environment, and everything that was started in it."""
+
+    def __init__(self, home: Path, name: str) -> None:
+        self.home = home
+        self.notes = home / "notes"
+        self.notes.mkdir()
+        (home / "tmp").mkdir()
+        self.mark = f"{os.getpid()}-{name}"
+        clean = {key: value for key, value in os.environ.items() if not _OURS.match(key)}
+        self.environ = {
+            **clean,
+            MARK: self.mark,
+            "E2E_NOTES": str(self.notes),
+            "TMPDIR": str(home / "tmp"),
+            "TERM": "xterm-256color",
+        }
+        self.leaves_within_s = 0.0  # how long what is left may take to go after the test; for agents that were killed
+        self._started: list[Running] = []
+        self._terminals: list[Terminal] = []
+        shutil.copy(_HERE / "worker_kit.py", home)
+
+    # --- scripts and notes --------------------------------------------------------------------------------------------
+
+    def script(self, source: str, name: str = "train.py") -> str:
+        """Write a script; returns its name, relative to the bench's folder."""
+        path = self.home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+        return name
+
+    def note(self, name: str, rank: int = 0, attempt: int = 0, timeout_s: float = PATIENCE_S) -> str:
+        """Wait for a worker's note and read it."""
+        path = self.notes / f"{name}.{rank}.{attempt}"
+        until(path.exists, f"the note {path.name}; there are {sorted(os.listdir(self.notes))}", timeout_s)
+        return path.read_text()
+
+    def noted(self, name: str, rank: int = 0, attempt: int = 0) -> bool:
+        return (self.notes / f"{name}.{rank}.{attempt}").exists()
+
+    def pids(self, workers: int, attempt: int = 0) -> list[int]:
+        """The pids of an attempt's workers, when all of them are ready."""
+        return [int(self.note("ready", rank, attempt)) for rank in range(workers)]
+
+    def tell(self, name: str, rank: int = 0, attempt: int = 0) -> None:
+        """Leave a note for a worker."""
+        (self.notes / f"{name}.{rank}.{attempt}").touch()
+
+    # --- running ------------------------------------------------------------------------------------------------------
+
+    def start(
+        self, *words: str, program: list[str] | None = None, env: Mapping[str, str] | None = None, **options: Any
+    ) -> Running:
+        """``tenax run WORDS`` (or another program), in the bench's folder."""
+        number = len(self._started)
+        out, err = self.home / f"stdout.{number}", self.home / f"stderr.{number}"
+        with out.open("wb") as out_file, err.open("wb") as err_file:
+            streams = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file, "cwd": self.home, **options}
+            command = [*([*TENAX, "run"] if program is None else program), *words]
+            process = subprocess.Popen(command, env={**self.environ, **(env or {})}, **streams)
+        running = Running(process, out, err)
+        self._started.append(running)
+        return running
+
+    def run(self, *words: str, timeout_s: float = PATIENCE_S, **options: Any) -> Done:
+        return self.start(*words, **options).wait(timeout_s)
+
+    def terminal(self, *words: str, **options: Any) -> Terminal:
+        """``tenax run WORDS`` in a terminal of its own."""
+        terminal = Terminal([*TENAX, "run", *words], self, **options)
+        self._terminals.append(terminal)
+        return terminal
+
+    # --- what is there ------------------------------------------------------------------------------------------------
+
+    def alive(self) -> dict[int, str]:
+        """Every living process that carries this test's mark, with its command."""
+        mark = f"{MARK}={self.mark}".encode()
+        found = {}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit():
+                with contextlib.suppress(OSError):  # gone meanwhile
+                    variables = Path(f"/proc/{entry}/environ").read_bytes().split(b"\0")
+                    if mark in variables and is_alive(int(entry)):
+                        command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ")
+                        found[int(entry)] = command.decode(errors="replace")
+        return found
+
+    def run_dir(self, log_dir: str = "logs") -> Path:
+        """The one run's folder in a log folder."""
+        (folder,) = (self.home / log_dir).iterdir()
+        return folder
+
+    def journal(self, log_dir: str = "logs") -> list[dict[str, Any]]:
+        lines = (self.run_dir(log_dir) / "journal.jsonl").read_bytes().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def close(self) -> None:
+        """End what the test has left, by pid, and fail if there was something to end."""
+        unfinished = [running for running in self._started if running.process.poll() is None]
+        for running in unfinished:
+            running.process.kill()
+            running.process.wait()
+        for terminal in self._terminals:
+            terminal.close()
+        deadline = time.monotonic() + (1.0 if unfinished else self.leaves_within_s)
+        while (left := self.alive()) and time.monotonic() < deadline:
+            time.sleep(0.003)
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert not unfinished, f"the test left {len(unfinished)} programs running"
+        assert not left, f"left behind: {left}"
+
+
+class Terminal:
+    """A program on a pseudo-terminal that it controls, as in a window on somebody's desk."""
+
+    def __init__(
+        self,
+        command: list[str],
+        bench: Bench,
+        *,
+        columns: int = 100,
+        rows: int = 30,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self._seen = bytearray()
+
+        def take_control() -> None:
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=bench.home,
+            env={**bench.environ, **(env or {})},
+            start_new_session=True,
+            preexec_fn=take_control,
+        )
+        os.close(slave)
+
+    @property
+    def seen(self) -> str:
+        """Everything that was written to it, escape codes and all."""
+        return self._seen.decode(errors="backslashreplace")
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._master, keys)
+
+    def hang_up(self) -> None:
+        """The window is closed."""
+        os.close(self._master)
+        self._master = -1
+
+    def until(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while text not in self.seen:
+            if not self._read(deadline - time.monotonic()):
+                pytest.fail(f"waited in vain for {text!r}; the terminal has seen {self.seen!r}")
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """Read until the program is gone; its exit code."""
+        deadline = time.monotonic() + timeout_s
+        while self._read(deadline - time.monotonic()):
+            pass
+        if not select.select([handle := os.pidfd_open(self.process.pid)], [], [], max(0, deadline - time.monotonic()))[
+            0
+        ]:
+            pytest.fail(f"still running; the terminal has seen {self.seen!r}")
+        os.close(handle)
+        return self.process.wait()
+
+    def _read(self, timeout_s: float) -> bool:
+        """Take what comes next. Returns whether something came before the end or the deadline."""
+        if self._master < 0 or timeout_s <= 0 or not select.select([self._master], [], [], timeout_s)[0]:
+            return False
+        try:
+            data = os.read(self._master, 1 << 16)
+        except OSError:  # nobody holds the other side any more
+            return False
+        self._seen += data
+        return bool(data)
+
+    def close(self) -> None:
+        if self._master >= 0:
+            os.close(self._master)
+            self._master = -1
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+
+
+class Screen:
+    """A terminal as a person sees it: rows of text, drawn by tmux."""
+
+    def __init__(self, bench: Bench, command: list[str], columns: int = 100, rows: int = 30) -> None:
+        self._tmux = ["tmux", "-L", f"tenax-e2e-{bench.mark}"]
+        self._bench = bench
+        size = ["-x", str(columns), "-y", str(rows)]
+        self._do("-f", "/dev/null", "new-session", "-d", *size, "-c", str(bench.home), *command)
+
+    def _do(self, *words: str) -> str:
+        done = subprocess.run([*self._tmux, *words], env=self._bench.environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rows(self) -> list[str]:
+        return self._do("capture-pane", "-p").rstrip("\n").split("\n")
+
+    def until(self, text: str) -> list[str]:
+        def shown() -> list[str] | None:
+            rows = self.rows()
+            return rows if any(text in row for row in rows) else None
+
+        return until(shown, f"{text!r} on the screen")
+
+    def type(self, *keys: str) -> None:
+        self._do("send-keys", *keys)
+
+    def close(self) -> None:
+        server = int(self._do("display-message", "-p", "#{pid}"))
+        self._do("kill-server")
+        until(lambda: not is_alive(server), "the end of tmux")
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own, of a given size. Needs root."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)

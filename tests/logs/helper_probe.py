@@ -1,0 +1,27 @@
+"""A helper process that says what it is, and goes."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.channel import Channel
+
+
+def main(descriptor: int) -> None:
+    channel = Channel.from_descriptor(descriptor)
+    with open("/proc/self/comm") as comm:
+        name = comm.read().strip()
+    descriptors = {int(entry) for entry in os.listdir("/proc/self/fd")}
+    open_descriptors = [number for number in sorted(descriptors) if os.path.exists(f"/proc/self/fd/{number}")]
+    facts = {
+        "leads_session": os.getsid(0) == os.getpid(),
+        "descriptors": open_descriptors,
+        "stdin": os.readlink("/proc/self/fd/0"),
+        "isolated": sys.flags.isolated,
+        "no_site": sys.flags.no_site,
+        "name": name,
+        "looks_in_current_directory": "" in sys.path,
+        "inheritable": os.get_inheritable(descriptor),
+    }
+    channel.send((facts,))

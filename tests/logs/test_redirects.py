@@ -1,0 +1,69 @@
+"""Redirects: below Python, and always undone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenax.multiprocessing.redirects import get_libc, redirect
+
+PROGRAM = """
+import os, sys
+from tenax.multiprocessing.redirects import get_libc, redirect_stderr, redirect_stdout
+libc = get_libc()
+print("before")
+libc.printf(b"before in C\\n")
+try:
+    with redirect_stdout(sys.argv[1]), redirect_stderr(sys.argv[2]):
+        print("inside")
+        libc.printf(b"inside in C\\n")
+        os.system("echo inside a child")
+        print("inside stderr", file=sys.stderr)
+        1 / 0
+except ZeroDivisionError:
+    pass
+print("after")
+libc.printf(b"after in C\\n")
+print("after stderr", file=sys.stderr)
+"""
+
+
+def test_everything_inside_goes_to_the_file(tmp_path: Path) -> None:
+    """Python's output, C's and a child's go to the file, in the context only, though an exception ends it."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "out"), str(tmp_path / "err")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    assert sorted((tmp_path / "out").read_text().splitlines()) == ["inside", "inside a child", "inside in C"]
+    assert (tmp_path / "err").read_text() == "inside stderr\n"
+    assert sorted(done.stdout.splitlines()) == ["after", "after in C", "before", "before in C"]
+    assert done.stderr == "after stderr\n"
+
+
+def test_only_standard_streams(tmp_path: Path) -> None:
+    """A stream that is not stdout or stderr is refused, and no file is made."""
+    with pytest.raises(ValueError, match="'stdin'"), redirect("stdin", str(tmp_path / "file")):
+        pass
+    assert not os.listdir(tmp_path)
+
+
+def test_a_file_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
+    """When the file cannot be opened, the stream is as before."""
+    before = os.fstat(1)
+    with pytest.raises(FileNotFoundError), redirect("stdout", str(tmp_path / "missing" / "file")):
+        pass
+    assert os.path.samestat(before, os.fstat(1))
+
+
+def test_the_c_library_is_loaded_when_asked_for() -> None:
+    """Importing the module loads no library and no ctypes; asking for it gives the one in use."""
+    code = "import tenax.multiprocessing.redirects, sys; print('ctypes' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"
+    assert get_libc().getpid() == os.getpid()
