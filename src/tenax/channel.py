@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<IB")  # bytes that follow, descriptors that came along
 _READ_SIZE = 1 << 18
 _MOST_DESCRIPTORS = 64
+_ANCILLARY_SIZE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * struct.calcsize("i"))
+# What arrives must not leak into processes that the receiver starts: a worker would hold another worker's pipe open.
+# (``socket.recv_fds`` ignores its flags.)
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class ChannelClosed(Exception):
@@ -93,13 +97,15 @@ class Channel:
         closed = False
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self._sock, _READ_SIZE, _MOST_DESCRIPTORS)
+                data, ancillary, _, _ = self._sock.recvmsg(_READ_SIZE, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
                 closed = True
                 break
-            self._descriptors.extend(fds)
+            for level, kind, payload in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    self._descriptors.extend(_private_descriptors(payload))
             if not data:
                 closed = True
                 break
@@ -129,3 +135,12 @@ class Channel:
             os.close(fd)
         self._descriptors.clear()
         self._sock.close()
+
+
+def _private_descriptors(payload: bytes) -> tuple[int, ...]:
+    count = len(payload) // struct.calcsize("i")
+    descriptors = struct.unpack(f"{count}i", payload[: count * struct.calcsize("i")])
+    if not _CLOSE_ON_EXEC:  # macOS has no such flag
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+    return descriptors

@@ -181,7 +181,7 @@ class Keeper:
 
     def _kill_below(self, spared_groups: set[int]) -> None:
         """Kill everybody below us. Deaths wake us, and then we look again, until nobody is left."""
-        if sys.platform != "linux":  # no list of descendants: the groups of our workers stand for them
+        if not os.path.exists("/proc/self/task"):  # no list of descendants: the groups of our workers stand for them
             for worker in self._workers.values():
                 if worker.pid not in spared_groups:
                     _signal_group(worker.pid, signal.SIGKILL)

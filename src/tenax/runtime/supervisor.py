@@ -11,6 +11,7 @@ import os
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine, Phase
+from tenax.failures.plain_text import harmless
 from tenax.runtime.story import live_line, tell
 
 TYPE_CHECKING = False
@@ -99,7 +100,7 @@ class Supervisor:
         self._observe(self.machine)
         for line in tell(event, commands, state):
             if line.important:
-                self._logs.say(f"tenax: {line.text}")
+                self._logs.say(f"tenax: {harmless(line.text)}")
         self._logs.live(live_line(state) if state.phase is not Phase.ENDED else "")
 
     def _perform(self, command: AnyCommand) -> None:
@@ -132,7 +133,7 @@ class Supervisor:
             env = {**os.environ, **own, **output.env}
             try:
                 launch = self._place(rank, self._entrypoint.launch(rank, env))
-                self._processes.start(generation, rank, _with_output(launch, output.stdout, output.stderr))
+                self._processes.start(generation, rank, _with_streams(launch, output.stdout, output.stderr))
             except Exception as error:
                 # For example arguments that cannot be pickled: this worker cannot start, and the report will say why.
                 self._entrypoint.release(rank)
@@ -143,7 +144,18 @@ class Supervisor:
                 os.close(output.stderr)
 
 
-def _with_output(launch: Launch, stdout: int, stderr: int) -> Launch:
+def _with_streams(launch: Launch, stdout: int, stderr: int) -> Launch:
     import msgspec
 
-    return msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: stdout, 2: stderr})
+    return msgspec.structs.replace(launch, descriptors={**launch.descriptors, **_stdin(), 1: stdout, 2: stderr})
+
+
+def _stdin() -> dict[int, int]:
+    """The workers read what the agent would read: a file, a pipe, a person with a debugger."""
+    import sys
+
+    try:
+        # Closed when we started: the number may be another's by now.
+        return {0: 0} if sys.__stdin__ is not None and os.fstat(0) else {}
+    except OSError:
+        return {}

@@ -2,8 +2,8 @@
 
 ``SimpleElasticAgent`` is the adapter for the old hooks: a subclass that overrides ``_start_workers``,
 ``_stop_workers``, ``_monitor_workers``, ``_shutdown`` and friends is run by the polling loop below. It is one of the
-two places in tenax that poll, because the hooks ask for it. ``LocalElasticAgent`` does not come by here unless a hook of it
-is overridden.
+two places in tenax that poll, because the hooks ask for it. ``LocalElasticAgent`` does not come by here unless a hook
+of it is overridden.
 """
 
 from __future__ import annotations

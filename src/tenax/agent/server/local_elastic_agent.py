@@ -19,6 +19,8 @@ from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.runtime.signals import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tenax.agent.node import Node
     from tenax.core.agent import AgentMachine
     from tenax.core.model import Verdict
@@ -39,6 +41,7 @@ TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
+_DEFAULT_ABANDON_S = 10.0
 _OLD_HOOKS = (
     "_start_workers",
     "_stop_workers",
@@ -61,7 +64,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     ``exit_barrier_timeout``: for subclasses with hooks of their own; a run of ours needs no barrier.
     ``log_line_prefix_template``: what stands in front of a teed line.
     ``shutdown_timeout``: seconds that a worker may take to end after it was asked to, on every path.
-    ``uninterruptible_state_timeout``: seconds after which a process that even SIGKILL does not end is abandoned.
+    ``health_check_server``: started with the run and stopped after it.
+    ``uninterruptible_state_timeout``: seconds after which a process that even SIGKILL does not end is abandoned; None:
+    the variable ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, or 10.
     ``restart_policy``: decides what follows a failure; None: restart at once while restarts are left.
     ``signals_to_handle``: names of the signals that stop the run in an orderly way.
     """
@@ -91,14 +96,20 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._start_method = start_method
         self._log_line_prefix_template = log_line_prefix_template
         self._health_check_server = health_check_server
-        self._abandon_s = uninterruptible_state_timeout or 10.0
+        self._abandon_s = uninterruptible_state_timeout or _abandon_s_from(os.environ)
         self._pcontext: PContext | None = None
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         engine = getattr(self._handler(self._worker_group.spec), "engine", None)
         if engine is None or self._has_old_hooks():
             return super().run(role)
-        return self._run_node(engine())
+        if self._health_check_server is not None:
+            self._health_check_server.start()
+        try:
+            return self._run_node(engine())
+        finally:
+            if self._health_check_server is not None:
+                self._health_check_server.stop()
 
     def _has_old_hooks(self) -> bool:
         return any(getattr(type(self), name) is not getattr(LocalElasticAgent, name) for name in _OLD_HOOKS)
@@ -250,6 +261,21 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(
             WorkerState.SUCCEEDED, return_values={rank_of[rank]: value for rank, value in result.return_values.items()}
         )
+
+
+def _abandon_s_from(environ: Mapping[str, str]) -> float:
+    written = environ.get(TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, "")
+    if not written:
+        return _DEFAULT_ABANDON_S
+    try:
+        seconds = float(written)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise ValueError(
+            f"{TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT} is {written!r}; expected a positive number of seconds"
+        )
+    return seconds
 
 
 def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:
