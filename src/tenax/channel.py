@@ -6,14 +6,19 @@ because both ends run the same interpreter and nobody else can reach the socket.
 ever read this way.
 
 The channel never blocks: what the peer does not take yet is kept and sent when the socket is writable again.
+
+Letting go is seen at once, whoever holds a copy: closing shuts the stream down, and a process forked from ours closes
+its copies before it does anything else. Else a child of the agent could hide the agent's death from its helpers.
 """
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 import socket
 import struct
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +27,7 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<IB")  # bytes that follow, descriptors that came along
 _READ_SIZE = 1 << 18
-_MOST_DESCRIPTORS = 64
+_MOST_DESCRIPTORS = 250  # Linux takes 253 at once
 _ANCILLARY_SIZE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * struct.calcsize("i"))
 # What arrives must not leak into processes that the receiver starts: a worker would hold another worker's pipe open.
 # (``socket.recv_fds`` ignores its flags.)
@@ -45,6 +50,7 @@ class Channel:
             tuple[bytes, list[int]]
         ] = []  # the first one may be partly sent (then without descriptors)
         self.queued_bytes = 0
+        _open_channels.add(self)
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
@@ -65,7 +71,8 @@ class Channel:
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Queue a message and send as much as the peer takes now. Descriptors are copied; the caller keeps its own."""
-        assert len(descriptors) <= _MOST_DESCRIPTORS
+        if len(descriptors) > _MOST_DESCRIPTORS:
+            raise ValueError(f"a message carries at most {_MOST_DESCRIPTORS} descriptors, not {len(descriptors)}")
         body = marshal.dumps(message)
         packet = _HEADER.pack(len(body), len(descriptors)) + body
         # Descriptors that must wait in the queue are duplicated, because the caller may close its own at once.
@@ -83,6 +90,8 @@ class Channel:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # too many descriptors are on their way: the peer must take some
+                    return
                 raise ChannelClosed(str(error)) from error
             for fd in descriptors:
                 os.close(fd)
@@ -97,7 +106,7 @@ class Channel:
         closed = False
         while True:
             try:
-                data, ancillary, _, _ = self._sock.recvmsg(_READ_SIZE, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
+                data, ancillary, flags, _ = self._sock.recvmsg(_READ_SIZE, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
             except (BlockingIOError, InterruptedError):
                 break
             except OSError:
@@ -106,6 +115,8 @@ class Channel:
             for level, kind, payload in ancillary:
                 if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                     self._descriptors.extend(_private_descriptors(payload))
+            if flags & socket.MSG_CTRUNC:
+                raise ChannelClosed("descriptors were lost: this process has too many open files")
             if not data:
                 closed = True
                 break
@@ -127,6 +138,14 @@ class Channel:
             yield message, descriptors
 
     def close(self) -> None:
+        if self._sock.fileno() >= 0:
+            with suppress(OSError):  # the peer is gone already
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Close our descriptors, and nothing more: in a forked process the stream is still the parent's."""
+        _open_channels.discard(self)
         for _, descriptors in self._outgoing:
             for fd in descriptors:
                 os.close(fd)
@@ -135,6 +154,17 @@ class Channel:
             os.close(fd)
         self._descriptors.clear()
         self._sock.close()
+
+
+_open_channels: set[Channel] = set()
+
+
+def _forget_copies() -> None:
+    for channel in list(_open_channels):
+        channel._forget()
+
+
+os.register_at_fork(after_in_child=_forget_copies)
 
 
 def _private_descriptors(payload: bytes) -> tuple[int, ...]:

@@ -94,7 +94,8 @@ class Done:
 class Running:
     """A process of ours with its output in two files, so that no unread pipe can hold it."""
 
-    def __init__(self, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+    def __init__(self, bench: Bench, process: subprocess.Popen[bytes], out: Path, err: Path) -> None:
+        self._bench = bench
         self.process = process
         self.pid = process.pid
         self._out = out
@@ -120,7 +121,11 @@ class Running:
         os.close(handle)
         if not ready:
             pytest.fail(f"still running after {timeout_s:g} s\n--- stdout\n{self.out}\n--- stderr\n{self.err}")
-        return Done(self.process.wait(), self.out, self.err)
+        done = Done(self.process.wait(), self.out, self.err)
+        if done.code == 2 or done.code < 0:
+            # Refused, or killed before it could tidy up: its helpers hear of that and go by themselves.
+            self._bench.leaves_within_s = 1.0
+        return done
 
 
 class Bench:
@@ -183,7 +188,7 @@ class Bench:
             streams = {"stdin": subprocess.DEVNULL, "stdout": out_file, "stderr": err_file, "cwd": self.home, **options}
             command = [*([*TENAX, "run"] if program is None else program), *words]
             process = subprocess.Popen(command, env={**self.environ, **(env or {})}, **streams)
-        running = Running(process, out, err)
+        running = Running(self, process, out, err)
         self._started.append(running)
         return running
 

@@ -103,11 +103,11 @@ def test_a_console_that_takes_a_few_bytes_is_not_stuck(stage: Stage) -> None:
     """A reader slower than a page per window, which no write of ours can show, still counts as moving."""
     read_end, console = stage.pipe()
     count = 8000
-    with stage.scribe(console, console, stuck_after_s=0.1, queue_bytes=1 << 16) as scribe:
+    with stage.scribe(console, console, stuck_after_s=0.3, queue_bytes=1 << 16) as scribe:
         worker = start_worker(scribe.open_stream("w", console=1), count)
         shown = b""
-        for _ in range(20):
-            pause(0.03)
+        for _ in range(12):
+            pause(0.06)
             shown += os.read(read_end, 50)
         while len(shown) < count * LINE_BYTES:
             shown += os.read(read_end, 1 << 16)
@@ -155,6 +155,27 @@ def test_a_stuck_console_does_not_delay_the_end(stage: Stage) -> None:
         losses = scribe.finish(0.1)
         assert os.times().elapsed - before < 1.0
         assert losses.console_bytes > 100_000
+
+
+def test_standard_error_tells_what_a_stuck_standard_output_did_not_take(stage: Stage) -> None:
+    """When only standard output is stuck, standard error says so when it begins, and how much it was at the end."""
+    (out_read, out), (err_read, err) = stage.pipe(), stage.pipe()
+    err_reader = stage.reader(err_read)
+    count = 30_000
+    with stage.scribe(out, err, stuck_after_s=0.05, queue_bytes=1 << 16) as scribe:
+        worker = start_worker(scribe.open_stream("w", console=1), count)
+        assert worker.wait(30) == 0
+        scribe.drain_now(10)
+        losses = scribe.finish(0.05)
+    os.set_blocking(out_read, False)
+    shown = os.read(out_read, 1 << 20)
+    assert numbers(count).startswith(shown)
+    assert losses.console_bytes == count * LINE_BYTES - len(shown)
+    assert err_reader.all().decode().splitlines() == [
+        "tenax: standard output takes no more: its lines are dropped and counted until it does.",
+        f"tenax: {losses.console_lines} lines ({losses.console_bytes} bytes) were not shown: "
+        "the terminal did not take them",
+    ]
 
 
 def test_a_second_request_to_stop_hurries_the_end(stage: Stage) -> None:

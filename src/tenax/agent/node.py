@@ -50,6 +50,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     places: Places = Places()
     policy: RestartPolicy | None = None
     narrate: bool = False  # tell the story on the console while it happens
+    is_last_act: bool = False  # this process does nothing else afterwards
 
 
 class Node:
@@ -83,34 +84,43 @@ class Node:
         words = ""
         try:
             self._keeper.spawn()  # it comes up while the rest is made ready
-            with SignalSource(loop, numbers) as signals:
+            with SignalSource(loop, numbers, is_last_act=plan.is_last_act) as signals:
                 logs.open()
                 loop.watch(signals)
-                journal = self._open_journal()
-                logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
-                for note in plan.places.notes:
-                    logs.say(f"tenax: {note}")
-                supervisor = Supervisor(
-                    plan.settings,
-                    loop=loop,
-                    rendezvous=plan.rendezvous,
-                    processes=self._keeper,
-                    entrypoint=plan.entrypoint,
-                    logs=logs,
-                    journal=journal,
-                    policy=plan.policy,
-                    environments=self._environments,
-                    place=plan.places.place,
-                    observe=observe,
-                )
-                verdict = supervisor.run()
-                self.earlier_failures = supervisor.machine.state.earlier
-                words = last_words(verdict)
+                try:
+                    supervisor = self._supervisor(loop, logs, observe)
+                    verdict = supervisor.run()
+                    self.earlier_failures = supervisor.machine.state.earlier
+                    words = last_words(verdict)
+                finally:
+                    # Still under our signal handlers: an impatient Ctrl-C must not cost the report.
+                    self._keeper.close()
+                    signals.forget()
+                    logs.close(words, hurry_descriptor=signals.fileno())
                 return verdict
         finally:
             self._keeper.close()
-            logs.close(words)
             loop.close()
+
+    def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[AgentMachine], None]) -> Supervisor:
+        plan = self._plan
+        journal = self._open_journal()
+        logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
+        for note in plan.places.notes:
+            logs.say(f"tenax: {note}")
+        return Supervisor(
+            plan.settings,
+            loop=loop,
+            rendezvous=plan.rendezvous,
+            processes=self._keeper,
+            entrypoint=plan.entrypoint,
+            logs=logs,
+            journal=journal,
+            policy=plan.policy,
+            environments=self._environments,
+            place=plan.places.place,
+            observe=observe,
+        )
 
     def _environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
         plan = self._plan

@@ -123,6 +123,7 @@ def launch(
             places=decide_places(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
             narrate=True,
+            is_last_act=True,
         )
     )
     verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))

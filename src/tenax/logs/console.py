@@ -34,6 +34,7 @@ class Console:
         self.is_terminal = os.isatty(descriptor)
         self.sources = 0  # streams that are shown here; kept by the loop
         self.is_gone = False
+        self.is_announced_stuck = False  # kept by the loop
         self.refused_reason = ""  # why the device refused what it refused
         self._open_source: object = None  # whose line is not finished
         self._open_at_start = False  # it ended with a carriage return
@@ -46,6 +47,7 @@ class Console:
         self._live = b""
         self._live_waits = False
         self._drawn = b""
+        self._unwritten = memoryview(b"")  # of the batch that is being written
         self._row_is_free = True  # the cursor is where a line begins
         self.lane = Lane(
             self._write_batch,
@@ -116,6 +118,13 @@ class Console:
         count = "1 line" if lines == 1 else f"{lines} lines"
         return f"tenax: {count} ({size} bytes) {'was' if lines == 1 else 'were'} not shown: {reason}"
 
+    def give_up(self) -> None:
+        """The end: what the device has not taken by now counts as not shown, and so does what it was to tell of it."""
+        unshown = b"".join([bytes(self._unwritten), *self.lane.take_back()])
+        if unshown:
+            self._drop(unshown)
+            self._told_lines = self._told_bytes = 0
+
     def _drop(self, text: bytes) -> None:
         self._dropped_lines += text.count(b"\n") or 1
         self._dropped_bytes += len(text)
@@ -153,7 +162,7 @@ class Console:
         return _first_columns(self._live.decode("utf-8", "replace"), width - 1).encode()
 
     def _write(self, text: bytes) -> None:
-        view = memoryview(text)
+        view = self._unwritten = memoryview(text)
         while view and not self.is_gone:
             try:
                 count = os.write(self._descriptor, view)
@@ -167,11 +176,12 @@ class Console:
                 self.refused_reason = error.strerror or "it cannot be written"
                 break
             else:
-                view = view[count:]
+                view = self._unwritten = view[count:]
                 self.lane.moved_by(count)
         if view:
             self._refused_lines += bytes(view).count(b"\n") or 1
             self._refused_bytes += len(view)
+            self._unwritten = memoryview(b"")
             self.lane.moved_by(len(view))
 
 

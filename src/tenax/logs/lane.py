@@ -16,7 +16,6 @@ and, because a blocked write reports nothing until it ends, by interrupting that
 from __future__ import annotations
 
 import _thread
-import os
 import signal
 
 TYPE_CHECKING = False
@@ -64,6 +63,7 @@ class Lane:
         self._seen: tuple[int, int] = (0, 0)
         self._window_end = 0.0
         self._kicked = False
+        self._crash: BaseException | None = None
         self._thread = _thread.start_new_thread(self._work, ())
 
     # -- the loop's side
@@ -76,6 +76,13 @@ class Lane:
             self._asleep = False
         if ring:
             self._bell.release()
+
+    def take_back(self) -> list[Any]:
+        """What the thread has not taken yet; it will not be written any more."""
+        with self._lock:
+            items, self._items = self._items, []
+            self.pending -= sum(size for _, size in items)
+        return [item for item, _ in items]
 
     @property
     def drops(self) -> bool:
@@ -93,7 +100,9 @@ class Lane:
         return self._window_end if self._kicked else self._window_end - (1 - _KICK_AT) * self.stuck_after_s
 
     def judge(self, now: float) -> None:
-        """Bring ``holding`` and ``stuck`` up to date."""
+        """Bring ``holding`` and ``stuck`` up to date. Raises what ended the lane's thread, if that happened."""
+        if self._crash is not None:
+            raise self._crash
         if self.holding:
             if self.pending <= self.limit_bytes // 2:
                 self.holding = False
@@ -115,6 +124,8 @@ class Lane:
 
     def stands_still(self, now: float) -> bool:
         """Whether a whole window has passed in which the device took nothing. Begins the next window when it moved."""
+        if self._crash is not None:
+            raise self._crash
         if not self._kicked and now >= self.window_deadline:
             self._kicked = True
             signal.pthread_kill(self._thread, _KICK_SIGNAL)
@@ -137,8 +148,10 @@ class Lane:
         try:
             while True:
                 self._write_next()
-        finally:
-            os._exit(70)  # a lane without its thread would swallow lines; the agent starts another scribe instead
+        except BaseException as error:
+            # A lane without its thread would swallow lines: the loop must end, and say why. See ``judge``.
+            self._crash = error
+            self._wake_loop()
 
     def _write_next(self) -> None:
         with self._lock:

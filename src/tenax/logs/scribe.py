@@ -232,8 +232,10 @@ class Scribe:
     def finish(self, timeout_s: float, hurry_descriptor: int = -1) -> Losses:
         """Let the scribe write all it has and go; a device that takes nothing for ``timeout_s`` is not waited for.
 
-        When ``hurry_descriptor`` becomes readable (a second Ctrl-C), it goes at once.
+        When ``hurry_descriptor`` becomes readable (a second Ctrl-C), it gets as long as one whose agent died: less than
+        a second, which is enough for the last words on every console that moves.
         """
+        hurried = False
         if self._channel is not None:
             self._live = ""
             if self._dropped_lines:
@@ -241,11 +243,12 @@ class Scribe:
             self._finish_order = ("finish", timeout_s)
             self._send(self._finish_order)
             self._heard_at = time.monotonic()
-            while self._channel is not None:
-                left_s = self._heard_at + 2 * timeout_s + _SECOND_LOOK_S - time.monotonic()
-                if left_s <= 0 or self._serve(left_s, hurry_descriptor):
+            while self._channel is not None and not hurried:
+                left_s = self._heard_at + 3 * timeout_s + _SECOND_LOOK_S - time.monotonic()
+                if left_s <= 0:
                     break
-            self._disconnect(kill=self._channel is not None)
+                hurried = self._serve(left_s, hurry_descriptor)
+            self._disconnect(kill=self._channel is not None and not hurried)
         self._reap(wait=True)
         for stream in self._streams.values():
             os.close(stream.read_end)
@@ -281,9 +284,7 @@ class Scribe:
             self._take_losses(losses)
             self._answer(request, msgspec.structs.replace(self._losses, still_open=tuple(still_open)))
         elif kind == "finished":
-            losses, unshown_bytes = values
-            losses["console_bytes"] += unshown_bytes
-            self._take_losses(losses)
+            self._take_losses(values[0])
             self._is_finished = True
         elif kind == "crashed":
             self._crash = values[0]

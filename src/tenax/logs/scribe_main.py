@@ -280,6 +280,9 @@ class ScribeProcess:
     def _say_new_losses(self) -> None:
         for console in self._consoles:
             console.tell_of_loss()
+            if console.lane.stuck and console is not self._err and not console.is_announced_stuck:
+                console.is_announced_stuck = True
+                self._err.say(b"tenax: standard output takes no more: its lines are dropped and counted until it does.")
         for path, (_, reason) in self._file_losses() if self._lost_in_files else ():
             if reason not in self._told_reasons:
                 self._told_reasons.add(reason)
@@ -297,9 +300,10 @@ class ScribeProcess:
                 f"tenax: {sum(count for _, count, _ in lost)} bytes are missing in {where}: {reason}.".encode()
             )
         for console in self._consoles:
-            told = console.untold_loss() if console.refused_reason else ""
-            if told:
-                self._err.say(told.encode())
+            if console is not self._err or console.refused_reason:
+                told = console.untold_loss()
+                if told:
+                    self._err.say(told.encode())
 
     def _file_losses(self) -> list[tuple[bytes, tuple[int, str]]]:
         return list(self._lost_in_files.items())  # a copy: the file lane's thread adds to it
@@ -432,10 +436,13 @@ class ScribeProcess:
         self._flush(
             [self._file_lane], patience_s, until
         )  # first, so that what is said of lost bytes is the whole truth
+        if self._out is not self._err:  # before standard error, which tells what this one did not take
+            self._flush([self._out.lane], patience_s, until)
+            self._out.give_up()
         self._say_final_losses()
-        self._flush(self._lanes, patience_s, until)
-        unshown = sum(console.lane.pending for console in self._consoles)
-        self._tell(("finished", self._losses(), unshown))
+        self._flush([self._err.lane], patience_s, until)
+        self._err.give_up()
+        self._tell(("finished", self._losses()))
         os._exit(0)
 
     def _flush(self, lanes: list[Lane], patience_s: float, until: float) -> None:

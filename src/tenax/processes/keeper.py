@@ -89,7 +89,7 @@ class KeeperProcess:
         self._send(("start", generation, local_rank, spec), [launch.descriptors[number] for number in numbers])
 
     def signal(self, generation: int, number: int) -> None:
-        self._send(("signal", generation, number))
+        self._send(("signal", generation, int(number)))  # a signal.Signals is not plain
 
     def clear(self, generation: int) -> None:
         self._send(("clear", generation))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import suppress
 
 from tenax.core.events import SignalReceived
 
@@ -39,9 +38,11 @@ def parse_signals(names: str) -> list[signal.Signals]:
 class SignalSource:
     """A context manager around the loop. Watchable: the loop reads which signals came."""
 
-    def __init__(self, loop: Loop, numbers: list[signal.Signals]) -> None:
+    def __init__(self, loop: Loop, numbers: list[signal.Signals], *, is_last_act: bool = False) -> None:
+        """With ``is_last_act`` the signals are ignored afterwards: a late one must not change how a told run ended."""
         self._loop = loop
         self._numbers = numbers
+        self._is_last_act = is_last_act
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._reader = self._writer = -1
@@ -63,10 +64,22 @@ class SignalSource:
             return
         signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            after = signal.SIG_IGN if self._is_last_act else handler
+            signal.signal(number, after if after is not None else signal.SIG_DFL)
         os.close(self._reader)
         os.close(self._writer)
         self._reader = self._writer = -1
+
+    def forget(self) -> None:
+        """Whatever came until now is answered."""
+        if self._reader >= 0:
+            self._take()
+
+    def _take(self) -> bytes:
+        try:
+            return os.read(self._reader, 4096)
+        except BlockingIOError:
+            return b""
 
     def fileno(self) -> int:
         return self._reader
@@ -79,7 +92,6 @@ class SignalSource:
         """There is nothing to write."""
 
     def on_readable(self) -> None:
-        with suppress(BlockingIOError):
-            for number in os.read(self._reader, 4096):
-                if number in self._before:
-                    self._loop.post(SignalReceived(number))
+        for number in self._take():
+            if number in self._before:
+                self._loop.post(SignalReceived(number))

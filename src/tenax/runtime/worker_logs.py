@@ -154,13 +154,16 @@ class WorkerLogs:
         if self._narrate:
             self._scribe.live(text)
 
-    def close(self, last_words: str = "") -> None:
-        """Everything that was written is out; then the last words; then the scribe leaves."""
+    def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:
+        """Everything that was written is out; then the last words; then the scribe leaves.
+
+        When ``hurry_descriptor`` becomes readable, a console that takes its time is not waited for.
+        """
         self._scribe.close_stream_duplicates(self._open_keys)
         self._scribe.drain_now(_DRAIN_S)
         if last_words:
             self._scribe.say(last_words)
-        self._scribe.finish(_FINISH_S)
+        self._scribe.finish(_FINISH_S, hurry_descriptor)
         if self._memory is not None:
             self._memory.close()
 

@@ -1,0 +1,213 @@
+"""Processes that exist only in a test: they start, hear signals, leave children behind and refuse to die, as told.
+
+``FakeProcesses`` implements ``ports.Processes`` and passes the same contract tests as the real keeper. What the
+operating system does to a real worker, the test does here::
+
+    processes = FakeProcesses()
+    ...                                      # a supervisor starts workers
+    processes.exit(local_rank=1, exit_code=3)
+
+As with the real one, answers are heard only when the descriptor is served (``on_readable``), never inside an order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tenax.core import events as fact
+
+if TYPE_CHECKING:
+    from tenax.ports import Emit, Launch
+
+__all__ = ["FakeProcesses", "FakeWorker"]
+
+_FIRST_PID = 1_000_000  # above what systems hand out, should a test send a signal to one by mistake
+
+
+class FakeWorker:
+    """One worker: what it was started with, how it takes signals, and what it left behind."""
+
+    def __init__(self, generation: int, local_rank: int, pid: int, launch: Launch) -> None:
+        self.generation = generation
+        self.local_rank = local_rank
+        self.pid = pid
+        self.launch = launch
+        self.is_alive = True
+        self.was_asked = False
+        self.signals: list[int] = []  # that reached it, in order
+        self.ignores: set[int] = set()
+        self.is_stuck = False  # in the kernel: even SIGKILL does not end it
+        self.children: list[FakeChild] = []
+
+
+class FakeChild:
+    """A process that a worker started: in the worker's group or in a session of its own."""
+
+    def __init__(self, *, in_group: bool, ignores_term: bool) -> None:
+        self.in_group = in_group
+        self.ignores_term = ignores_term
+
+
+class FakeProcesses:
+    """Implements ``ports.Processes``. ``workers`` holds every worker ever started, by (generation, local rank)."""
+
+    def __init__(self) -> None:
+        self.workers: dict[tuple[int, int], FakeWorker] = {}
+        self._next_pid = _FIRST_PID
+        self._refusals: dict[int, tuple[str, int]] = {}
+        self._behaviour: dict[int, tuple[set[int], bool]] = {}
+        self._heard: deque[fact.AnyEvent] = deque()
+        self._emit: Emit = lambda _: None
+        self._reader = self._writer = -1
+        self._clearing = 0
+        self._killing = False
+
+    # --- what a test does to them -------------------------------------------------------------------------------------
+
+    def __getitem__(self, local_rank: int) -> FakeWorker:
+        """The last worker that was started with this local rank."""
+        for worker in reversed(self.workers.values()):
+            if worker.local_rank == local_rank:
+                return worker
+        raise KeyError(f"no worker was started with local rank {local_rank}")
+
+    def exit(self, local_rank: int, exit_code: int = 0) -> None:
+        """The worker ends by itself; a negative code: the signal that somebody else killed it with."""
+        self._end(self[local_rank], exit_code)
+        self._settle()
+
+    def leave_behind(self, local_rank: int, *, in_group: bool = True, ignores_term: bool = False) -> None:
+        """The worker starts a process that does not end with it."""
+        self[local_rank].children.append(FakeChild(in_group=in_group, ignores_term=ignores_term))
+
+    def refuse(self, local_rank: int, reason: str, exit_code: int = 127) -> None:
+        """The next worker with this local rank cannot be started."""
+        self._refusals[local_rank] = (reason, exit_code)
+
+    def will_ignore(self, local_rank: int, *signals: int) -> None:
+        """Every later worker with this local rank ignores these signals."""
+        self._behaviour[local_rank] = (set(signals), self._behaviour.get(local_rank, (set(), False))[1])
+
+    def will_be_stuck(self, local_rank: int) -> None:
+        """Every later worker with this local rank hangs in the kernel: nothing ends it."""
+        self._behaviour[local_rank] = (self._behaviour.get(local_rank, (set(), False))[0], True)
+
+    def lose(self, reason: str = "it was killed by SIGKILL") -> None:
+        """The process above the workers dies, and they with it."""
+        for worker in self.workers.values():
+            worker.is_alive = False
+            worker.children.clear()
+        self._say(fact.KeeperLost(reason))
+
+    # --- ports.Processes ----------------------------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        return _FIRST_PID - 1
+
+    def spawn(self) -> None:
+        """Come up. ``open`` does it too."""
+        if self._reader < 0:
+            self._reader, self._writer = os.pipe()
+            os.set_blocking(self._reader, False)
+
+    def open(self, emit: Emit) -> None:
+        self._emit = emit
+        self.spawn()
+
+    def start(self, generation: int, local_rank: int, launch: Launch) -> None:
+        self._next_pid += 1
+        refusal = self._refusals.pop(local_rank, None)
+        if refusal is not None:
+            self._say(fact.WorkerStartFailed(generation, local_rank, *refusal))
+            return
+        worker = FakeWorker(generation, local_rank, self._next_pid, launch)
+        ignores, worker.is_stuck = self._behaviour.get(local_rank, (set(), False))
+        worker.ignores = set(ignores)
+        self.workers[generation, local_rank] = worker
+        self._say(fact.WorkerStarted(generation, local_rank, worker.pid))
+
+    def signal(self, generation: int, number: int) -> None:
+        for worker in self._of(generation):
+            if worker.is_alive:
+                worker.was_asked = True
+                self._deliver(worker, number)
+
+    def clear(self, generation: int) -> None:
+        self._clearing = generation
+        for worker in self._of(generation):
+            if worker.was_asked:
+                worker.children = [child for child in worker.children if not child.in_group or child.ignores_term]
+        self._settle()
+
+    def kill(self, generation: int) -> None:
+        self._clearing, self._killing = generation, True
+        self._settle()
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.is_alive = worker.is_stuck
+            worker.children.clear()
+        self._heard.clear()
+        if self._reader >= 0:
+            os.close(self._reader)
+            os.close(self._writer)
+            self._reader = self._writer = -1
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """There is nothing to write."""
+
+    def on_readable(self) -> None:
+        if self._reader < 0:
+            return
+        os.read(self._reader, 4096)
+        while self._heard:
+            event = self._heard.popleft()
+            if isinstance(event, fact.KeeperLost):
+                self.close()
+            self._emit(event)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _of(self, generation: int) -> list[FakeWorker]:
+        return [worker for worker in self.workers.values() if worker.generation == generation]
+
+    def _say(self, event: fact.AnyEvent) -> None:
+        assert self._writer >= 0, "nobody listens: open these processes first"
+        self._heard.append(event)
+        os.write(self._writer, b"\0")
+
+    def _deliver(self, worker: FakeWorker, number: int) -> None:
+        worker.signals.append(number)
+        is_deadly = number == signal.SIGKILL or number not in worker.ignores
+        if is_deadly and not worker.is_stuck:
+            self._end(worker, -number)
+
+    def _end(self, worker: FakeWorker, exit_code: int) -> None:
+        assert worker.is_alive, f"the worker with local rank {worker.local_rank} is dead already"
+        worker.is_alive = False
+        exited = fact.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not worker.was_asked)
+        self._say(exited)
+
+    def _settle(self) -> None:
+        """While the node is being cleared: end who must go, and say so when nobody is left."""
+        if not self._clearing:
+            return
+        for worker in self.workers.values():
+            is_spared = worker.was_asked and not self._killing
+            worker.children = [child for child in worker.children if is_spared and child.in_group]
+            if worker.is_alive and not is_spared:
+                self._deliver(worker, signal.SIGKILL)
+        if not any(worker.is_alive or worker.children for worker in self.workers.values()):
+            generation, self._clearing, self._killing = self._clearing, 0, False
+            self._say(fact.NodeCleared(generation))

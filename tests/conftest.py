@@ -1,0 +1,1 @@
+"""What all tests share lies next to this file: pytest makes this folder importable because of it."""

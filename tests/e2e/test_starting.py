@@ -1,0 +1,256 @@
+"""Starting: what runs, with which environment and arguments, beside what torchrun does with the same words."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .harness import TENAX, Bench
+
+TORCHRUN = Path(sys.executable).parent / "torchrun"
+
+DUMP = """
+    import json, os, sys
+    from worker_kit import note
+    note("seen", json.dumps({
+        "env": dict(os.environ), "argv": sys.argv, "executable": sys.executable, "cwd": os.getcwd(),
+        "path0": sys.path[0], "flags": str(sys.flags), "name": __name__, "stdin": sys.stdin.read(),
+    }))
+"""
+
+
+def seen(bench: Bench, rank: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bench.note("seen", rank, timeout_s=1))
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_every_worker_runs_and_the_run_succeeds(bench: Bench, workers: int) -> None:
+    """N workers run, each line is printed once, the exit code is 0, and there is no report."""
+    script = bench.script("import os; print('hello from', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])")
+    done = bench.run("--nproc-per-node", str(workers), script)
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [f"hello from {rank} of {workers}" for rank in range(workers)]
+    assert not done.report
+    assert done.said[-1].startswith("the run succeeded: "), done
+
+
+def test_python_dash_m_tenax_is_the_same_program(bench: Bench) -> None:
+    """'python -m tenax run' and 'python -m tenax.run' do what 'tenax run' does."""
+    script = bench.script("import sys; print(*sys.argv[1:])")
+    for module in (["tenax", "run"], ["tenax.run"]):
+        done = bench.run(script, "a b", program=[sys.executable, "-m", *module])
+        assert (done.code, done.out) == (0, "a b\n"), done
+
+
+# --- environment ------------------------------------------------------------------------------------------------------
+
+SAME = (
+    "RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE "
+    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCH_NCCL_ASYNC_ERROR_HANDLING "
+    "CUDA_VISIBLE_DEVICES TORCHELASTIC_TIMER_FILE"
+).split()
+# Each with the reason why it differs.
+DIFFERENT = {
+    "MASTER_ADDR": "a name of this machine; ours needs no resolver",
+    "MASTER_PORT": "a free port, another one for each run",
+    "TORCHELASTIC_ERROR_FILE": "in the run's own folder",
+    "TORCHELASTIC_USE_AGENT_STORE": "the workers of a node host their own store, fresh for each generation",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun leaks it",
+    "OMP_NUM_THREADS": "torchrun says 1; we share the cores",
+    "TENAX_GENERATION": "ours",
+    "TENAX_KEEPER": "ours: how a lost process is found",
+    "PYTHONFAULTHANDLER": "ours: a crash in native code leaves its stack for the report",
+    "_": "the shell's",
+}
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason="needs torchrun")
+def test_the_environment_is_torchruns(bench: Bench) -> None:
+    """The same words give every worker the same variables as under torchrun, except for those with a reason."""
+    script = bench.script(DUMP)
+    words = ["--nproc-per-node", "2", "--max-restarts", "2", "--rdzv-id", "job7", "--role", "trainer", script, "--lr=1"]
+    environments = []
+    for program in ([str(TORCHRUN), "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"], [*TENAX, "run"]):
+        done = bench.run(*words, program=program, env={"CUDA_VISIBLE_DEVICES": "3,4"}, timeout_s=60)
+        assert done.code == 0, done
+        environments.append([seen(bench, rank) for rank in range(2)])
+    for theirs, ours in zip(*environments, strict=True):
+        assert {name: ours["env"].get(name) for name in SAME} == {name: theirs["env"].get(name) for name in SAME}
+        differing = {name for name in theirs["env"] | ours["env"] if theirs["env"].get(name) != ours["env"].get(name)}
+        assert differing <= set(DIFFERENT), differing - set(DIFFERENT)
+        for what in ("argv", "executable", "cwd", "path0", "flags", "name", "stdin"):
+            assert ours[what] == theirs[what], what
+    assert ours["env"]["MASTER_ADDR"] in ("127.0.0.1", "localhost")
+    assert 0 < int(ours["env"]["MASTER_PORT"]) < 65536
+    assert ours["env"]["TORCHELASTIC_USE_AGENT_STORE"] in ("True", "False")
+    assert ours["env"]["TORCHELASTIC_ERROR_FILE"].endswith("/attempt_0/1/error.json")
+
+
+def test_the_restart_count_counts(bench: Bench) -> None:
+    """Each attempt has its own restart count, generation, meeting port and error file."""
+    script = bench.script(
+        """
+        import os, sys
+        from worker_kit import ATTEMPT, note
+        names = "TORCHELASTIC_RESTART_COUNT TENAX_GENERATION MASTER_PORT TORCHELASTIC_ERROR_FILE".split()
+        note("seen", " ".join(os.environ[name] for name in names))
+        sys.exit(ATTEMPT < 2)
+        """
+    )
+    assert bench.run("--max-restarts", "5", script).code == 0
+    attempts = [bench.note("seen", attempt=attempt).split() for attempt in range(3)]
+    assert [(count, generation) for count, generation, _, _ in attempts] == [("0", "1"), ("1", "2"), ("2", "3")]
+    assert len({port for _, _, port, _ in attempts}) == 3
+    assert [Path(file).parts[-3] for *_, file in attempts] == ["attempt_0", "attempt_1", "attempt_2"]
+
+
+def test_threads_are_shared_and_it_is_said_once(bench: Bench) -> None:
+    """Several workers share the cores, one line says so; a value of the user's own is left alone, in silence."""
+    script = bench.script(DUMP)
+    done = bench.run("--nproc-per-node", "2", "--max-restarts", "1", script)
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert int(seen(bench)["env"]["OMP_NUM_THREADS"]) <= share
+    assert sum("OMP_NUM_THREADS" in line for line in done.said) == 1, done
+    done = bench.run("--nproc-per-node", "2", script, env={"OMP_NUM_THREADS": "5"})
+    assert seen(bench)["env"]["OMP_NUM_THREADS"] == "5"
+    assert "OMP_NUM_THREADS" not in done.err
+    done = bench.run(script)
+    assert "OMP_NUM_THREADS" not in seen(bench)["env"]
+    assert "OMP_NUM_THREADS" not in done.err
+
+
+def test_what_is_inherited_stays(bench: Bench) -> None:
+    """Workers run where the user stands, with the user's variables, limits and file mode mask."""
+    script = bench.script(
+        """
+        import os, resource
+        from worker_kit import note
+        mask = os.umask(0)
+        note("seen", f"{os.getcwd()} {os.environ['MINE']} {mask:o} {resource.getrlimit(resource.RLIMIT_CORE)[0]}")
+        """
+    )
+    folder = bench.home / "else where"
+    folder.mkdir()
+    command = 'umask 027; ulimit -c 0; cd "else where"; exec "$@"'
+    done = bench.run(
+        f"../{script}", program=["bash", "-c", command, "bash", *TENAX, "run"], env={"MINE": "a=b c\nd", "PYTHONPATH": ".."}
+    )
+    assert done.code == 0, done
+    assert bench.note("seen") == f"{folder} a=b c\nd 27 0"
+
+
+def test_workers_read_the_standard_input_as_under_torchrun(bench: Bench) -> None:
+    """'tenax run train.py < data' and 'generate | tenax run train.py' work: a worker's stdin is the launcher's."""
+    script = bench.script(DUMP)
+    (bench.home / "data").write_text("one\ntwo\n")
+    with (bench.home / "data").open() as data:
+        assert bench.run(script, stdin=data).code == 0
+    assert seen(bench)["stdin"] == "one\ntwo\n"
+
+
+# --- ways to start ----------------------------------------------------------------------------------------------------
+
+ARGUMENTS = ["--tee", "3", "--", "-m", "$$", "${HOME}", "a b", "", "--nproc-per-node=9", "-h", "*"]
+
+
+def test_a_module_starts_from_the_folder_one_stands_in(bench: Bench) -> None:
+    """'-m package.train' runs the module as 'python -m' does, with its arguments untouched."""
+    bench.script("", "package/__init__.py")
+    bench.script(DUMP, "package/train.py")
+    assert bench.run("-m", "package.train", *ARGUMENTS).code == 0
+    found = seen(bench)
+    assert found["argv"] == [str(bench.home / "package/train.py"), *ARGUMENTS]
+    assert (found["name"], found["path0"]) == ("__main__", str(bench.home))
+
+
+def test_a_script_gets_its_arguments_untouched(bench: Bench) -> None:
+    """Whatever follows the script is the script's, also what looks like a flag of ours, and dollars stay dollars."""
+    assert bench.run(bench.script(DUMP), *ARGUMENTS).code == 0
+    assert seen(bench)["argv"] == ["train.py", *ARGUMENTS]
+
+
+def test_the_one_macro(bench: Bench) -> None:
+    """'${local_rank}' in an argument becomes the worker's own number."""
+    assert bench.run("--nproc-per-node", "2", bench.script(DUMP), "--device=cuda:${local_rank}", "$local_rank").code == 0
+    for rank in range(2):
+        assert seen(bench, rank)["argv"][1:] == [f"--device=cuda:{rank}", "$local_rank"]
+
+
+def test_a_program_of_its_own(bench: Bench) -> None:
+    """'--no-python' starts any program, found on PATH or by its path, with ranks in its environment."""
+    done = bench.run("--nproc-per-node", "2", "--no-python", "sh", "-c", 'echo "$RANK of $WORLD_SIZE, $0 $1"', "x", "y z")
+    assert sorted(done.out.splitlines()) == ["0 of 2, x y z", "1 of 2, x y z"], done
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_run_path(bench: Bench, method: str) -> None:
+    """'--run-path' runs the script as __main__ in a process of multiprocessing's kind."""
+    assert bench.run("--run-path", "--start-method", method, bench.script(DUMP), *ARGUMENTS).code == 0
+    found = seen(bench)
+    assert (found["argv"], found["name"], found["path0"]) == (["train.py", *ARGUMENTS], "__main__", str(bench.home))
+
+
+def test_another_interpreter(bench: Bench) -> None:
+    """PYTHON_EXEC names the workers' interpreter."""
+    wrapper = bench.home / "my python"
+    wrapper.write_text(f'#!/bin/sh\nWRAPPED=yes exec {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    assert bench.run(bench.script(DUMP), env={"PYTHON_EXEC": str(wrapper)}).code == 0
+    assert seen(bench)["env"]["WRAPPED"] == "yes"
+
+
+@pytest.mark.parametrize("word", ["auto", "cpu"])
+def test_as_many_workers_as_cores(bench: Bench, word: str) -> None:
+    """Without a GPU 'auto' is 'cpu': one worker for each CPU this process may use."""
+    if word == "auto" and Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has GPUs")
+    cpu = str(min(os.sched_getaffinity(0)))
+    script = bench.script("import os; print(os.environ['WORLD_SIZE'])")
+    done = bench.run("--nproc-per-node", word, script, program=["taskset", "-c", cpu, *TENAX, "run"])
+    assert (done.code, done.out) == (0, "1\n"), done
+
+
+def test_no_gpu_is_a_sentence(bench: Bench) -> None:
+    """'gpu' on a machine without one is refused before anything starts."""
+    if Path("/dev/nvidiactl").exists():
+        pytest.skip("this machine has GPUs")
+    done = bench.run("--nproc-per-node", "gpu", bench.script(DUMP))
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    assert not bench.noted("seen")
+
+
+def test_variables_supply_defaults_and_words_win(bench: Bench) -> None:
+    """PET_* stand for flags, both for values and for switches; the command line overrules them."""
+    bench.script("import os; print(os.environ['ROLE_NAME'], os.environ['WORLD_SIZE'])", "job.py")
+    environ = {"PET_NPROC_PER_NODE": "3", "PET_ROLE": "actor", "PET_MODULE": "1"}
+    done = bench.run("--nproc-per-node", "2", "job", env=environ)
+    assert (done.code, done.out) == (0, "actor 2\n" * 2), done
+
+
+def test_two_jobs_side_by_side_do_not_meet(bench: Bench) -> None:
+    """Jobs without names or ports of their own get different ones."""
+    script = bench.script(
+        "import os, worker_kit as k; k.note(os.environ['JOB'], os.environ['MASTER_PORT'] + os.environ['TORCHELASTIC_RUN_ID']);"
+        "k.wait_for('a'); k.wait_for('b')"
+    )
+    jobs = [bench.start(script, env={"JOB": name}) for name in "ab"]
+    assert [job.wait().code for job in jobs] == [0, 0]
+    assert bench.note("a") != bench.note("b")
+
+
+def test_it_is_a_quiet_citizen_of_a_shell_script(bench: Bench) -> None:
+    """In a pipeline with 'set -e -o pipefail', stdout is the workers' alone and the exit code counts."""
+    bench.script("print(6 * 7)")
+    shell = f"set -eo pipefail; {' '.join(TENAX)} run train.py 2>/dev/null | grep -x 42 && echo good"
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=bench.home, env=bench.environ, capture_output=True, text=True, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\ngood\n", "")

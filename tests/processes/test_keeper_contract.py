@@ -1,0 +1,313 @@
+"""What every implementation of ``ports.Processes`` promises: the real keeper and the fake one, by the same tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+from watching import Hearing, Pipe, gone, launch, leaving_nothing, on_linux, python
+
+from tenax.core import events as fact
+from tenax.ports import Processes
+from tenax.processes.keeper import KeeperProcess
+from tenax.testing.processes import FakeProcesses
+
+pytestmark = on_linux
+
+# A worker that does what it is told on its standard input, and says its pid first.
+OBEDIENT = """
+import os, signal, sys
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, signal.SIG_IGN)
+print(os.getpid(), flush=True)
+def leave_behind(own_session, deaf):
+    pid = os.fork()
+    if pid == 0:
+        os.close(0)
+        if own_session:
+            os.setsid()
+        if deaf:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(os.getpid(), flush=True)
+        while True:
+            signal.pause()
+for line in sys.stdin:
+    word, *rest = line.split()
+    if word == "exit":
+        os._exit(int(rest[0]))
+    leave_behind(rest[0] == "session", rest[1] == "deaf")
+"""
+
+
+class World:
+    """How a test makes things happen, for real or not."""
+
+    processes: Processes
+
+    def start(self, rank: int, generation: int = 1, ignores: tuple[int, ...] = ()) -> None:
+        raise NotImplementedError
+
+    def start_impossible(self, rank: int) -> None:
+        raise NotImplementedError
+
+    def exit(self, rank: int, code: int) -> None:
+        raise NotImplementedError
+
+    def leave_behind(self, rank: int, *, in_group: bool, ignores_term: bool) -> None:
+        raise NotImplementedError
+
+    def left_alive(self) -> int:
+        """How many of those that were left behind are alive."""
+        raise NotImplementedError
+
+    def lose(self) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self.processes.close()
+
+
+class Real(World):
+    def __init__(self) -> None:
+        self.processes = self._keeper = KeeperProcess()
+        self._pipes: dict[int, tuple[int, Pipe]] = {}  # by rank: where its orders go, where its words come from
+        self._left: list[int] = []
+
+    def start(self, rank: int, generation: int = 1, ignores: tuple[int, ...] = ()) -> None:
+        self._forget(rank)
+        orders, orders_in = os.pipe()
+        words = Pipe()
+        command = launch(python(OBEDIENT, *map(int, ignores)), descriptors={0: orders, 1: words.writer})
+        self.processes.start(generation, rank, command)
+        os.close(orders)
+        words.close_writer()
+        self._pipes[rank] = (orders_in, words)
+        words.line()  # it is deaf to what it should be deaf to
+
+    def start_impossible(self, rank: int) -> None:
+        self.processes.start(1, rank, launch(["/nowhere/program"]))
+
+    def exit(self, rank: int, code: int) -> None:
+        os.write(self._pipes[rank][0], b"exit %d\n" % code)
+
+    def leave_behind(self, rank: int, *, in_group: bool, ignores_term: bool) -> None:
+        orders, words = self._pipes[rank]
+        order = f"leave {'group' if in_group else 'session'} {'deaf' if ignores_term else 'obedient'}\n"
+        os.write(orders, order.encode())
+        self._left.append(int(words.line()))
+
+    def left_alive(self) -> int:
+        return sum(not gone([pid], 0) for pid in self._left)
+
+    def lose(self) -> None:
+        os.kill(self._keeper.pid, signal.SIGKILL)
+
+    def _forget(self, rank: int) -> None:
+        if rank in self._pipes:
+            orders, words = self._pipes.pop(rank)
+            os.close(orders)
+            words.close()
+
+    def close(self) -> None:
+        super().close()
+        for rank in list(self._pipes):
+            self._forget(rank)
+
+
+class Fake(World):
+    def __init__(self) -> None:
+        self.processes = self._fake = FakeProcesses()
+
+    def start(self, rank: int, generation: int = 1, ignores: tuple[int, ...] = ()) -> None:
+        self._fake.will_ignore(rank, *ignores)
+        self._fake.start(generation, rank, launch(["program"]))
+
+    def start_impossible(self, rank: int) -> None:
+        self._fake.refuse(rank, "No such file or directory: '/nowhere/program'", 127)
+        self._fake.start(1, rank, launch(["/nowhere/program"]))
+
+    def exit(self, rank: int, code: int) -> None:
+        self._fake.exit(rank, code)
+
+    def leave_behind(self, rank: int, *, in_group: bool, ignores_term: bool) -> None:
+        self._fake.leave_behind(rank, in_group=in_group, ignores_term=ignores_term)
+
+    def left_alive(self) -> int:
+        return sum(len(worker.children) for worker in self._fake.workers.values())
+
+    def lose(self) -> None:
+        self._fake.lose()
+
+
+@pytest.fixture(params=[Real, Fake], ids=["keeper", "fake"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    with leaving_nothing():
+        made: World = request.param()
+        yield made
+        made.close()
+
+
+class TestProcesses:
+    """The contract."""
+
+    def test_a_started_worker_is_announced_with_its_pid(self, world: World) -> None:
+        """Every start is answered once, with a pid of its own."""
+        hearing = Hearing(world.processes)
+        for rank in range(3):
+            world.start(rank)
+        started = [hearing.take(fact.WorkerStarted, generation=1, local_rank=rank) for rank in range(3)]
+        assert len({event.pid for event in started}) == 3
+        assert min(event.pid for event in started) > 1
+
+    def test_nothing_is_heard_inside_an_order(self, world: World) -> None:
+        """Answers come when the descriptor is served: an order never calls back into whoever gave it."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.exit(0, 0)
+        assert hearing.events == []
+        hearing.take(fact.WorkerStarted)
+
+    @pytest.mark.parametrize("code", [0, 1, 3, 255])
+    def test_an_exit_code_comes_back(self, world: World, code: int) -> None:
+        """A worker that exits is announced with its code, as one that nobody had asked to end."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.exit(0, code)
+        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, code, unasked=True)
+
+    def test_a_start_that_fails_says_why(self, world: World) -> None:
+        """What cannot be started is announced with the system's reason and a shell's code, and never as an exit."""
+        hearing = Hearing(world.processes)
+        world.start_impossible(0)
+        failed = hearing.take(fact.WorkerStartFailed)
+        assert (failed.generation, failed.local_rank, failed.exit_code) == (1, 0, 127)
+        assert failed.reason == "No such file or directory: '/nowhere/program'"
+        world.processes.clear(1)
+        hearing.take(fact.NodeCleared)
+        assert not [event for event in hearing.events if isinstance(event, fact.WorkerExited)]
+
+    def test_a_signal_reaches_every_living_worker_of_its_generation(self, world: World) -> None:
+        """All of them get it, and those that die of it are announced with the signal's number, as asked."""
+        hearing = Hearing(world.processes)
+        for rank in range(3):
+            world.start(rank)
+        world.exit(1, 0)
+        hearing.take(fact.WorkerExited, local_rank=1)
+        world.processes.signal(1, signal.SIGTERM)
+        for rank in (0, 2):
+            exited = hearing.take(fact.WorkerExited, local_rank=rank)
+            assert exited == fact.WorkerExited(1, rank, -signal.SIGTERM, unasked=False)
+
+    def test_a_signal_to_another_generation_reaches_nobody(self, world: World) -> None:
+        """A late order for workers that are gone does not hit those that came after them."""
+        hearing = Hearing(world.processes)
+        world.start(0, generation=2)
+        hearing.take(fact.WorkerStarted)
+        world.processes.signal(1, signal.SIGKILL)
+        world.exit(0, 5)
+        assert hearing.take(fact.WorkerExited).exit_code == 5
+
+    def test_a_deaf_worker_stays_until_it_is_killed(self, world: World) -> None:
+        """A signal that is ignored changes nothing; kill ends it."""
+        hearing = Hearing(world.processes)
+        world.start(0, ignores=(signal.SIGTERM,))
+        hearing.take(fact.WorkerStarted)
+        world.processes.signal(1, signal.SIGTERM)
+        assert hearing.hears_nothing()
+        world.processes.kill(1)
+        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -signal.SIGKILL, unasked=False)
+        assert hearing.take(fact.NodeCleared) == fact.NodeCleared(1)
+
+    def test_an_empty_node_is_clear_at_once(self, world: World) -> None:
+        """Whoever asks to clear or kill where nobody is, is answered, once for each order."""
+        hearing = Hearing(world.processes)
+        world.processes.clear(1)
+        hearing.take(fact.NodeCleared, generation=1)
+        world.processes.kill(1)
+        hearing.take(fact.NodeCleared, generation=1)
+        assert hearing.hears_nothing()
+
+    def test_clear_comes_after_the_last_exit(self, world: World) -> None:
+        """"Cleared" is said when nobody is left, after every exit was said."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.start(1)
+        world.processes.kill(1)
+        hearing.take(fact.NodeCleared)
+        heard = [event for event in hearing.events if isinstance(event, fact.WorkerExited)]
+        assert sorted(event.local_rank for event in heard) == [0, 1]
+        assert hearing.hears_nothing() or len(hearing.events) == 4
+
+    def test_what_an_unasked_worker_left_is_killed_at_once(self, world: World) -> None:
+        """A worker that ended by itself leaves nobody: not in its group, not in another session, deaf or not."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        for in_group in (True, False):
+            for ignores_term in (True, False):
+                world.leave_behind(0, in_group=in_group, ignores_term=ignores_term)
+        world.exit(0, 0)
+        hearing.take(fact.WorkerExited)
+        assert world.left_alive() == 4
+        world.processes.clear(1)
+        hearing.take(fact.NodeCleared)
+        assert world.left_alive() == 0
+
+    def test_the_group_of_an_asked_worker_has_its_grace(self, world: World) -> None:
+        """After we asked a worker to end, its group is asked too; who does not listen stays until kill, others go."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.leave_behind(0, in_group=True, ignores_term=False)
+        world.leave_behind(0, in_group=True, ignores_term=True)
+        world.leave_behind(0, in_group=False, ignores_term=True)
+        world.processes.signal(1, signal.SIGTERM)
+        hearing.take(fact.WorkerExited)
+        assert world.left_alive() == 3
+        world.processes.clear(1)
+        hearing.events.clear()
+        assert hearing.hears_nothing()
+        assert world.left_alive() == 1
+        world.processes.kill(1)
+        hearing.take(fact.NodeCleared)
+        assert world.left_alive() == 0
+
+    def test_the_next_generation_starts_afresh(self, world: World) -> None:
+        """The same ranks can be started again, and what was asked of the old ones is not held against the new."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.processes.signal(1, signal.SIGTERM)
+        hearing.take(fact.WorkerExited)
+        world.processes.clear(1)
+        hearing.take(fact.NodeCleared)
+        world.start(0, generation=2)
+        world.leave_behind(0, in_group=True, ignores_term=True)
+        world.exit(0, 4)
+        assert hearing.take(fact.WorkerExited, generation=2) == fact.WorkerExited(2, 0, 4, unasked=True)
+        world.processes.clear(2)
+        hearing.take(fact.NodeCleared, generation=2)
+
+    def test_a_lost_keeper_is_said_once_with_the_reason(self, world: World) -> None:
+        """When the process above the workers dies, that is the last thing heard, and there is nothing to watch."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.leave_behind(0, in_group=False, ignores_term=True)
+        world.lose()
+        lost = hearing.take(fact.KeeperLost)
+        assert lost.reason == "it was killed by SIGKILL"
+        assert world.processes.fileno() == -1
+        assert world.left_alive() == 0
+        world.processes.on_readable()
+        world.processes.close()
+
+    def test_close_ends_everything_and_may_be_repeated(self, world: World) -> None:
+        """Afterwards nobody is alive, nothing is said any more and there is no descriptor."""
+        hearing = Hearing(world.processes)
+        world.start(0, ignores=(signal.SIGTERM,))
+        world.leave_behind(0, in_group=False, ignores_term=True)
+        hearing.events.clear()
+        world.processes.close()
+        world.processes.close()
+        assert world.left_alive() == 0
+        assert world.processes.fileno() == -1
+        assert hearing.events == []

@@ -1,0 +1,270 @@
+"""What tests of real processes stand on: wait for facts, hear what a keeper says, prove that nothing was left behind.
+
+Nothing here sleeps to hide a race. ``until`` is for facts that nobody announces (a file that appears, a state in
+/proc); everything else waits for a descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tenax.core.events import AnyEvent
+from tenax.ports import Launch, Processes
+
+T = TypeVar("T")
+E = TypeVar("E")
+
+PATIENCE_S = 30.0  # for what must happen on any machine, however busy
+AT_ONCE_S = 1.0  # what the product promises about an agent that was killed
+NOBODY = 65534
+
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes through /proc")
+needs_root = pytest.mark.skipif(os.getuid() != 0, reason="must be root to become somebody else")
+
+
+def until(fact: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+    """Look until it is so, and return it. Fails in words when it does not come."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := fact()):
+        assert time.monotonic() < deadline, f"waited {timeout_s:g} s in vain for {what}"
+        select.select([], [], [], 0.002)
+    return found
+
+
+def is_alive(pid: int) -> bool:
+    """Zombies are dead."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX"
+
+
+def gone(pids: list[int], within_s: float = PATIENCE_S) -> bool:
+    """Whether all of these are dead, or are so in time."""
+    deadline = time.monotonic() + within_s
+    for pid in pids:
+        try:
+            handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            select.select([handle], [], [], max(0.0, deadline - time.monotonic()))
+        finally:
+            os.close(handle)
+    return not any(is_alive(pid) for pid in pids)
+
+
+class Pipe:
+    """One pipe whose write end goes to workers and whose read end tells the test what they say, line by line."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        self._rest = b""
+
+    def line(self, timeout_s: float = PATIENCE_S) -> str:
+        """The next line."""
+        deadline = time.monotonic() + timeout_s
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, f"nobody said a line within {timeout_s:g} s; there is {self._rest!r}"
+            data = os.read(self.reader, 1 << 16)
+            assert data, f"nobody is left to say a line; there is {self._rest!r}"
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode()
+
+    def numbers(self, count: int) -> list[int]:
+        """So many lines with a number each, sorted."""
+        return sorted(int(self.line()) for _ in range(count))
+
+    def rest(self, timeout_s: float = PATIENCE_S) -> str:
+        """Everything until the last writer is gone. Closes our own write end first."""
+        self.close_writer()
+        deadline = time.monotonic() + timeout_s
+        while select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data = os.read(self.reader, 1 << 16)
+            if not data:
+                text, self._rest = self._rest.decode(), b""
+                return text
+            self._rest += data
+        pytest.fail(f"somebody still holds the pipe; there is {self._rest!r}")
+
+    def close_writer(self) -> None:
+        if self.writer >= 0:
+            os.close(self.writer)
+            self.writer = -1
+
+    def close(self) -> None:
+        self.close_writer()
+        if self.reader >= 0:
+            os.close(self.reader)
+            self.reader = -1
+
+
+@pytest.fixture
+def pipe() -> Iterator[Pipe]:
+    made = Pipe()
+    yield made
+    made.close()
+
+
+class Hearing:
+    """Opens ``Processes`` and hears what they say, serving their descriptor as a loop would."""
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self.events: list[AnyEvent] = []  # heard and not yet taken
+        processes.open(self.events.append)
+
+    def take(self, kind: type[E], timeout_s: float = PATIENCE_S, **fields: object) -> E:
+        """Wait for an event of this kind with these fields, and take it out."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            for event in self.events:
+                if isinstance(event, kind) and all(getattr(event, name) == value for name, value in fields.items()):
+                    self.events.remove(event)
+                    return event
+            left_s = deadline - time.monotonic()
+            assert left_s > 0, f"waited in vain for {kind.__name__} {fields}; heard {self.events}"
+            self.serve(left_s)
+
+    def serve(self, timeout_s: float) -> None:
+        """One round of a small loop."""
+        processes = self.processes
+        descriptor = processes.fileno()
+        if descriptor < 0:
+            return
+        writers = [descriptor] if processes.wants_to_write else []
+        readable, writable, _ = select.select([descriptor], writers, [], timeout_s)
+        if writable:
+            processes.on_writable()
+        if readable:
+            processes.on_readable()
+
+    def hears_nothing(self, for_s: float = 0.05) -> bool:
+        """Whether nothing more comes for a moment. Only to show what must not happen; never to wait for something."""
+        self.serve(for_s)
+        return not self.events
+
+
+def python(code: str, *args: object, flags: tuple[str, ...] = ("-I", "-S")) -> list[str]:
+    """A command that runs this Python code in a fresh, fast interpreter."""
+    return [sys.executable, *flags, "-c", textwrap.dedent(code), *map(str, args)]
+
+
+def launch(argv: list[str], env: Mapping[str, str] | None = None, **options: Any) -> Launch:
+    return Launch(env={"PATH": os.environ["PATH"]} if env is None else dict(env), argv=argv, **options)
+
+
+# --- nothing is left behind -------------------------------------------------------------------------------------------
+
+
+def descriptors() -> dict[int, str]:
+    """Every open descriptor of this process and what it is."""
+    found = {}
+    for entry in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own
+            found[int(entry)] = os.readlink(f"/proc/self/fd/{entry}")
+    return found
+
+
+def children() -> set[int]:
+    """Every child of this process, dead or alive, except multiprocessing's own resource tracker."""
+    from multiprocessing import resource_tracker
+
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):
+            found.update(map(int, Path(f"/proc/self/task/{thread}/children").read_text().split()))
+    return found - {tracker}
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Whatever happens inside leaves no descriptor, no thread and no child process (not even a zombie)."""
+    from multiprocessing import resource_tracker
+
+    tracker_before = getattr(resource_tracker._resource_tracker, "_fd", None)
+    before, threads, alive = descriptors(), set(threading.enumerate()), children()
+    yield
+    tracker = getattr(resource_tracker._resource_tracker, "_fd", None)
+    expected = set(before) | ({tracker} if tracker is not None and tracker != tracker_before else set())
+    left = {number: what for number, what in descriptors().items() if number not in expected}
+    assert not left, f"descriptors were left open: {left}"
+    assert not set(threading.enumerate()) - threads, f"threads were left: {set(threading.enumerate()) - threads}"
+    assert not children() - alive, f"children were left: {children() - alive}"
+
+
+# --- programs in processes of their own -------------------------------------------------------------------------------
+
+
+class Program:
+    """A Python program in a process of its own; what it says comes through ``pipe``, its stderr lies in a file."""
+
+    def __init__(self, code: str, folder: Path, *args: object, user: int | None = None, **options: Any) -> None:
+        self.pipe = Pipe()
+        self._errors = folder / f"stderr-{os.urandom(4).hex()}"
+        source = folder / f"program_{os.urandom(4).hex()}.py"
+        source.write_text(textwrap.dedent(code))
+        if user is not None:
+            options.update(user=user, group=user, extra_groups=[])
+            source.chmod(0o644)
+        with self._errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(source), *map(str, args)],
+                stdin=subprocess.DEVNULL,
+                stdout=self.pipe.writer,
+                stderr=errors,
+                cwd=folder,
+                **options,
+            )
+        self.pipe.close_writer()
+        self.pid = self.process.pid
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the program still runs after {timeout_s:g} s\n{self.errors}")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.pipe.close()
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Callable[..., Program]]:
+    """Start programs; what is left of them is killed after the test."""
+    started: list[Program] = []
+
+    def start(code: str, *args: object, **options: Any) -> Program:
+        started.append(Program(code, tmp_path, *args, **options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
