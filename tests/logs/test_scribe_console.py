@@ -328,3 +328,19 @@ def test_an_idle_scribe_sleeps(stage: Stage) -> None:
         pause(0.3)
         assert switches() == before
         os.close(end)
+
+
+def test_a_worker_that_has_the_console_to_itself_can_ask(stage: Stage) -> None:
+    """Without whole lines, half a line is shown at once (a prompt), and a line of ours does not run into it."""
+    read_end, console = stage.pipe()
+    reader = stage.reader(read_end)
+    with stage.scribe(console, console) as scribe:
+        end = scribe.open_stream("w", console=1, whole_lines=False)
+        os.write(end, b"(Pdb) ")
+        reader.wait_for(lambda data: data == b"(Pdb) ")
+        scribe.say("tenax: hello")
+        reader.wait_for(lambda data: data == b"(Pdb) \ntenax: hello\n")
+        os.write(end, b"42\n")
+        os.close(end)
+        scribe.drain_now(10)
+    assert reader.all() == b"(Pdb) \ntenax: hello\n42\n"

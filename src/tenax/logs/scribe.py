@@ -5,8 +5,8 @@
    scribe dies another one is started and given the same pipes with all that is in them.
 3. What a dead scribe held in memory is lost, and that is said.
 
-The owner's loop watches ``fileno()`` for reading, and for writing while ``wants_to_write``. Without a loop,
-``wait_for`` runs a small one.
+The owner's loop watches ``fileno()`` for reading, and for writing while ``wants_to_write``; it asks every time, because
+another process may have taken over. Without a loop, ``wait_for`` runs a small one.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-_PIPE_SIZES = (1 << 20, 1 << 18)
+_PIPE_BYTES = 1 << 18  # more is no faster, and all pipes of a user share one allowance of the kernel
 _MOST_QUEUED_BYTES = 4 << 20  # of our own lines, in a channel that the scribe does not read
 _MOST_RESTARTS = 8
 _SECOND_LOOK_S = 0.5  # how much longer than the scribe's own patience we wait for it
@@ -67,11 +68,8 @@ class Scribe:
         *,
         stuck_after_s: float = 1.0,
         queue_bytes: int = 8 << 20,
-        on_descriptor_change: Callable[[int, int], None] | None = None,
     ) -> None:
-        """``on_descriptor_change(old, new)`` is told when another process, and so another channel, takes over."""
         self._settings = ("settings", stuck_after_s, queue_bytes)
-        self._on_descriptor_change = on_descriptor_change
         self._channel: Channel | None = None
         self.pid = 0
         self._streams: dict[Any, _Stream] = {}
@@ -112,11 +110,13 @@ class Scribe:
         prefix: str = "",
         filters: Sequence[str] = (),
         filter_path: str | None = None,
+        whole_lines: bool = True,
     ) -> int:
         """A pipe for one worker's stdout or stderr; returns the end to write to, which the caller closes.
 
         ``path`` is the file for the bytes, ``console`` 1 or 2 to show the lines there (0: nowhere). Lines that contain
-        one of the ``filters`` are also collected in ``filter_path``. The key is made of plain values.
+        one of the ``filters`` are also collected in ``filter_path``. Without ``whole_lines``, for a worker that has the
+        console to itself, half a line is shown at once: a prompt. The key is made of plain values.
         """
         assert console in (0, 1, 2)
         assert key not in self._streams, f"stream {key!r} is open already"
@@ -131,6 +131,7 @@ class Scribe:
             prefix.encode("utf-8", "surrogateescape"),
             needles,
             _file_or_none(filter_path) if needles else None,
+            whole_lines,
         )
         self._streams[key] = _Stream(read_end, order)
         self._send((*order, False), [read_end])
@@ -319,7 +320,6 @@ class Scribe:
 
     def _start_again(self) -> None:
         assert self._channel is not None
-        old_descriptor = self._channel.fileno()
         self._disconnect()
         self._restarts += 1
         self._losses = msgspec.structs.replace(self._losses, scribe_restarts=self._restarts)
@@ -334,8 +334,6 @@ class Scribe:
             self._send(message)
         if self._finish_order is not None:
             self._send(self._finish_order)
-        if self._on_descriptor_change is not None:
-            self._on_descriptor_change(old_descriptor, self.fileno())
 
     def _restart_notice(self) -> str:
         notice = "tenax: the process that writes the logs died and was started again; lines it held in memory are lost"
@@ -379,9 +377,5 @@ def _enlarge(pipe: int) -> None:
     """Ask for a big pipe, so that a burst does not wait for us. The system may allow less."""
     if not hasattr(fcntl, "F_SETPIPE_SZ"):
         return
-    for size in _PIPE_SIZES:
-        try:
-            fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, size)
-        except OSError:
-            continue
-        return
+    with suppress(OSError):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

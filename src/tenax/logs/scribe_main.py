@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     Key = Any
 
-PIPE_BYTES = 1 << 20  # what we ask the kernel to hold for each stream
+PIPE_BYTES = 1 << 18  # what we ask the kernel to hold for each stream
 TAIL_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
 _FORCED_BYTES = 1 << 26  # how far past its limit a lane may grow when a drain does not wait for it
@@ -58,6 +58,7 @@ class Stream:
         prefix: bytes,
         needles: list[bytes],
         filtered: LogFile | None,
+        whole_lines: bool,
     ) -> None:
         self.key = key
         self.descriptor = descriptor  # -1 when the stream has ended
@@ -66,6 +67,7 @@ class Stream:
         self.prefix = prefix
         self.needles = needles
         self.filtered = filtered
+        self.whole_lines = whole_lines
         self.cutter = LineCutter()
         self.tail = bytearray()
         self.is_watched = False
@@ -204,7 +206,9 @@ class ScribeProcess:
         stream.remember(data)
         if stream.file is not None:
             self._append(stream.file, data)
-        if stream.console is not None or stream.needles:
+        if not stream.whole_lines:
+            self._show(stream, data)
+        elif stream.console is not None or stream.needles:
             at_returns = stream.console is not None and stream.console.at_returns
             self._show(stream, stream.cutter.cut(data, at_returns=at_returns))
 
@@ -378,11 +382,12 @@ class ScribeProcess:
         prefix: bytes,
         needles: list[bytes],
         filter_path: bytes | None,
+        whole_lines: bool,
         is_resumed: bool,
     ) -> None:
         os.set_blocking(descriptor, False)
         shown = {0: None, 1: self._out, 2: self._err}[console]
-        stream = Stream(key, descriptor, self._use(path), shown, prefix, needles, self._use(filter_path))
+        stream = Stream(key, descriptor, self._use(path), shown, prefix, needles, self._use(filter_path), whole_lines)
         if shown is not None:
             shown.sources += 1
         if is_resumed and path is not None:

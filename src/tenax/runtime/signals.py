@@ -53,19 +53,20 @@ class SignalSource:
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
+        # The descriptor first: a signal that comes before it is there, but after its handler, would be lost.
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in self._numbers:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, lambda *_: None)
-        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._reader < 0:
             return
-        signal.set_wakeup_fd(self._wakeup_before)
         for number, handler in self._before.items():
             after = signal.SIG_IGN if self._is_last_act else handler
             signal.signal(number, after if after is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(self._wakeup_before)
         os.close(self._reader)
         os.close(self._writer)
         self._reader = self._writer = -1

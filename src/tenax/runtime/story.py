@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.agent import SIGINT, AgentState, Phase
+from tenax.core.agent import SIGINT, AgentState, Phase, Rung
 from tenax.core.model import Outcome, WorkerPhase
 from tenax.core.policy import Wait
 from tenax.failures.words import ended_in_words, signal_in_words
@@ -19,6 +19,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.core.commands import AnyCommand
     from tenax.core.events import AnyEvent
+
+
+_AGAIN = "; Ctrl-C again kills them at once"
 
 
 class Line(NamedTuple):
@@ -33,6 +36,9 @@ def tell(event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list
         lines += _of_command(command, state)
     if commands == [] and state.phase is Phase.PAUSED and isinstance(state.decision, Wait):
         lines.append(Line(f"waiting {state.decision.seconds:g} s before the next try: {state.decision.why}"))
+    if commands == [] and state.phase is Phase.STOPPING and isinstance(event, fact.SignalReceived):
+        hint = _AGAIN if event.signal == SIGINT and state.rung < Rung.KILLED else ""
+        lines.append(Line(f"the workers are being ended already{hint}"))
     return lines
 
 
@@ -75,7 +81,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line(f"generation {assignment.generation}: starting {workers}, {ranks} of {assignment.world_size}")]
         case order.SignalWorkers(_, number, why):
             grace = f"{state.settings.grace_s:g} s"
-            hint = "; Ctrl-C again kills them at once" if state.cancelled_by == SIGINT else ""
+            hint = _AGAIN if state.cancelled_by == SIGINT else ""
             return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
         case order.KillNode(_, why):
             return [Line(f"killing what is left: {why}")]

@@ -55,6 +55,7 @@ class WorkerLogs:
         self.destination = LogsDest()  # of the last generation
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
+        self._is_shared = False  # more than one worker writes to the console
 
     def open(self) -> None:
         self._scribe.start()
@@ -66,6 +67,7 @@ class WorkerLogs:
         self._scribe.close_stream_duplicates(self._open_keys)
         self._open_keys = []
         destination = self.destination = self._choose_destination(envs)
+        self._is_shared = len(envs) > 1
         if self._memory is None:
             self._memory = _watch_memory()
         else:
@@ -106,6 +108,7 @@ class WorkerLogs:
             prefix=prefix,
             filters=self._filters[number] if is_teed else [],
             filter_path=filtered if is_teed else "",
+            whole_lines=is_teed or self._is_shared,
         )
 
     def _prefix(self, generation: int, rank: int, env: dict[str, str]) -> str:
