@@ -29,7 +29,8 @@ REFERENCE = Path(__file__).parent / "reference"
 # Every module whose names are public, and the names where it has no list of its own. The order is the page's.
 MODULES: dict[str, tuple[str, ...]] = {
     "tenax.agent.server": (),
-    "tenax.launcher.api": (),
+    "tenax.agent.server.health_check_server": (),
+    "tenax.launcher": (),
     "tenax.core.policy": ("RestartPolicy", "BudgetPolicy", "Restart", "Wait", "GiveUp", "History"),
     "tenax.multiprocessing": (),
     "tenax.multiprocessing.errors": (),
@@ -42,6 +43,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.run": (),
     "tenax.argparse_util": (),
     "tenax.testing.scenario": (),
+    "tenax.testing.clock": (),
+    "tenax.testing.processes": (),
 }
 
 
@@ -152,14 +155,16 @@ def names() -> str:
 
 
 def _told(name: str, thing: Any) -> list[str]:
+    if name in _CONSTANTS:
+        return [_CONSTANTS[name], ""]
+    if isinstance(thing, str):
+        return [f"The text `{thing!r}`.", ""]
     if inspect.isclass(thing) and issubclass(thing, enum.Enum):
         members = ", ".join(f"`{member}`" for member in thing.__members__)
         return [*_text(thing), f"Members: {members}.", "", *_methods(thing)]
     if inspect.isclass(thing):
         return [*_signature(name, thing), *_text(thing), *_bases(thing), *_methods(thing)]
-    if inspect.isfunction(thing):
-        return [*_signature(name, thing), *_text(thing)]
-    return [f"The text `{thing!r}`." if isinstance(thing, str) else _CONSTANTS[name], ""]
+    return [*_signature(name, thing), *_text(thing)]
 
 
 _CONSTANTS = {
@@ -225,6 +230,8 @@ def _default(value: Any) -> str:
         return f"{type(value).__name__}.{value.name}"
     if value.__class__.__name__ in ("_HAS_DEFAULT_FACTORY_CLASS", "Factory"):
         return "{}"
+    if isinstance(value, str):
+        return f'"{value}"'
     return "..." if inspect.isfunction(value) else repr(value)
 
 

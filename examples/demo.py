@@ -117,7 +117,7 @@ def tell_it_again(log_folder: Path) -> None:
 
 
 def tenax_run(flags: list[object], script_arguments: list[object], watch: Callable[[str], None]) -> int:
-    return tenax(["run", *flags, COUNTER, *script_arguments], watch)[0]
+    return tenax(["run", *flags, COUNTER.name, *script_arguments], watch)[0]
 
 
 def tenax(arguments: list[object], watch: Callable[[str], None]) -> tuple[int, list[str]]:
@@ -130,6 +130,7 @@ def tenax(arguments: list[object], watch: Callable[[str], None]) -> tuple[int, l
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        cwd=COUNTER.parent,
     )
     assert process.stdout is not None
     too_long = threading.Timer(LONGEST_ACT_S, process.terminate)

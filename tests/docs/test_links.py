@@ -1,0 +1,44 @@
+"""Links: every page can be found, and leads where it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from .pages import DOCS, PAGES, ROOT, anchors, links, relative
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_links_lead_somewhere(page: Path) -> None:
+    """A link to a file names a file that is there, and one to a heading a heading of that page."""
+    for target in links(page):
+        path, _, anchor = target.partition("#")
+        goal = (page.parent / path).resolve() if path else page
+        assert goal.is_file(), f"{target}: there is no such file"
+        if anchor:
+            assert anchor in anchors(goal), f"{target}: {goal.name} has no such heading"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.is_relative_to(DOCS)], ids=relative)
+def test_pages_of_the_site_link_within_the_site(page: Path) -> None:
+    """The site is made of docs/ alone: a link out of it would be dead there."""
+    for target in links(page):
+        path = target.partition("#")[0]
+        assert not path or (page.parent / path).resolve().is_relative_to(DOCS), target
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    """No page of the site can be reached only by chance."""
+    listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    there = [str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)]
+    assert sorted(listed) == sorted(there)
+
+
+def test_the_readme_links_every_guide_concept_and_reference() -> None:
+    """The README is the way in for those who read the repository and not the site."""
+    linked = {(ROOT / target.partition("#")[0]).resolve() for target in links(ROOT / "README.md")}
+    for folder in ("guides", "concepts", "reference"):
+        missing = {page for page in (DOCS / folder).glob("*.md") if page not in linked}
+        assert not missing

@@ -1,0 +1,90 @@
+"""The reference: it says what the code knows, all of it, and nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tenax.cli.flags import FLAGS, Flag
+from tenax.core.environment import WorkerEnvironment, worker_environment
+from tenax.core.model import AgentSettings, Assignment
+from tenax.failures import exit_codes
+
+from .pages import DOCS
+
+COMMAND_LINE = (DOCS / "reference" / "command-line.md").read_text()
+
+
+def table_cells(page: str, column: int = 0) -> list[str]:
+    """The cells of one column of all tables of a page, without their headers."""
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    return [row[column] for row in rows if column < len(row) and not row[0].startswith("---")]
+
+
+def test_the_generated_parts_are_up_to_date() -> None:
+    """Flags, public names and journal lines are as docs/generate_reference.py writes them today."""
+    ran = subprocess.run(
+        [sys.executable, str(DOCS / "generate_reference.py"), "--check"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
+def test_every_flag_is_documented(flag: Flag) -> None:
+    """Each flag has a section with every spelling and its variable."""
+    section = COMMAND_LINE.partition(f"### `{flag.name}`\n")[2].partition("\n##")[0]
+    for spelling in flag.spellings:
+        assert f"`{spelling}`" in section
+    assert (flag.variable or "Variable: none") in section
+
+
+def test_no_flag_is_documented_that_does_not_exist() -> None:
+    """A section of the command line page is a flag of today."""
+    documented = set(re.findall(r"^### `(--[\w-]+)`$", COMMAND_LINE, re.MULTILINE))
+    assert documented == {flag.name for flag in FLAGS}
+
+
+def test_every_variable_of_a_worker_is_documented() -> None:
+    """What tenax sets in a worker's environment is in the table, and what is in the table is set."""
+    page = (DOCS / "reference" / "environment.md").read_text().partition("## Read by tenax")[0]
+    settings = AgentSettings(run_id="r", role="default", local_world_size=2, max_restarts=0)
+    options = WorkerEnvironment(virtual_local_rank=True, omp_num_threads=(1, 1))
+    added = worker_environment(settings, Assignment(generation=1), 0, 0, {}, options)
+    documented = {cell.strip("`") for cell in table_cells(page)} - {"variable"}
+    # Set by the logs and by the keeper, not by the core.
+    assert documented == {*added, "TORCHELASTIC_ERROR_FILE", "TENAX_KEEPER"}
+
+
+def test_every_exit_code_is_documented() -> None:
+    """The numbers of the table are those of the code."""
+    page = (DOCS / "reference" / "exit-codes.md").read_text()
+    documented = {int(number) for cell in table_cells(page, 1) for number in re.findall(r"\b\d+\b", cell)}
+    numbers = {value for name, value in vars(exit_codes).items() if name.isupper()}
+    assert numbers <= documented
+
+
+def test_the_invariants_are_the_machines() -> None:
+    """The promises on the concepts page are those at the top of the agent machine, word for word."""
+    spec = importlib.util.find_spec("tenax.core.agent")
+    assert spec is not None
+    assert spec.origin is not None
+    with open(spec.origin) as source:
+        law = source.read().partition('"""\n\nfrom')[0]
+    promised = dict(re.findall(r"^(A\d)  (.+)$", law, re.MULTILINE))
+    page = (DOCS / "concepts" / "agent-machine.md").read_text()
+    told = dict(re.findall(r"^\| (A\d) \| (.+) \|$", page, re.MULTILINE))
+    assert {number: plain(text) for number, text in told.items()} == {
+        number: plain(text) for number, text in promised.items()
+    }
+
+
+def plain(text: str) -> str:
+    return text.replace("`", "").lower()

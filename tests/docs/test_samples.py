@@ -1,0 +1,60 @@
+"""Samples: what a page shows runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tenax.testing.scenario import play_scenario
+
+from .pages import PAGES, Sample, samples
+
+SAMPLES = [sample for page in PAGES for sample in samples(page)]
+TO_RUN = [sample for sample in SAMPLES if sample.is_to_run]
+SCENARIOS = [sample for sample in SAMPLES if sample.text.lstrip().startswith("scenario ")]
+# The signatures on the reference page are not meant to be typed.
+FRAGMENTS = [sample for sample in SAMPLES if sample.language == "python" and sample.page.parent.name != "reference"]
+LONGEST_S = 60
+
+
+@pytest.mark.parametrize("sample", TO_RUN, ids=lambda sample: sample.name)
+def test_a_marked_sample_runs(sample: Sample, tmp_path: Path) -> None:
+    """A Python sample after ``<!-- run -->`` is a program that ends well, its assertions included."""
+    assert sample.language == "python"
+    script = tmp_path / "sample.py"
+    script.write_text(sample.text)
+    ran = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_there_are_samples_to_run() -> None:
+    """The marks are found: a changed way of marking would otherwise pass for success."""
+    assert len(TO_RUN) >= 6
+
+
+@pytest.mark.parametrize("sample", FRAGMENTS, ids=lambda sample: sample.name)
+def test_every_python_sample_is_python(sample: Sample) -> None:
+    """Samples that are fragments and not run can at least be parsed."""
+    compile(sample.text, sample.name, "exec")
+
+
+@pytest.mark.parametrize("sample", SCENARIOS, ids=lambda sample: sample.name)
+def test_a_scenario_is_what_the_machine_answers(sample: Sample) -> None:
+    """A conversation with answers is word for word today's; one without answers can be played."""
+    indent = sample.text[: len(sample.text) - len(sample.text.lstrip())]
+    text = "".join(line.removeprefix(indent) for line in sample.text.splitlines(keepends=True))
+    played = play_scenario(text)
+    if "\n    " in text:
+        assert played == text
