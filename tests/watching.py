@@ -16,11 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
+import tenax
 from tenax.core.events import AnyEvent
 from tenax.ports import Launch, Processes
 
@@ -98,7 +101,7 @@ class Pipe:
         while select.select([self.reader], [], [], max(0.0, deadline - time.monotonic()))[0]:
             data = os.read(self.reader, 1 << 16)
             if not data:
-                text, self._rest = self._rest.decode(), b""
+                text, self._rest = self._rest.decode(errors="surrogateescape"), b""
                 return text
             self._rest += data
         pytest.fail(f"somebody still holds the pipe; there is {self._rest!r}")
@@ -213,24 +216,55 @@ def leaving_nothing() -> Iterator[None]:
 # --- programs in processes of their own -------------------------------------------------------------------------------
 
 
+@lru_cache
+def interpreter_for(user: int) -> str:
+    """A Python like ours that this user may run. The one of this environment may lie in somebody's home."""
+    for candidate in (sys.executable, f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"):
+        check = [candidate, "-c", "import msgspec, pytest, tenax"]
+        with suppress(OSError):
+            if subprocess.run(check, user=user, group=user, extra_groups=[], env=_ENV, cwd="/").returncode == 0:
+                return candidate
+    pytest.skip("another user may not run any Python that has what the tests need")
+
+
+# Where this process imports from: other interpreters of the same version can use it too.
+_ENV = {
+    **os.environ,
+    "PYTHONPATH": os.pathsep.join(
+        [str(Path(__file__).parent), *(str(Path(module.__path__[0]).parent) for module in (tenax, msgspec))]
+    ),
+    "TMPDIR": "/tmp",
+}
+
+
 class Program:
-    """A Python program in a process of its own; what it says comes through ``pipe``, its stderr lies in a file."""
+    """A Python program in a process of its own; what it says comes through ``pipe``, its stderr lies in a file.
+
+    It can import what the tests import. With ``user`` it runs as that user, who need not exist.
+    """
 
     def __init__(self, code: str, folder: Path, *args: object, user: int | None = None, **options: Any) -> None:
         self.pipe = Pipe()
         self._errors = folder / f"stderr-{os.urandom(4).hex()}"
-        source = folder / f"program_{os.urandom(4).hex()}.py"
-        source.write_text(textwrap.dedent(code))
-        if user is not None:
+        env = {**_ENV, "TMPDIR": str(folder), **options.pop("env", {})}
+        interpreter = sys.executable
+        if user is None:
+            source = folder / f"program_{os.urandom(4).hex()}.py"
+            source.write_text(textwrap.dedent(code))
+            command, cwd = [str(source)], str(folder)
+        else:  # our folder is not theirs
+            command, cwd = ["-c", textwrap.dedent(code)], "/"
+            interpreter = interpreter_for(user)
+            env["TMPDIR"] = "/tmp"
             options.update(user=user, group=user, extra_groups=[])
-            source.chmod(0o644)
         with self._errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, str(source), *map(str, args)],
+                [interpreter, *command, *map(str, args)],
                 stdin=subprocess.DEVNULL,
                 stdout=self.pipe.writer,
                 stderr=errors,
-                cwd=folder,
+                cwd=cwd,
+                env=env,
                 **options,
             )
         self.pipe.close_writer()

@@ -41,7 +41,8 @@ class Launch(msgspec.Struct, frozen=True):
     argv: list[str] | None = None  # None: the keeper forks and calls the function it holds
     cwd: str = ""  # empty: where the agent was started
     cpus: tuple[int, ...] = ()  # empty: anywhere
-    descriptors: dict[int, int] = {}  # number in the worker -> our descriptor
+    # number in the worker -> our descriptor; a negative one: any number that is free there
+    descriptors: dict[int, int] = {}
 
 
 class Entrypoint(Protocol):

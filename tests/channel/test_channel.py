@@ -9,9 +9,9 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from watching import descriptors, leaving_nothing
 
 from tenax.channel import Channel, ChannelClosed
+from watching import descriptors, leaving_nothing
 
 
 @pytest.fixture

@@ -43,12 +43,12 @@ _OURS = re.compile(
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 
-def until(fact: Callable[[], T], what: str, timeout_s: float = PATIENCE_S) -> T:
+def until(fact: Callable[[], T], what: str | Callable[[], str], timeout_s: float = PATIENCE_S) -> T:
     """Look until it is so, and return it. Fails in words when it does not come."""
     deadline = time.monotonic() + timeout_s
     while not (found := fact()):
         if time.monotonic() > deadline:
-            pytest.fail(f"waited {timeout_s:g} s in vain: {what}")
+            pytest.fail(f"waited {timeout_s:g} s in vain: {what if isinstance(what, str) else what()}")
         time.sleep(0.003)
     return found
 
@@ -60,6 +60,17 @@ def is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state not in "ZX"
+
+
+def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Whether a child of ours ends in time."""
+    if process.poll() is not None:
+        return True
+    handle = os.pidfd_open(process.pid)
+    try:
+        return bool(select.select([handle], [], [], max(0.0, timeout_s))[0])
+    finally:
+        os.close(handle)
 
 
 class Done:
@@ -113,13 +124,10 @@ class Running:
         self.process.send_signal(number)
 
     def until_said(self, text: str, timeout_s: float = PATIENCE_S) -> None:
-        until(lambda: text in self.err or None, f"{text!r} on stderr, which is:\n{self.err}", timeout_s)
+        until(lambda: text in self.err, lambda: f"{text!r} on stderr, which is:\n{self.err}", timeout_s)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> Done:
-        handle = os.pidfd_open(self.pid)
-        ready, _, _ = select.select([handle], [], [], timeout_s)
-        os.close(handle)
-        if not ready:
+        if not ended(self.process, timeout_s):
             pytest.fail(f"still running after {timeout_s:g} s\n--- stdout\n{self.out}\n--- stderr\n{self.err}")
         done = Done(self.process.wait(), self.out, self.err)
         if done.code == 2 or done.code < 0:
@@ -162,7 +170,7 @@ class Bench:
     def note(self, name: str, rank: int = 0, attempt: int = 0, timeout_s: float = PATIENCE_S) -> str:
         """Wait for a worker's note and read it."""
         path = self.notes / f"{name}.{rank}.{attempt}"
-        until(path.exists, f"the note {path.name}; there are {sorted(os.listdir(self.notes))}", timeout_s)
+        until(path.exists, lambda: f"the note {path.name}; there are {sorted(os.listdir(self.notes))}", timeout_s)
         return path.read_text()
 
     def noted(self, name: str, rank: int = 0, attempt: int = 0) -> bool:
@@ -298,11 +306,8 @@ class Terminal:
         deadline = time.monotonic() + timeout_s
         while self._read(deadline - time.monotonic()):
             pass
-        if not select.select([handle := os.pidfd_open(self.process.pid)], [], [], max(0, deadline - time.monotonic()))[
-            0
-        ]:
+        if not ended(self.process, deadline - time.monotonic()):
             pytest.fail(f"still running; the terminal has seen {self.seen!r}")
-        os.close(handle)
         return self.process.wait()
 
     def _read(self, timeout_s: float) -> bool:

@@ -106,7 +106,9 @@ def test_the_history_of_restarts_is_in_the_report(bench: Bench) -> None:
 )
 def test_the_exit_code_of_the_first_failed_worker_is_kept(bench: Bench, ending: str, code: int, words: str) -> None:
     """As a shell would say it, and in words in the report."""
-    script = bench.script(f"import ctypes, os, signal, sys; from worker_kit import *; ready()\nif RANK: stay()\n{ending}")
+    script = bench.script(
+        f"import ctypes, os, signal, sys; from worker_kit import *; ready()\nif RANK: stay()\n{ending}"
+    )
     done = bench.run("--nproc-per-node", "2", script)
     assert done.code == code, done
     assert words in done.report

@@ -140,7 +140,9 @@ def test_what_is_inherited_stays(bench: Bench) -> None:
     folder.mkdir()
     command = 'umask 027; ulimit -c 0; cd "else where"; exec "$@"'
     done = bench.run(
-        f"../{script}", program=["bash", "-c", command, "bash", *TENAX, "run"], env={"MINE": "a=b c\nd", "PYTHONPATH": ".."}
+        f"../{script}",
+        program=["bash", "-c", command, "bash", *TENAX, "run"],
+        env={"MINE": "a=b c\nd", "PYTHONPATH": ".."},
     )
     assert done.code == 0, done
     assert bench.note("seen") == f"{folder} a=b c\nd 27 0"
@@ -178,14 +180,18 @@ def test_a_script_gets_its_arguments_untouched(bench: Bench) -> None:
 
 def test_the_one_macro(bench: Bench) -> None:
     """'${local_rank}' in an argument becomes the worker's own number."""
-    assert bench.run("--nproc-per-node", "2", bench.script(DUMP), "--device=cuda:${local_rank}", "$local_rank").code == 0
+    assert (
+        bench.run("--nproc-per-node", "2", bench.script(DUMP), "--device=cuda:${local_rank}", "$local_rank").code == 0
+    )
     for rank in range(2):
         assert seen(bench, rank)["argv"][1:] == [f"--device=cuda:{rank}", "$local_rank"]
 
 
 def test_a_program_of_its_own(bench: Bench) -> None:
     """'--no-python' starts any program, found on PATH or by its path, with ranks in its environment."""
-    done = bench.run("--nproc-per-node", "2", "--no-python", "sh", "-c", 'echo "$RANK of $WORLD_SIZE, $0 $1"', "x", "y z")
+    done = bench.run(
+        "--nproc-per-node", "2", "--no-python", "sh", "-c", 'echo "$RANK of $WORLD_SIZE, $0 $1"', "x", "y z"
+    )
     assert sorted(done.out.splitlines()) == ["0 of 2, x y z", "1 of 2, x y z"], done
 
 

@@ -214,6 +214,7 @@ def test_a_signal_after_the_failure_does_not_hide_it(bench: Bench) -> None:
     job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script)
     job.until_said("asking the workers to end")
     job.send(signal.SIGINT)
+    job.until_said("the workers are being ended already; Ctrl-C again kills them at once")
     job.send(signal.SIGINT)
     done = job.wait()
     assert done.code == 130
@@ -242,13 +243,13 @@ def test_a_signal_at_any_moment_of_the_start_leaves_nothing(bench: Bench, name: 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
 def test_signals_while_restarting(bench: Bench, name: str) -> None:
     """A job that fails and restarts all the time stops when it is told to, at whatever moment that is."""
-    script = bench.script("from worker_kit import *; note('lived'); raise SystemExit(7)")
+    script = bench.script("from worker_kit import ready; ready(); raise SystemExit(7)")
     number = getattr(signal, name)
     for attempt in (0, 2, 5):
         for note in bench.notes.iterdir():
             note.unlink()
         job = bench.start("--nproc-per-node", "2", "--max-restarts", "100000", script)
-        bench.note("lived", attempt=attempt)
+        bench.pids(2, attempt)
         job.send(number)
         done = job.wait()
         assert done.code == 128 + number, done

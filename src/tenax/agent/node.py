@@ -50,6 +50,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     places: Places = Places()
     policy: RestartPolicy | None = None
     narrate: bool = False  # tell the story on the console while it happens
+    live_line: bool = True  # ... with a live line, on a terminal
     is_last_act: bool = False  # this process does nothing else afterwards
 
 
@@ -79,6 +80,7 @@ class Node:
             stdout_filters=plan.stdout_filters,
             stderr_filters=plan.stderr_filters,
             narrate=plan.narrate,
+            live_line=plan.live_line,
             now=loop.now,
         )
         words = ""

@@ -48,9 +48,10 @@ def _obey(words: list[str]) -> int:
         return _version()
     if command in ("help", "--help", "-h"):
         return _help(rest)
+    from tenax.cli.run import tell
     from tenax.failures.exit_codes import WRONG_USAGE
 
-    print(f"tenax: {_unknown(command, words)}\ntry: tenax help", file=sys.stderr)
+    tell(f"tenax: {_unknown(command, words)}\ntry: tenax help")
     return WRONG_USAGE
 
 

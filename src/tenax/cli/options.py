@@ -82,6 +82,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     dry_run: bool = False
     report: str = ""  # the file for the failure report; empty: none
     colour_allowed: bool = True  # on a terminal; whether there is one is not known here
+    live_line_allowed: bool = True  # likewise
     notes: tuple[str, ...] = ()  # what the user should know although nothing is wrong
 
 
@@ -137,6 +138,7 @@ def decide(
         dry_run=values.get("dry_run", False),
         report=values.get("report") or "",
         colour_allowed=not environ.get("NO_COLOR") and environ.get("TERM") != "dumb",
+        live_line_allowed=environ.get("TERM") != "dumb",  # which cannot erase a line
         notes=tuple(asked.notes),
     )
 
@@ -168,6 +170,8 @@ class _Asked:
     def words(self, dest: str) -> str:
         """The request as the user wrote it: '--nnodes 2', 'PET_NNODES=2', '--standalone'."""
         name, value = self.name(dest), self.values[dest]
+        if isinstance(value, float):
+            value = f"{value:g}"
         if self.from_environment(dest):
             return f"{name}={int(value) if isinstance(value, bool) else value}"
         return name if isinstance(value, bool) else f"{name} {value}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -45,7 +44,9 @@ def replay_command(argv: Sequence[str]) -> int:
 
 
 def _complain(sentence: str, code: int) -> int:
-    print(f"tenax replay: {sentence}\ntry: tenax replay --help", file=sys.stderr)
+    from tenax.cli.run import tell
+
+    tell(f"tenax replay: {sentence}\ntry: tenax replay --help")
     return code
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+from contextlib import suppress
 
 from tenax.cli.arguments import HelpWanted, parse
 from tenax.cli.flags import UsageError
@@ -39,21 +40,28 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return complain(error)
     from tenax.launcher.api import launch
 
-    colour = options.colour_allowed and sys.stderr.isatty()
-    return launch(config, entrypoint, args, report_path=options.report, colour=colour)
+    colour = options.colour_allowed and sys.stderr is not None and sys.stderr.isatty()
+    return launch(
+        config,
+        entrypoint,
+        args,
+        report_path=options.report,
+        colour=colour,
+        live_line=options.live_line_allowed,
+    )
 
 
 def tell_notes(options: Options) -> None:
     """What the user should know although nothing is wrong."""
     for note in options.notes:
-        print(f"tenax run: note: {note}", file=sys.stderr)
+        tell(f"tenax run: note: {note}")
 
 
 def complain(error: UsageError) -> int:
     """Say what is wrong with the command line; returns the exit code for that."""
     from tenax.failures.exit_codes import WRONG_USAGE
 
-    print(f"tenax run: {error}\ntry: tenax run --help", file=sys.stderr)
+    tell(f"tenax run: {error}\ntry: tenax run --help")
     return WRONG_USAGE
 
 
@@ -118,14 +126,34 @@ def _print_help() -> int:
     return print_page(run_page(get_terminal_size((100, 24)).columns))
 
 
+def tell(text: str) -> None:
+    """Say something on stderr. A console that is closed, full or gone is no reason to fail, now or at exit."""
+    if sys.stderr is None:
+        return
+    try:
+        descriptor = sys.stderr.fileno()
+    except OSError:  # it is not a file but an object in this process
+        print(text, file=sys.stderr)
+        return
+    with suppress(OSError):
+        os.write(descriptor, f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"))
+
+
 def print_page(text: str) -> int:
     """Print to stdout. A reader that has seen enough (``| head``) is no failure."""
+    if sys.stdout is None:
+        return 0
     if isinstance(sys.stdout, io.TextIOWrapper):  # a word that this terminal cannot show is still worth printing
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         # The interpreter would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            from tenax.failures.exit_codes import FAILED
+
+            tell(f"tenax: this could not be printed: {error.strerror}")
+            return FAILED
     return 0

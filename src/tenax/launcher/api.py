@@ -90,6 +90,7 @@ def launch(
     *,
     report_path: str = "",
     colour: bool = False,
+    live_line: bool = True,
 ) -> int:
     """Run for a person at a console: story, report, exit code."""
     from tenax.agent.node import Node, NodePlan
@@ -123,6 +124,7 @@ def launch(
             places=decide_places(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
             narrate=True,
+            live_line=live_line,
             is_last_act=True,
         )
     )

@@ -50,6 +50,9 @@ class CommandEntrypoint:
     def return_values(self) -> dict[int, Any]:
         return dict.fromkeys(sorted(self._ended_well))
 
+    def close(self) -> None:
+        """A command holds nothing."""
+
 
 class FunctionEntrypoint:
     """A function, its arguments by local rank, and the way its process is made."""
@@ -83,10 +86,11 @@ class FunctionEntrypoint:
 
     def _run_inherited(self, spec: dict[str, Any]) -> None:
         """In a worker forked from a copy of the agent: everything is here already."""
-        from tenax.processes.function_worker import deliver, end_like_a_program
+        from tenax.processes.function_worker import ANY_DESCRIPTOR, deliver, end_like_a_program
 
         args = self._args_by_rank[spec["local_rank"]]
-        end_like_a_program(lambda: deliver(self._wrap, self._function, args))
+        result = spec["places"][ANY_DESCRIPTOR]
+        end_like_a_program(lambda: deliver(self._wrap, self._function, args, result))
 
     def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
         from tenax.processes import function_worker as worker
@@ -94,7 +98,8 @@ class FunctionEntrypoint:
         self._values.pop(local_rank, None)
         self._close(self._results, local_rank)
         result = self._results[local_rank] = worker.anonymous_file("tenax-result")
-        descriptors = {worker.RESULT_DESCRIPTOR: result}
+        # A forked worker has inherited our open files, and none of them may be replaced.
+        descriptors = {worker.ANY_DESCRIPTOR if self._method == "fork" else worker.RESULT_DESCRIPTOR: result}
         if self._method != "fork":
             payload = self._payloads[local_rank] = worker.anonymous_file("tenax-payload")
             args = self._args_by_rank[local_rank]
@@ -121,6 +126,11 @@ class FunctionEntrypoint:
 
     def return_values(self) -> dict[int, Any]:
         return dict(sorted(self._values.items()))
+
+    def close(self) -> None:
+        for held in (self._payloads, self._results):
+            for local_rank in list(held):
+                self._close(held, local_rank)
 
     @staticmethod
     def _close(descriptors: dict[int, int], local_rank: int) -> None:

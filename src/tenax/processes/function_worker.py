@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PAYLOAD_DESCRIPTOR, RESULT_DESCRIPTOR, FIRST_FREE_DESCRIPTOR = 3, 4, 5
+ANY_DESCRIPTOR = -1  # in a Launch: wherever there is room
 _LENGTH = struct.Struct("<Q")
 
 
@@ -128,10 +129,11 @@ def _run_payload(descriptor: int) -> None:
             resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
         spawn.prepare(preparation)
         wrap, function, args = pickle.load(file)  # noqa: S301 - as above
-    deliver(wrap, function, args)
+    os.set_inheritable(RESULT_DESCRIPTOR, False)
+    deliver(wrap, function, args, RESULT_DESCRIPTOR)
 
 
-def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], result: int) -> None:
     """Call the function and hand over what it returns. ``wrap`` records what goes wrong, here or in the function."""
 
     def call_and_hand_over() -> None:
@@ -143,8 +145,8 @@ def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[
                 f"the return value of {getattr(function, '__qualname__', function)!s} is a {type(value).__name__} "
                 f"that cannot be pickled ({error}); return plain data instead"
             ) from error
-        _write_all(RESULT_DESCRIPTOR, _LENGTH.pack(len(data)))
-        _write_all(RESULT_DESCRIPTOR, data)
+        _write_all(result, _LENGTH.pack(len(data)))
+        _write_all(result, data)
 
     wrap(call_and_hand_over)()
 

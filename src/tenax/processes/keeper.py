@@ -78,10 +78,12 @@ class KeeperProcess:
 
     def start(self, generation: int, local_rank: int, launch: Launch) -> None:
         numbers = list(launch.descriptors)
+        env = {**launch.env, MARK: self._mark.partition("=")[2]}
         spec = {
-            "argv": launch.argv,
-            "env": {**launch.env, MARK: self._mark.partition("=")[2]},
-            "cwd": launch.cwd,
+            # As bytes: the keeper may read text in another encoding than we do.
+            "argv": [os.fsencode(word) for word in launch.argv or ()],
+            "env": {os.fsencode(name): os.fsencode(value) for name, value in env.items()},
+            "cwd": os.fsencode(launch.cwd),
             "cpus": list(launch.cpus),
             "numbers": numbers,
             "local_rank": local_rank,
@@ -98,9 +100,9 @@ class KeeperProcess:
         self._send(("kill", generation))
 
     def _send(self, message: tuple[Any, ...], descriptors: list[int] | None = None) -> None:
-        assert self._channel is not None
-        with suppress(ChannelClosed):  # the loss itself is seen, once, by on_readable
-            self._channel.send(message, descriptors or ())
+        if self._channel is not None:  # else it is lost, which has been said
+            with suppress(ChannelClosed):  # the loss itself is seen, once, by on_readable
+                self._channel.send(message, descriptors or ())
 
     # --- events -------------------------------------------------------------------------------------------------------
 

@@ -60,6 +60,7 @@ class Keeper:
         self._channel = channel
         self._call = call  # start methods fork and forkserver: what a forked worker does instead of exec
         self._workers: dict[int, _Worker] = {}
+        self._own_descriptors: tuple[int, ...] = ()
         self._clearing = 0  # the generation whose end the agent waits for; 0: none
         self._killing = False
         self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
@@ -70,9 +71,9 @@ class Keeper:
 
     def run(self) -> None:
         """Serve until the agent is gone, then leave nothing behind."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        for number in _catchable():
             signal.signal(number, signal.SIG_IGN)
-        deaths, wakeup = os.pipe()
+        deaths, wakeup = self._own_descriptors = os.pipe()
         os.set_blocking(deaths, False)
         os.set_blocking(wakeup, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -110,31 +111,44 @@ class Keeper:
                     self._settle()
 
     def _start(self, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]) -> None:
-        complaint, complain = os.pipe()
-        os.set_blocking(complaint, False)
         try:
-            pid = os.fork()
+            pid, complaint = self._fork_worker(spec, descriptors)
         except OSError as error:
-            os.close(complaint)
-            self._channel.send(
-                ("start_failed", generation, local_rank, error.errno or 0, os.strerror(error.errno or 0))
-            )
+            reason = os.strerror(error.errno or 0)
+            self._channel.send(("start_failed", generation, local_rank, error.errno or 0, reason))
         else:
-            if pid == 0:
-                self._become_worker(spec, descriptors, complain)
             self._workers[pid] = _Worker(generation, local_rank, pid, complaint)
             self._channel.send(("started", generation, local_rank, pid))
-        os.close(complain)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _fork_worker(self, spec: dict[str, Any], descriptors: list[int]) -> tuple[int, int]:
+        """The pid, and the end of the pipe on which the worker complains if it cannot become what it should."""
+        complaint, complain = os.pipe()
+        os.set_blocking(complaint, False)
+        # We ignore what a worker must hear. Until the worker has changed that for itself, signals to it wait.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            pid = os.fork()
+            if pid == 0:
+                self._become_worker(spec, descriptors, complaint, complain)
+        except OSError:
+            os.close(complaint)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            os.close(complain)
+        return pid, complaint
 
     def _signal(self, generation: int, number: int) -> None:
         self._reap()  # who is dead already did not die of this
         for worker in self._workers.values():
             if worker.alive and worker.generation == generation:
                 worker.asked = True
-                os.kill(worker.pid, number)
-                os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
+                with suppress(PermissionError):  # it runs a program of another user now, such as sudo
+                    os.kill(worker.pid, number)
+                    os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
 
     def _clear(self, generation: int) -> None:
         """The workers are gone. Ask what is left in the group of a worker that was asked; kill everything else."""
@@ -142,6 +156,7 @@ class Keeper:
         for worker in self._workers.values():
             if worker.asked:
                 _signal_group(worker.pid, signal.SIGTERM)
+                _signal_group(worker.pid, signal.SIGCONT)
         self._settle()
 
     # --- deaths -------------------------------------------------------------------------------------------------------
@@ -205,6 +220,10 @@ class Keeper:
     def _end_everything(self, poll: select.poll, deaths: int) -> None:
         """The agent is gone: nobody may outlive it."""
         poll.unregister(self._channel.fileno())
+        self._channel.close()
+        for worker in self._workers.values():  # should we be short of descriptors: looking at /proc takes some
+            if worker.alive:
+                os.close(worker.complaint)
         self._workers.clear()  # nobody listens any more: deaths are only counted
         while self._reap():
             self._kill_below(set())
@@ -214,52 +233,64 @@ class Keeper:
 
     # --- in the worker ------------------------------------------------------------------------------------------------
 
-    def _become_worker(self, spec: dict[str, Any], descriptors: list[int], complain: int) -> None:
+    def _become_worker(self, spec: dict[str, Any], descriptors: list[int], complaint: int, complain: int) -> None:
         """After fork, in the child. Never returns."""
+        trying = ""
         try:
             os.setsid()
             if self._prctl is not None:
                 self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
                 if os.getppid() != self._pid:
                     os._exit(1)  # the keeper died before the line above took effect
-            complain = _place_descriptors(descriptors, spec["numbers"], complain)
+            self._close_own(complaint)
+            complain, spec["places"] = _place_descriptors(descriptors, spec["numbers"], complain)
             if spec.get("cwd"):
+                trying = os.fsdecode(spec["cwd"])
                 os.chdir(spec["cwd"])
             if spec.get("cpus"):
+                trying = f"CPUs {spec['cpus']}"
                 os.sched_setaffinity(0, spec["cpus"])
-            self._restore_signals()
-            if spec.get("argv"):
+            self._restore_signals(is_function=not spec["argv"])
+            if spec["argv"]:
+                trying = os.fsdecode(spec["argv"][0])
+                signal.pthread_sigmask(signal.SIG_SETMASK, ())
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
         except OSError as error:
             text = os.strerror(error.errno) if error.errno else str(error)
-            named = error.filename or (spec.get("argv") or [""])[0]
-            os.write(complain, f"{error.errno or 0} {text}: {named!r}".encode(errors="replace"))
+            os.write(complain, f"{error.errno or 0} {text}: {trying!r}".encode(errors="replace"))
             os._exit(127)
         except BaseException as error:
             os.write(complain, f"0 {type(error).__name__}: {error}".encode(errors="replace"))
             os._exit(127)
         self._call_function(spec, complain)
 
-    def _call_function(self, spec: dict[str, Any], complain: int) -> None:
-        os.close(complain)
-        os.close(self._channel.fileno())
-        os.environ.clear()
-        os.environ.update(spec["env"])
-        assert self._call is not None, "this keeper was not started to fork functions"
-        self._call(spec)
-        os._exit(0)
-
-    def _restore_signals(self) -> None:
+    def _close_own(self, complaint: int) -> None:
+        """What is the keeper's alone. (``exec`` would do it; a function stays in this process.)"""
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
-            if number not in self._inherited_ignored:
-                signal.signal(number, signal.default_int_handler if self._calls(number) else signal.SIG_DFL)
-        for number in _RESTORED:
-            signal.signal(number, signal.SIG_DFL)
+        others = [worker.complaint for worker in self._workers.values() if worker.alive]
+        for descriptor in (*self._own_descriptors, *others, complaint):
+            os.close(descriptor)
 
-    def _calls(self, number: int) -> bool:
-        """A forked Python function expects KeyboardInterrupt, as in any Python program."""
-        return number == signal.SIGINT and self._call is not None
+    def _call_function(self, spec: dict[str, Any], complain: int) -> None:
+        try:
+            os.close(complain)
+            os.environb.clear()
+            os.environb.update(spec["env"])
+            assert self._call is not None, "this keeper was not started to fork functions"
+            self._call(spec)  # ends this process; signals are still held back, and it lets them in
+        finally:
+            os._exit(70)  # whatever happens, a worker does not go on as a second keeper
+
+    def _restore_signals(self, *, is_function: bool) -> None:
+        for number in (*_catchable(), signal.SIGCHLD):
+            if number not in self._inherited_ignored:
+                signal.signal(number, signal.SIG_DFL)
+        if is_function:  # it expects what any Python program finds
+            if signal.SIGINT not in self._inherited_ignored:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        else:
+            for number in _RESTORED:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def main(descriptor: int) -> None:
@@ -308,17 +339,25 @@ def _group_of(pid: int) -> int:
         return 0
 
 
-def _place_descriptors(received: list[int], numbers: list[int], complain: int) -> int:
-    """Give each descriptor the number the worker expects; returns where the complaint pipe went."""
+def _place_descriptors(received: list[int], numbers: list[int], complain: int) -> tuple[int, dict[int, int]]:
+    """Give each descriptor the number the worker expects, or a free one where that is negative.
+
+    Returns where the complaint pipe went, and where each of them is now, by the number that was asked for.
+    """
     import fcntl
 
     beyond = max([*numbers, 2]) + 1
-    complain = fcntl.fcntl(complain, fcntl.F_DUPFD_CLOEXEC, beyond)
-    aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in received]
-    for descriptor, number in zip(aside, numbers, strict=True):
-        os.dup2(descriptor, number)
+    asides = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, beyond) for descriptor in (complain, *received)]
+    for descriptor in (complain, *received):
         os.close(descriptor)
-    return complain
+    complain, *rest = asides
+    places = dict(zip(numbers, rest, strict=True))
+    for number, aside in places.items():
+        if number >= 0:
+            os.dup2(aside, number)
+            os.close(aside)
+            places[number] = number
+    return complain, places
 
 
 def _prctl() -> Callable[..., int] | None:

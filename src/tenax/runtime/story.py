@@ -123,7 +123,8 @@ def live_line(state: AgentState) -> str:
         case Phase.ENDED:
             return ""
     left = settings.max_restarts - state.restarts_used
-    return f"tenax {settings.run_id}: {what}" + (f", {left} of {settings.max_restarts} restarts left" if left else "")
+    budget = f", {left} of {settings.max_restarts} restarts left" if settings.max_restarts else ""
+    return f"tenax {settings.run_id}: {what}{budget}"
 
 
 def _rank(state: AgentState, local_rank: int) -> str:

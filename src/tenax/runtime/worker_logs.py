@@ -42,6 +42,7 @@ class WorkerLogs:
         stdout_filters: list[str] | None = None,
         stderr_filters: list[str] | None = None,
         narrate: bool = True,
+        live_line: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = specs
@@ -50,6 +51,7 @@ class WorkerLogs:
         self._prefixes = prefixes
         self._filters = {_STDOUT: stdout_filters or [], _STDERR: stderr_filters or []}
         self._narrate = narrate
+        self._live_line = narrate and live_line
         self._now = now
         self._scribe = Scribe()
         self.destination = LogsDest()  # of the last generation
@@ -154,7 +156,7 @@ class WorkerLogs:
             self._scribe.say(text)
 
     def live(self, text: str) -> None:
-        if self._narrate:
+        if self._live_line:
             self._scribe.live(text)
 
     def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:

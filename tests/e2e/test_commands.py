@@ -1,0 +1,251 @@
+"""The command line's words: the plan, refusals, and the other commands, as a person meets them."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+import pytest
+
+from .harness import TENAX, Bench
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
+
+PLAN = """\
+A dry run: nothing is started. The command would run 2 workers on this machine.
+
+script      train.py
+interpreter {python} (the one that runs tenax)
+folder      {home}
+run id      job7
+role        actor
+restarts    up to 3: after a failure all workers are stopped and started again
+stopping    SIGTERM, SIGINT, SIGHUP, SIGQUIT stop the job and are passed on to the workers
+            what has not ended 5 s after it was asked to is killed
+logs        logs/job7_<random>/attempt_<restarts>/<local rank>/
+            to files only: none (--redirects)
+            to files and the terminal: stdout of local rank 0, stdout and stderr of local rank 1 (--tee)
+threads     OMP_NUM_THREADS=4, inherited
+placement   workers may run on any CPU
+
+environment of every worker, added to what is inherited:
+  GROUP_RANK=0
+  ROLE_NAME=actor
+  LOCAL_WORLD_SIZE=2
+  WORLD_SIZE=2
+  GROUP_WORLD_SIZE=1
+  ROLE_WORLD_SIZE=2
+  MASTER_ADDR=127.0.0.1
+  MASTER_PORT=<a free port>
+  TORCHELASTIC_RESTART_COUNT=0
+  TORCHELASTIC_MAX_RESTARTS=3
+  TORCHELASTIC_RUN_ID=job7
+  TORCHELASTIC_USE_AGENT_STORE=False
+  TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+  TENAX_GENERATION=1
+  PYTHONFAULTHANDLER=1
+
+worker 0: global rank 0 of 2
+  command     {python} -u train.py --lr 0.1 'a b' cuda:0
+  RANK=0
+  LOCAL_RANK=0
+  ROLE_RANK=0
+  TORCHELASTIC_ERROR_FILE=<log folder>/attempt_0/0/error.json
+
+worker 1: global rank 1 of 2
+  command     {python} -u train.py --lr 0.1 'a b' cuda:1
+  RANK=1
+  LOCAL_RANK=1
+  ROLE_RANK=1
+  TORCHELASTIC_ERROR_FILE=<log folder>/attempt_0/1/error.json
+"""
+
+
+def test_the_plan(bench: Bench) -> None:
+    """'--dry-run' prints what would be run, and starts, makes and opens nothing."""
+    script = bench.script("raise SystemExit('it was started')")
+    done = bench.run(
+        *("--dry-run", "--nproc-per-node", "2", "--max-restarts", "3", "--shutdown-timeout", "5", "--rdzv-id", "job7"),
+        *(
+            "--role",
+            "actor",
+            "--tee",
+            "0:1,1:3",
+            "--log-dir",
+            "logs",
+            script,
+            "--lr",
+            "0.1",
+            "a b",
+            "cuda:${local_rank}",
+        ),
+        program=[sys.executable, "-m", "tenax", "run"],
+        env={"OMP_NUM_THREADS": "4"},
+    )
+    assert (done.code, done.err) == (0, ""), done
+    assert done.out == PLAN.format(python=sys.executable, home=bench.home)
+    assert not (bench.home / "logs").exists()
+    assert os.listdir(bench.home / "tmp") == []
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node"),
+        (["--nnodes", "2", "train.py"], "--nnodes 2"),
+        (["--no-python", "-m", "train"], "--no-python"),
+        (["--standalone", "--rdzv-backend", "etcd", "train.py"], "--standalone"),
+        (["--node-rank", "1", "train.py"], "--node-rank 1"),
+        (["--rdzv-endpoint", "host:1", "--master-port", "2", "train.py"], "--master-port 2"),
+        (["--tee", "5:3", "--nproc-per-node", "2", "train.py"], "local rank 5"),
+        (["--local-ranks-filter", "7", "train.py"], "local rank 7"),
+        (["--max-restarts", "-1", "train.py"], "--max-restarts"),
+        (["--shutdown-timeout", "soon", "train.py"], "--shutdown-timeout"),
+        (["--signals-to-handle", "SIGFOO", "train.py"], "SIGFOO"),
+        (["--signals-to-handle", "SIGKILL", "train.py"], "SIGKILL"),
+        (["--log-dir", "train.py", "train.py"], "--log-dir train.py"),
+        (["--report", "no/such/folder/r.json", "train.py"], "no/such/folder"),
+        (["--nproc_per_nod", "2", "train.py"], "--nproc-per-node"),
+        (["--master-port", "99999", "train.py"], "--master-port"),
+        (["tarin.py"], "did you mean 'train.py'"),
+        (["no/such/folder/train.py"], "no/such/folder"),
+        (["--no-python", "no-such-program"], "no-such-program"),
+        ([], "no script"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_meant_is_refused_in_one_sentence(bench: Bench, words: list[str], names: str) -> None:
+    """Exit code 2, one sentence that names the mistake, where to look, and nothing is started."""
+    bench.script("from worker_kit import note; note('started')")
+    done = bench.run(*words)
+    assert (done.code, done.out) == (2, "")
+    sentence, try_this = done.err.splitlines()
+    assert sentence.startswith("tenax run: ")
+    assert names in sentence
+    assert try_this == "try: tenax run --help"
+    assert not bench.noted("started")
+    assert os.listdir(bench.home / "tmp") == []
+
+
+def test_notes_about_what_has_no_effect(bench: Bench) -> None:
+    """A flag that does nothing here is not refused, but not kept quiet about either."""
+    done = bench.run("--monitor-interval", "1", bench.script("print('ran')"), "--max-restarts=3")
+    assert (done.code, done.out) == (0, "ran\n")
+    notes = [line for line in done.err.splitlines() if line.startswith("tenax run: note: ")]
+    assert len(notes) == 2
+    assert "--monitor-interval 1 has no effect" in notes[0]
+    assert "'--max-restarts=3' stands behind the script" in notes[1]
+
+
+# --- consoles that refuse ---------------------------------------------------------------------------------------------
+
+
+def test_a_console_that_refuses_does_not_change_the_exit_code(bench: Bench) -> None:
+    """Notes, refusals and pages on a full or closed device: the code is still the right one, without a stack trace."""
+    bench.script("raise SystemExit(3)")
+    with open("/dev/full", "wb") as full:
+        assert bench.run("--monitor-interval", "1", "train.py", stderr=full).code == 3
+        assert bench.run("--no-such-flag", "train.py", stderr=full).code == 2
+        done = bench.run("--dry-run", "train.py", stdout=full)
+    assert (done.code, done.err) == (1, "tenax: this could not be printed: No space left on device\n")
+    for streams in (">&-", "2>&-"):
+        done = bench.run("--dry-run", "train.py", program=["sh", "-c", f'exec "$@" {streams}', "sh", *TENAX, "run"])
+        assert (done.code, done.err) == (0, "")
+
+
+# --- the other commands -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["train.py"], "did you mean: tenax run train.py"),
+        (["--nproc-per-node", "2", "train.py"], "did you mean: tenax run --nproc-per-node 2 train.py"),
+        (["runn"], "did you mean 'tenax run'"),
+        (["launch"], "there is no command 'launch'"),
+    ],
+)
+def test_a_command_that_is_not_there(bench: Bench, words: list[str], names: str) -> None:
+    """Exit code 2 and what was probably meant."""
+    bench.script("")
+    done = bench.run(*words, program=TENAX)
+    assert (done.code, done.out) == (2, "")
+    assert names in done.err
+    assert "Traceback" not in done.err
+
+
+def test_pages(bench: Bench) -> None:
+    """Help and version print to stdout and succeed; every flag is on the help page."""
+    for words in ([], ["help"], ["--help"], ["help", "run"], ["run", "-h"], ["help", "replay"], ["version"]):
+        done = bench.run(*words, program=TENAX)
+        assert (done.code, done.err) == (0, ""), words
+        assert done.out
+    page = bench.run("--help").out
+    for flag in (
+        "--nproc-per-node",
+        "--max-restarts",
+        "--tee",
+        "--redirects",
+        "--report",
+        "--dry-run",
+        "--numa-binding",
+    ):
+        assert flag in page
+
+
+def test_a_replay_tells_the_story(bench: Bench) -> None:
+    """'tenax replay' takes the journal or its folder, tells what happened in order, and checks every decision."""
+    script = bench.script("from worker_kit import ATTEMPT; raise SystemExit(ATTEMPT == 0)")
+    assert bench.run("--max-restarts", "1", "--log-dir", "logs", "--rdzv-id", "job7", script).code == 0
+    run = bench.run_dir()
+    stories = [bench.run(str(path), program=[*TENAX, "replay"]) for path in (run, run / "journal.jsonl")]
+    assert [story.code for story in stories] == [0, 0]
+    assert stories[0].out == stories[1].out
+    told = stories[0].out
+    order = [
+        "run job7 of train.py",
+        "generation 1: starting",
+        "exited with code 1",
+        "restart 1 of 1",
+        "the run succeeded",
+    ]
+    assert [told.index(words) for words in order] == sorted(told.index(words) for words in order)
+    assert "every decision follows from what happened" in told
+
+
+def test_a_replay_of_an_agent_that_was_killed(bench: Bench) -> None:
+    """The journal of a run without an end is readable, and says so."""
+    job = bench.start("--log-dir", "logs", bench.script("from worker_kit import *; ready(); stay()"))
+    bench.pids(1)
+    job.process.kill()
+    job.wait()
+    story = bench.run(str(bench.run_dir()), program=[*TENAX, "replay"])
+    assert story.code == 0
+    assert "the agent was killed, or the run is still going on" in story.out
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"{}\n", b"\x00\xff" * 100, b'{"line":"header"}\n'])
+def test_what_is_not_a_journal(bench: Bench, content: bytes) -> None:
+    """Exit code 2 and a sentence."""
+    (bench.home / "file").write_bytes(content)
+    for path in ("file", "no-such-file", "."):
+        done = bench.run(path, program=[*TENAX, "replay"])
+        assert (done.code, done.out) == (2, "")
+        assert re.match("tenax replay: .*\n", done.err)
+        assert "Traceback" not in done.err
+
+
+def test_a_journal_that_was_changed(bench: Bench) -> None:
+    """A decision that does not follow from the facts is named, with exit code 1."""
+    assert bench.run("--log-dir", "logs", bench.script("")).code == 0
+    journal = bench.run_dir() / "journal.jsonl"
+    text = journal.read_text()
+    assert '"exit_code":0' in text
+    journal.write_text(text.replace('"exit_code":0', '"exit_code":1', 1))
+    done = bench.run(str(journal), program=[*TENAX, "replay"])
+    assert done.code == 1
+    assert "do not follow from the facts" in done.out

@@ -1,0 +1,90 @@
+"""Real torch: process groups, collectives and DDP under tenax, through restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from .harness import Bench
+
+pytest.importorskip("torch.distributed")
+
+# A small training loop that saves its step; rank 1 is killed in the middle of the first so many attempts.
+TRAIN = """
+    import os, signal, sys
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from worker_kit import *
+
+    DEATHS, STEPS = map(int, sys.argv[1:])
+    dist.init_process_group("gloo")
+    assert (dist.get_rank(), dist.get_world_size()) == (RANK, WORLD)
+    assert dist.is_torchelastic_launched()
+    total = torch.tensor([float(RANK + 1)])
+    dist.all_reduce(total)
+    assert total.item() == WORLD * (WORLD + 1) / 2
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    saved = "checkpoint.pt"
+    step = 0
+    if os.path.exists(saved):
+        state = torch.load(saved)
+        step = state["step"]
+        model.module.load_state_dict(state["model"])
+    note("began", step)
+    while step < STEPS:
+        optimizer.zero_grad()
+        model(torch.full((2, 4), float(RANK + step))).sum().backward()
+        optimizer.step()
+        step += 1
+        if RANK == 0:
+            torch.save({"step": step, "model": model.module.state_dict()}, saved + ".half")
+            os.replace(saved + ".half", saved)
+        dist.barrier()
+        if RANK == 1 and ATTEMPT < DEATHS and step % 2 == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    gathered = [torch.zeros_like(weights) for _ in range(WORLD)]
+    dist.all_gather(gathered, weights)
+    assert all(torch.equal(weights, other) for other in gathered)
+    dist.destroy_process_group()
+    note("finished", step)
+"""
+
+
+def test_ddp_trains(bench: Bench) -> None:
+    """init_process_group, all_reduce and DDP work on two workers, with nothing but the environment."""
+    done = bench.run("--nproc-per-node", "2", bench.script(TRAIN), "0", "3", timeout_s=90)
+    assert done.code == 0, done
+    assert [bench.note("finished", rank) for rank in range(2)] == ["3", "3"]
+
+
+def test_ddp_survives_five_deaths(bench: Bench) -> None:
+    """A worker is killed in each of five attempts: each restart meets a fresh store, and the sixth attempt finishes."""
+    done = bench.run("--nproc-per-node", "2", "--max-restarts", "5", bench.script(TRAIN), "5", "12", timeout_s=110)
+    assert done.code == 0, done
+    assert [bench.note("began", 0, attempt) for attempt in range(6)] == ["0", "2", "4", "6", "8", "10"]
+    assert [bench.note("finished", rank, attempt=5) for rank in range(2)] == ["12", "12"]
+    deaths = [line for line in done.said if "ended by SIGKILL" in line]
+    assert len(deaths) == 5
+    assert all(line.startswith("rank 1 ") for line in deaths), deaths
+
+
+def test_the_first_cause_is_the_rank_that_raised(bench: Bench) -> None:
+    """The others fail in their collectives because of it, or are stopped; the report names the real one."""
+    script = bench.script(
+        """
+        import torch, torch.distributed as dist
+        from worker_kit import *
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if RANK == 1:
+            raise ValueError("bad batch")
+        dist.all_reduce(torch.ones(1))
+        """
+    )
+    done = bench.run("--nproc-per-node", "2", script, timeout_s=60)
+    assert done.code == 1
+    assert "rank 1" in done.report.split("----")[0]
+    assert done.fact("error") == "ValueError: bad batch"

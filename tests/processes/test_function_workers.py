@@ -1,0 +1,524 @@
+"""Functions as workers: every way in which one can end is defined, for spawn, fork and forkserver alike."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from tenax.core import events as fact
+from tenax.failures.record import record
+from tenax.processes.entrypoint import START_METHODS, FunctionEntrypoint
+from watching import Hearing, Pipe, Program, descriptors, leaving_nothing, on_linux, program
+
+pytestmark = on_linux
+__all__ = ["program"]
+
+FRESH = ("spawn", "forkserver")  # the function arrives as a pickle
+
+
+class Ended(msgspec.Struct):
+    """How a call ended, as the agent sees it."""
+
+    code: int
+    fault: str
+    values: dict[int, Any]
+    out: str
+    err: str
+    error: dict[str, Any]
+
+
+class Caller:
+    """Calls a function in a worker of its own, as the supervisor would."""
+
+    def __init__(self, folder: Path, method: str) -> None:
+        self._folder = folder
+        self.method = method
+
+    def __call__(self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None) -> Ended:
+        with self.running(function, *args, env=env) as (_, finish):
+            return finish()
+
+    @contextlib.contextmanager
+    def running(
+        self, function: Callable[..., Any], *args: Any, env: dict[str, str] | None = None
+    ) -> Iterator[tuple[Hearing, Callable[[], Ended]]]:
+        """A call that has not ended yet: what is heard of it, and how to wait for its end."""
+        error_file = self._folder / f"error-{os.urandom(4).hex()}.json"
+        given = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file), **(env or {})}
+        out, err = Pipe(), Pipe()
+        with leaving_nothing():
+            entrypoint = FunctionEntrypoint(function, {0: args}, wrap=record, start_method=self.method)
+            keeper = entrypoint.keeper()
+            hearing = Hearing(keeper)
+            try:
+                launch = entrypoint.launch(0, given)
+                streams = {**launch.descriptors, 1: out.writer, 2: err.writer}
+                keeper.start(1, 0, msgspec.structs.replace(launch, descriptors=streams))
+
+                def finish() -> Ended:
+                    hearing.take(fact.WorkerStarted)
+                    entrypoint.release(0)
+                    code = hearing.take(fact.WorkerExited).exit_code
+                    fault = entrypoint.collect(0, code)
+                    error = json.loads(error_file.read_text()) if error_file.exists() else {}
+                    return Ended(code, fault, entrypoint.return_values(), out.rest(), err.rest(), error)
+
+                yield hearing, finish
+            finally:
+                keeper.close()
+                entrypoint.close()
+                out.close()
+                err.close()
+
+
+@pytest.fixture(params=START_METHODS)
+def call(request: pytest.FixtureRequest, tmp_path: Path) -> Caller:
+    return Caller(tmp_path, request.param)
+
+
+@pytest.fixture(params=FRESH)
+def call_fresh(request: pytest.FixtureRequest, tmp_path: Path) -> Caller:
+    return Caller(tmp_path, request.param)
+
+
+@pytest.fixture
+def call_fork(tmp_path: Path) -> Caller:
+    return Caller(tmp_path, "fork")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def add(a: int, b: int) -> dict[str, int]:
+    return {"sum": a + b}
+
+
+def test_what_it_returns_comes_back(call: Caller) -> None:
+    """Arguments go in, the value comes out; nothing is printed and no error is recorded."""
+    assert call(add, 2, 3) == Ended(0, "", {0: {"sum": 5}}, "", "", {})
+
+
+def do_nothing() -> None: ...
+
+
+def test_none_is_a_value(call: Caller) -> None:
+    """A function without a return statement returns None, and its rank is among the results."""
+    assert call(do_nothing).values == {0: None}
+
+
+def make_bytes(megabytes: int) -> bytes:
+    return bytes(megabytes << 20)
+
+
+def test_a_large_value_comes_back(call: Caller) -> None:
+    """Fifty megabytes block nobody."""
+    assert call(make_bytes, 50).values[0] == bytes(50 << 20)
+
+
+class Callable_:
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __call__(self, other: int) -> int:
+        return self.number + other
+
+    def method(self, other: int) -> int:
+        return self.number * other
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [(functools.partial(add, 1), "partial"), (Callable_(1), "Callable_"), (Callable_(1).method, "Callable_.method")],
+    ids=["partial", "instance", "method"],
+)
+def test_whatever_can_be_called_can_be_a_worker(call: Caller, function: Callable[..., Any], name: str) -> None:
+    """A partial, an instance, a bound method; and each has a name to be shown by."""
+    assert call(function, 2).code == 0
+    assert FunctionEntrypoint(function, {}, wrap=record).name == name
+
+
+def test_a_lambda_needs_no_pickle_when_it_is_forked(call_fork: Caller) -> None:
+    """What a forked process inherits may be anything: closures, open files, locks."""
+    inherited = threading.Lock()
+    assert call_fork(lambda word: (word, inherited.locked()), "hello").values == {0: ("hello", False)}
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+def test_an_exception_is_recorded(call: Caller) -> None:
+    """Exit code 1; the error file holds message and traceback; stderr shows the traceback as any program would."""
+    ended = call(fail, "boom")
+    assert (ended.code, ended.fault, ended.values) == (1, "", {})
+    message = ended.error["message"]
+    assert message["message"] == "ValueError: boom"
+    assert "in fail\n    raise ValueError(text)" in message["extraInfo"]["py_callstack"]
+    assert ended.err.endswith("ValueError: boom\n")
+    assert ended.err.startswith("Traceback (most recent call last):\n")
+
+
+@pytest.mark.parametrize("code", [0, None], ids=str)
+def test_exit_with_success(call: Caller, code: int | None) -> None:
+    """``sys.exit()`` and ``sys.exit(0)`` are a success that returns None."""
+    assert call(sys.exit, code) == Ended(0, "", {0: None}, "", "", {})
+
+
+@pytest.mark.parametrize(("code", "seen"), [(3, 3), (255, 255), (True, 1), (-1, 255)], ids=str)
+def test_exit_with_a_code(call: Caller, code: int, seen: int) -> None:
+    """The code is the worker's, and no exception is recorded."""
+    assert call(sys.exit, code) == Ended(seen, "", {}, "", "", {})
+
+
+def test_exit_with_a_text(call: Caller) -> None:
+    """As in any program: the text goes to stderr and the code is 1."""
+    assert call(sys.exit, "not today") == Ended(1, "", {}, "", "not today\n", {})
+
+
+@pytest.mark.parametrize(("code", "values"), [(0, {0: None}), (7, {})], ids=str)
+def test_exit_without_a_word(call: Caller, code: int, values: dict[int, None]) -> None:
+    """``os._exit`` skips everything; its code alone decides, and the agent does not wait for a value."""
+    assert call(os._exit, code) == Ended(code, "", values, "", "", {})
+
+
+def kill_myself(number: int) -> None:
+    os.kill(os.getpid(), number)
+    signal.pause()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=str)
+def test_a_signal(call: Caller, number: int) -> None:
+    """A worker that a signal ends has that signal as its code; SIGINT too, after Python's KeyboardInterrupt."""
+    ended = call(kill_myself, number)
+    assert (ended.code, ended.values, ended.error) == (-number, {}, {})
+    assert ("KeyboardInterrupt" in ended.err) == (number == signal.SIGINT)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_keyboard_interrupt(call: Caller) -> None:
+    """Raised by hand it ends the worker as the signal would, as in any Python program."""
+    ended = call(interrupt)
+    assert (ended.code, ended.error) == (-signal.SIGINT, {})
+    assert ended.err.endswith("KeyboardInterrupt\n")
+
+
+def test_a_worker_that_is_asked_before_it_runs(call: Caller) -> None:
+    """SIGTERM that comes while the process is being made is not lost."""
+    with call.running(signal.pause) as (hearing, finish):
+        hearing.processes.signal(1, signal.SIGTERM)
+        assert finish().code == -signal.SIGTERM
+
+
+def return_a_lambda() -> object:
+    return lambda: 1
+
+
+def test_a_value_that_cannot_be_pickled(call: Caller) -> None:
+    """A failure that says what to do, recorded like an exception of the function's own."""
+    ended = call(return_a_lambda)
+    assert (ended.code, ended.values) == (1, {})
+    text = ended.error["message"]["message"]
+    assert text.startswith("TypeError: the return value of return_a_lambda is a function that cannot be pickled")
+    assert text.endswith("return plain data instead")
+
+
+def return_an_unknown_class() -> object:
+    module = types.ModuleType("only_in_the_worker")
+    sys.modules[module.__name__] = module
+    exec("class Private: pass", vars(module))
+    return module.Private()
+
+
+def test_a_value_whose_class_is_unknown_to_the_agent(call: Caller) -> None:
+    """The worker ended well, but it is a failure: the value cannot be read, and the reason is named."""
+    ended = call(return_an_unknown_class)
+    assert ended.code == 0
+    assert ended.fault == (
+        "its return value cannot be unpickled here: ModuleNotFoundError: No module named 'only_in_the_worker'"
+    )
+    assert ended.values == {}
+
+
+def write_half_a_result(then: int) -> None:
+    (result,) = (number for number, what in descriptors().items() if "tenax-result" in what)
+    os.write(result, b"\x40\0\0")
+    if then < 0:
+        os.kill(os.getpid(), -then)
+    os._exit(then)
+
+
+def test_a_worker_that_dies_while_it_hands_over(call: Caller) -> None:
+    """Half a value is no value: a failure in words if the exit code says success, else the code itself."""
+    ended = call(write_half_a_result, 0)
+    assert (ended.code, ended.fault) == (0, "the worker ended while it was handing over its return value")
+    assert ended.values == {}
+    assert call(write_half_a_result, -signal.SIGKILL).code == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("argument", [lambda: 1, threading.Lock()], ids=["lambda", "lock"])
+def test_an_argument_that_cannot_be_pickled(call_fresh: Caller, argument: object) -> None:
+    """The start fails in the agent, with pickle's own reason, and leaves nothing open."""
+    entrypoint = FunctionEntrypoint(add, {0: (argument, 1)}, wrap=record, start_method=call_fresh.method)
+    with leaving_nothing():
+        with pytest.raises((pickle.PicklingError, AttributeError, TypeError), match="pickle"):
+            entrypoint.launch(0, {})
+        entrypoint.close()
+
+
+def test_a_start_method_that_does_not_exist() -> None:
+    """Refused at once, with the ones that do."""
+    with pytest.raises(ValueError, match="start_method is 'teleport'; expected one of spawn, fork, forkserver"):
+        FunctionEntrypoint(add, {}, wrap=record, start_method="teleport")
+
+
+# --- what multiprocessing offers --------------------------------------------------------------------------------------
+
+
+def use(queue: Any, lock: Any, total: Any, pipe: Any, event: Any) -> str:
+    with lock:
+        total.value += 41
+    for number in range(100):
+        queue.put(number)
+    pipe.send("through a pipe")
+    event.set()
+    return "done"
+
+
+def test_queues_locks_values_and_pipes_as_arguments(call: Caller) -> None:
+    """Whatever may be handed to a ``multiprocessing.Process`` may be handed to a worker, and nothing it puts is lost."""
+    context = multiprocessing.get_context(call.method)
+    queue, lock, total, event = context.Queue(), context.Lock(), context.Value("i", 1), context.Event()
+    ours, theirs = context.Pipe()
+    queue.put("from the agent")  # its feeder thread exists here, and must not be missed there
+    assert queue.get(timeout=30) == "from the agent"
+    try:
+        ended = call(use, queue, lock, total, theirs, event)
+        assert ended.values == {0: "done"}, ended.err
+        assert [queue.get(timeout=30) for _ in range(100)] == list(range(100))
+        assert total.value == 42
+        assert ours.recv() == "through a pipe"
+        assert event.is_set()
+    finally:
+        queue.close()
+        queue.join_thread()
+        ours.close()
+        theirs.close()
+
+
+def read_at_import() -> str:
+    import reads_its_environment  # type: ignore[import-not-found]
+
+    return str(reads_its_environment.SEEN)
+
+
+class Imported:
+    """Unpickling it imports its module, before the function is called."""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "reads_its_environment.py").write_text("import os\nSEEN = os.environ.get('WORD')\n")
+    sys.path.insert(0, str(tmp_path))
+    yield
+    sys.path.remove(str(tmp_path))
+
+
+@pytest.mark.usefixtures("module")
+def test_variables_are_there_when_modules_are_imported(call: Caller) -> None:
+    """A module that reads its environment once, at import, sees the worker's; ``sys.path`` is the agent's."""
+    assert call(read_at_import, env={"WORD": "mine"}).values == {0: "mine"}
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
+
+
+def test_the_environment_is_the_given_one(call: Caller) -> None:
+    """What the agent has and the worker was not given is not there."""
+    os.environ["ONLY_IN_THE_AGENT"] = "1"
+    try:
+        given = {"ONLY_IN_THE_WORKER": "2"}
+        seen = call(environment, env=given).values[0]
+    finally:
+        del os.environ["ONLY_IN_THE_AGENT"]
+    assert seen["ONLY_IN_THE_WORKER"] == "2"
+    # The caller passes all it has, and had this one too; a supervisor may pass less.
+    assert seen["ONLY_IN_THE_AGENT"] == "1"
+
+
+# --- like a program ---------------------------------------------------------------------------------------------------
+
+
+def finish_in_a_thread() -> None:
+    started = threading.Event()
+
+    def say_late() -> None:
+        started.wait()
+        print("late")
+
+    threading.Thread(target=say_late).start()
+    atexit.register(print, "at exit")
+    started.set()
+
+
+def test_threads_and_exit_handlers_are_waited_for(call: Caller) -> None:
+    """As in a program: the process ends when its threads have ended, and then what was registered for the end runs."""
+    assert call(finish_in_a_thread).out == "late\nat exit\n"
+
+
+def test_exit_handlers_of_the_agent_do_not_run_in_its_workers(call: Caller) -> None:
+    """A forked worker does not clean up what is not its own."""
+    said = Pipe()
+    handler = functools.partial(os.write, said.writer, b"cleaned up")
+    atexit.register(handler)
+    try:
+        call(do_nothing)
+    finally:
+        atexit.unregister(handler)
+    assert said.rest() == ""
+    said.close()
+
+
+def print_to(stream: str) -> None:
+    print(f"to {stream}", file=getattr(sys, stream), end="")
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_last_line_without_an_end_is_kept(call: Caller, stream: str) -> None:
+    """Streams are flushed at the end."""
+    ended = call(print_to, stream)
+    assert {"stdout": ended.out, "stderr": ended.err}[stream] == f"to {stream}"
+
+
+def write_to_a_closed_pipe() -> str:
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        os.write(writer, b"x")
+    except BrokenPipeError:
+        return "an exception"
+    return "nothing"
+
+
+def test_a_broken_pipe_is_an_exception(call: Caller) -> None:
+    """Python ignores SIGPIPE, and so does a forked worker that is Python."""
+    assert call(write_to_a_closed_pipe).values == {0: "an exception"}
+
+
+def facts_of_the_process() -> dict[str, Any]:
+    return {
+        "session": os.getsid(0) == os.getpid() == os.getpgrp(),
+        "descriptors": sorted(descriptors()),
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+        "sigint": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+        "sigterm": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        "wakeup": signal.set_wakeup_fd(-1),
+        "main": threading.current_thread() is threading.main_thread(),
+    }
+
+
+@pytest.mark.parametrize("from_main_thread", [True, False], ids=["main thread", "other thread"])
+def test_a_function_finds_an_orderly_process(call: Caller, from_main_thread: bool) -> None:
+    """Its own session, no blocked signals, Python's handlers, and of the agent's descriptors only what it must have."""
+    before = set(descriptors())
+    answers: list[Ended] = []
+
+    def ask() -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # a host may have done that to its threads
+        answers.append(call(facts_of_the_process))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+
+    if from_main_thread:
+        ask()
+    else:
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+    facts = answers[0].values[0]
+    held = facts.pop("descriptors")
+    inherited = before if call.method == "fork" else {0, 1, 2}
+    strange = [number for number in held if number not in inherited]
+    # The result, and the listing itself; a test's own pipes (four ends) are inherited by fork alone.
+    assert len(strange) <= (6 if call.method == "fork" else 2), (strange, held)
+    assert facts == {
+        "session": True,
+        "blocked": [],
+        "sigint": True,
+        "sigterm": True,
+        "wakeup": -1,
+        "main": True,
+    }
+
+
+def test_files_of_the_agent_are_not_replaced_in_a_forked_worker(call_fork: Caller, tmp_path: Path) -> None:
+    """What the agent has open, whatever its number, is the same file in the worker, and the value still comes back."""
+    with contextlib.ExitStack() as stack:
+        files = [stack.enter_context((tmp_path / str(number)).open("w")) for number in range(20)]
+
+        def write_all() -> str:
+            for number, file in enumerate(files):
+                print(number, file=file, flush=True)
+            return "written"
+
+        assert call_fork(write_all).values == {0: "written"}
+    assert [(tmp_path / str(number)).read_text() for number in range(20)] == [f"{number}\n" for number in range(20)]
+
+
+MAIN = """
+import os, sys
+def function():
+    return {flags}
+class Mine:
+    pass
+def mine(given):
+    return isinstance(given, Mine), __name__
+if __name__ == "__main__":
+    from tenax.agent.server import LocalElasticAgent, WorkerSpec
+    def run(function, *args):
+        return LocalElasticAgent(WorkerSpec(entrypoint=function, args=args), start_method=sys.argv[1]).run()
+    print("once", end="")
+    print(run(function).return_values, run(mine, Mine()).return_values)
+"""
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_function_of_the_main_script(program: Callable[..., Program], method: str) -> None:
+    """Functions and classes of ``__main__`` work; what the agent had printed but not flushed is printed once."""
+    done = program(MAIN.replace("{flags}", "42"), method)
+    text = done.pipe.rest()
+    name = "__main__" if method == "fork" else "__mp_main__"
+    assert text == "once{0: 42} {0: (True, %r)}\n" % name, done.errors
+    assert done.wait() == 0
+
+
+def test_a_spawned_worker_has_the_interpreters_options(tmp_path: Path) -> None:
+    """``python -O -W error -X dev``: what the agent was started with, its spawned workers are started with."""
+    import subprocess
+
+    script = tmp_path / "main.py"
+    script.write_text(MAIN.replace("{flags}", "sys.flags.optimize, sys.warnoptions, sys.flags.dev_mode"))
+    command = [sys.executable, "-O", "-W", "error::UserWarning", "-X", "dev", str(script), "spawn"]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    assert "(1, ['default', 'error::UserWarning'], True)" in done.stdout, done.stderr

@@ -1,0 +1,395 @@
+"""The keeper with real processes: what a worker finds when it starts, and that nobody outlives the orders."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tenax.core import events as fact
+from tenax.processes.keeper import MARK, KeeperProcess
+from watching import Hearing, Pipe, gone, is_alive, launch, leaving_nothing, on_linux, pipe, python, until
+
+pytestmark = on_linux
+__all__ = ["pipe"]
+
+
+@pytest.fixture
+def hearing() -> Iterator[Hearing]:
+    with leaving_nothing():
+        keeper = KeeperProcess()
+        yield Hearing(keeper)
+        keeper.close()
+
+
+def keeper_of(hearing: Hearing) -> KeeperProcess:
+    assert isinstance(hearing.processes, KeeperProcess)
+    return hearing.processes
+
+
+def start(hearing: Hearing, argv: list[str], out: Pipe | None = None, rank: int = 0, **options: object) -> None:
+    """Start a worker whose standard output is the pipe."""
+    descriptors = {1: out.writer} if out is not None else {}
+    given = options.pop("descriptors", {})
+    assert isinstance(given, dict)
+    hearing.processes.start(1, rank, launch(argv, descriptors={**descriptors, **given}, **options))  # type: ignore[arg-type]
+
+
+def said_by(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -> str:
+    """What a worker prints until its end."""
+    start(hearing, argv, out, **options)
+    text = out.rest()
+    assert hearing.take(fact.WorkerExited).exit_code == 0
+    return text
+
+
+# --- what a worker finds ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_leads_its_own_group_and_session(hearing: Hearing, pipe: Pipe) -> None:
+    """So that a Ctrl-C in the agent's terminal does not reach it and its group can be signalled as a whole."""
+    text = said_by(hearing, python("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"), pipe)
+    pid = hearing.take(fact.WorkerStarted).pid
+    assert text.split() == [str(pid)] * 3
+
+
+def test_a_worker_holds_only_what_it_was_given(hearing: Hearing) -> None:
+    """No descriptor of the keeper, the agent or another worker leaks into a worker."""
+    pipes = [Pipe() for _ in range(4)]
+    argv = python("import os; print(*sorted(map(int, os.listdir('/proc/self/fd'))))")
+    for rank, each in enumerate(pipes):
+        start(hearing, argv, each, rank=rank, descriptors={9: each.writer} if rank == 2 else {})
+    texts = [each.rest().split() for each in pipes]
+    for each in pipes:
+        each.close()
+    listing = "3"  # of the worker itself, while it looks
+    assert texts == [["0", "1", "2", listing], ["0", "1", "2", listing], ["0", "1", "2", listing, "9"], texts[0]]
+
+
+def test_descriptors_get_the_numbers_that_were_asked_for(hearing: Hearing) -> None:
+    """Whatever numbers they have on the way, also the keeper's own, and also when they are swapped."""
+    numbers = [1, 3, 4, 5, 6, 7, 8, 12, 200]
+    pipes = {number: Pipe() for number in numbers}
+    code = "import os, sys; [os.write(n, b'%d' % n) for n in map(int, sys.argv[1:])]"
+    descriptors = {number: each.writer for number, each in pipes.items()}
+    start(hearing, python(code, *numbers), descriptors=descriptors)
+    assert {number: each.rest() for number, each in pipes.items()} == {number: str(number) for number in numbers}
+    for each in pipes.values():
+        each.close()
+
+
+def test_the_environment_is_exactly_the_given_one(hearing: Hearing, pipe: Pipe) -> None:
+    """Every variable arrives byte for byte, and nothing but the keeper's mark is added."""
+    given = {"EMPTY": "", "SPACE": " a b ", "EQUALS": "a=b", "LINES": "a\nb", "BYTES": "\udcff\udc80", "Ü": "ü"}
+    text = said_by(hearing, ["/usr/bin/env", "-0"], pipe, env=given)
+    found = dict(variable.split("=", 1) for variable in text.rstrip("\0").split("\0"))
+    assert found.pop(MARK)
+    assert found == given
+
+
+AGENT = """
+import os, signal, sys
+from watching import Hearing, launch
+from tenax.core import events as fact
+from tenax.processes.keeper import KeeperProcess
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+keeper = KeeperProcess()
+hearing = Hearing(keeper)
+keeper.start(1, 0, launch(sys.argv[2:], env=dict(os.environ)))
+hearing.take(fact.WorkerExited)
+keeper.close()
+"""
+
+
+def said_below_an_agent(mood: str, argv: list[str], **variables: bytes) -> bytes:
+    """What a worker prints whose agent is a process of its own, with these variables."""
+    env = {**os.environb, b"PYTHONPATH": os.fsencode(Path(__file__).parents[1])}
+    env.update((name.encode(), value) for name, value in variables.items())
+    done = subprocess.run(python(AGENT, mood, *argv, flags=()), env=env, capture_output=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("word", [b"\xc3\xa4", b"\xe4"])
+def test_the_environment_survives_another_encoding(word: bytes) -> None:
+    """An agent that reads bytes as other text than its keeper still hands them on unchanged."""
+    said = said_below_an_agent("calm", ["/usr/bin/printenv", "WORD"], WORD=word, PYTHONUTF8=b"0", LC_ALL=b"C")
+    assert said == word + b"\n"
+
+
+def ignored_in(status: str) -> set[int]:
+    mask = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigIgn"))
+    # 32 and 33 are the C library's own, which it ignores in what it spawns.
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1} - {32, 33}
+
+
+STATUS = ["/bin/cat", "/proc/self/status"]  # not Python, which would change it
+INHERITED = ignored_in(Path("/proc/self/status").read_text()) - {signal.SIGPIPE, signal.SIGXFSZ}
+
+
+def test_signals_are_as_a_program_expects_them(hearing: Hearing, pipe: Pipe) -> None:
+    """What the keeper ignores for itself, and what Python ignores at its start, is not handed down; none is blocked."""
+    status = said_by(hearing, STATUS, pipe)
+    assert ignored_in(status) == INHERITED
+    assert "SigBlk:\t0000000000000000" in status
+
+
+def test_an_inherited_ignored_hangup_stays_ignored() -> None:
+    """``nohup``: what was ignored when the agent started is ignored in its workers, and nothing else is."""
+    assert ignored_in(said_below_an_agent("nohup", STATUS).decode()) == INHERITED | {signal.SIGHUP}
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs to choose from")
+def test_a_worker_runs_on_its_cpus(hearing: Hearing, pipe: Pipe) -> None:
+    """The worker is bound before its first instruction; the keeper is not."""
+    last = max(os.sched_getaffinity(0))
+    argv = python("import os; print(*os.sched_getaffinity(0))")
+    assert said_by(hearing, argv, pipe, cpus=(last,)).split() == [str(last)]
+    assert os.sched_getaffinity(keeper_of(hearing).pid) == os.sched_getaffinity(0)
+
+
+def test_a_worker_starts_where_it_was_told(hearing: Hearing, pipe: Pipe, tmp_path: Path) -> None:
+    """The working directory is the given one."""
+    assert said_by(hearing, ["/bin/pwd"], pipe, cwd=str(tmp_path)).strip() == str(tmp_path)
+
+
+# --- what cannot be started -------------------------------------------------------------------------------------------
+
+
+def refused(hearing: Hearing, argv: list[str], **options: object) -> tuple[int, str]:
+    start(hearing, argv, **options)
+    failed = hearing.take(fact.WorkerStartFailed)
+    return failed.exit_code, failed.reason
+
+
+def test_a_program_that_is_not_there(hearing: Hearing) -> None:
+    """127, as a shell says it, and the name that the user wrote, not one of the places where it was looked for."""
+    assert refused(hearing, ["no-such-program"]) == (127, "No such file or directory: 'no-such-program'")
+    assert refused(hearing, ["/no/such"]) == (127, "No such file or directory: '/no/such'")
+    assert refused(hearing, ["/dev/null/x"])[0] == 127
+
+
+def test_a_program_that_may_not_run(hearing: Hearing, tmp_path: Path) -> None:
+    """126 for a file without permission, a directory, and a file that is no program."""
+    plain = tmp_path / "plain"
+    plain.write_text("#!/bin/sh\n")
+    assert refused(hearing, [str(plain)]) == (126, f"Permission denied: {str(plain)!r}")
+    assert refused(hearing, [str(tmp_path)])[0] == 126
+    plain.write_bytes(b"\0\1\2\3")
+    plain.chmod(0o755)
+    assert refused(hearing, [str(plain)]) == (126, f"Exec format error: {str(plain)!r}")
+
+
+def test_a_working_directory_that_is_not_there(hearing: Hearing) -> None:
+    """The reason names the directory, not the program."""
+    assert refused(hearing, ["/bin/true"], cwd="/no/such/place") == (
+        127,
+        "No such file or directory: '/no/such/place'",
+    )
+
+
+def test_words_that_no_program_can_be_given(hearing: Hearing) -> None:
+    """A NUL in an argument or the environment is a start failure with a reason, not the keeper's end."""
+    assert refused(hearing, ["/bin/echo", "a\0b"]) == (1, "ValueError: embedded null byte")
+    assert refused(hearing, ["/bin/true"], env={"A": "\0"}) == (1, "ValueError: embedded null byte")
+
+
+def test_a_keeper_out_of_descriptors_says_so_and_lives(hearing: Hearing) -> None:
+    """Too many open files is a start failure; when there is room again, workers start again."""
+    keeper = keeper_of(hearing)
+    start(hearing, ["/bin/true"])
+    hearing.take(fact.WorkerExited)
+    before = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
+    used = max(int(entry) for entry in os.listdir(f"/proc/{keeper.pid}/fd")) + 1
+    resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (used, before[1]))
+    assert refused(hearing, ["/bin/true"]) == (1, "Too many open files")
+    resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, before)
+    start(hearing, ["/bin/true"])
+    assert hearing.take(fact.WorkerExited).exit_code == 0
+
+
+def test_a_keeper_that_cannot_take_descriptors_ends_everything(hearing: Hearing, pipe: Pipe) -> None:
+    """Descriptors that got lost on the way would mix up workers' output: better no keeper than a wrong one."""
+    keeper = keeper_of(hearing)
+    start(hearing, ["/bin/sleep", "60"])
+    pid = hearing.take(fact.WorkerStarted).pid
+    used = max(int(entry) for entry in os.listdir(f"/proc/{keeper.pid}/fd")) + 1
+    resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (used, used))
+    start(hearing, ["/bin/echo"], pipe)
+    hearing.take(fact.KeeperLost)
+    assert gone([pid])
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
+def test_a_worker_that_a_signal_ends(hearing: Hearing, number: signal.Signals) -> None:
+    """Whoever sent it: the exit code is the signal's number, negative."""
+    start(hearing, ["/bin/sleep", "60"])
+    os.kill(hearing.take(fact.WorkerStarted).pid, number)
+    assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -number, unasked=True)
+
+
+def test_a_stopped_worker_can_be_asked(hearing: Hearing) -> None:
+    """A worker in state T obeys a signal all the same: it is continued."""
+    start(hearing, ["/bin/sleep", "60"])
+    pid = hearing.take(fact.WorkerStarted).pid
+    os.kill(pid, signal.SIGSTOP)
+    hearing.processes.signal(1, signal.SIGTERM)
+    assert hearing.take(fact.WorkerExited).exit_code == -signal.SIGTERM
+
+
+def test_a_stopped_child_of_an_asked_worker_can_be_asked(hearing: Hearing, pipe: Pipe) -> None:
+    """The rest of its group is continued too, so that it need not be killed."""
+    start(hearing, ["/bin/sh", "-c", "sleep 60 & echo $!; wait"], pipe)
+    child = int(pipe.line())
+    os.kill(child, signal.SIGSTOP)
+    hearing.processes.signal(1, signal.SIGTERM)
+    hearing.take(fact.WorkerExited)
+    hearing.processes.clear(1)
+    hearing.take(fact.NodeCleared)
+
+
+def test_a_shell_around_the_real_program(hearing: Hearing, pipe: Pipe) -> None:
+    """``sh -c 'python train.py & wait'``: the shell dies of our signal; the program gets it too, and time to save."""
+    trap = """
+    import os, signal, sys
+    def save(*_):
+        print("saving", flush=True)
+        for _ in range(20):
+            os.sched_yield()
+        print("saved", flush=True)
+        os._exit(0)
+    signal.signal(signal.SIGTERM, save)
+    print("ready", flush=True)
+    while True:
+        signal.pause()
+    """
+    start(hearing, ["/bin/sh", "-c", '"$@" & wait', "sh", *python(trap)], pipe)
+    assert pipe.line() == "ready"
+    hearing.processes.signal(1, signal.SIGTERM)
+    assert hearing.take(fact.WorkerExited).exit_code == -signal.SIGTERM
+    hearing.processes.clear(1)
+    hearing.take(fact.NodeCleared)
+    assert [pipe.line(), pipe.line()] == ["saving", "saved"]
+
+
+def test_a_signal_right_after_the_start_is_not_lost(hearing: Hearing) -> None:
+    """A worker that is asked to end before its program even runs does end: no grace period has to pass."""
+    for rank in range(30):
+        start(hearing, ["/bin/sleep", "60"], rank=rank)
+        hearing.processes.signal(1, signal.SIGTERM)
+    for rank in range(30):
+        assert hearing.take(fact.WorkerExited, timeout_s=5, local_rank=rank).exit_code == -signal.SIGTERM
+
+
+def test_sixty_four_workers_at_once(hearing: Hearing) -> None:
+    """All start, all have their own descriptors, all are ended."""
+    pipes = [Pipe() for _ in range(64)]
+    for rank, each in enumerate(pipes):
+        start(hearing, ["/bin/sh", "-c", f"echo {rank}; exec sleep 60"], each, rank=rank)
+    assert [each.line() for each in pipes] == [str(rank) for rank in range(64)]
+    pids = [hearing.take(fact.WorkerStarted, local_rank=rank).pid for rank in range(64)]
+    hearing.processes.kill(1)
+    assert {hearing.take(fact.WorkerExited).exit_code for _ in range(64)} == {-signal.SIGKILL}
+    hearing.take(fact.NodeCleared)
+    assert not any(is_alive(pid) for pid in pids)
+    for each in pipes:
+        each.close()
+
+
+DAEMON = """
+import os, signal
+def deaf():
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        deaf()
+        print(os.getpid(), flush=True)
+        while True:
+            signal.pause()
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.parametrize("order", ["clear", "kill"])
+def test_a_daemon_of_the_nastiest_kind_is_ended(hearing: Hearing, pipe: Pipe, order: str) -> None:
+    """Double-forked, in a session of its own, orphaned and deaf: it is still below the keeper, and goes."""
+    start(hearing, python(DAEMON), pipe)
+    daemon = int(pipe.line())
+    hearing.take(fact.WorkerExited)
+    assert is_alive(daemon)
+    getattr(hearing.processes, order)(1)
+    hearing.take(fact.NodeCleared)
+    assert not is_alive(daemon)
+
+
+def test_a_process_that_runs_away_by_forking_is_caught(hearing: Hearing, pipe: Pipe) -> None:
+    """Each link forks the next one, in a new session, and exits: the chain ends with the first look that sees it."""
+    chain = """
+    import os
+    print("running", flush=True)
+    for _ in range(20000):
+        if os.fork():
+            os._exit(0)
+        os.setsid()
+    """
+    start(hearing, python(chain), pipe)
+    assert pipe.line() == "running"
+    hearing.take(fact.WorkerExited)
+    hearing.processes.kill(1)
+    hearing.take(fact.NodeCleared)
+    assert pipe.rest() == ""
+
+
+def test_orphans_of_a_running_worker_leave_no_zombies(hearing: Hearing, pipe: Pipe) -> None:
+    """Processes that a long-lived worker leaves to the keeper are reaped when they end."""
+    start(hearing, ["/bin/sh", "-c", "(sleep 0 & echo $!); exec sleep 60"], pipe)
+    orphan = int(pipe.line())
+    until(lambda: not Path(f"/proc/{orphan}").exists(), "the orphan to be reaped")
+
+
+def test_a_keeper_that_somebody_killed_takes_everybody_along(hearing: Hearing, pipe: Pipe) -> None:
+    """Its workers die of their death signal, their daemons are found by the mark; the agent hears why."""
+    start(hearing, python(DAEMON), pipe)
+    daemon = int(pipe.line())
+    start(hearing, ["/bin/sleep", "60"], rank=1)
+    worker = hearing.take(fact.WorkerStarted, local_rank=1).pid
+    os.kill(keeper_of(hearing).pid, signal.SIGKILL)
+    assert hearing.take(fact.KeeperLost).reason == "it was killed by SIGKILL"
+    assert gone([worker, daemon], 0)
+
+
+def test_orders_to_a_lost_keeper_are_harmless(hearing: Hearing) -> None:
+    """Between its death and the news of it, orders go nowhere and raise nothing."""
+    keeper = keeper_of(hearing)
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert gone([keeper.pid])
+    start(hearing, ["/bin/true"])
+    hearing.processes.signal(1, signal.SIGTERM)
+    hearing.processes.clear(1)
+    hearing.processes.kill(1)
+    hearing.take(fact.KeeperLost)
+    start(hearing, ["/bin/true"])
+    hearing.processes.kill(1)
+
+
+def test_signals_do_not_disturb_the_keeper(hearing: Hearing) -> None:
+    """Whatever a terminal or a scheduler sends around, the keeper stays at its post."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        until(lambda: "tenax-keeper" in Path(f"/proc/{keeper_of(hearing).pid}/comm").read_text(), "the keeper's start")
+        start(hearing, ["/bin/true"])
+        hearing.take(fact.WorkerExited)
+        os.kill(keeper_of(hearing).pid, number)
+    start(hearing, ["/bin/true"])
+    assert hearing.take(fact.WorkerExited).exit_code == 0
