@@ -29,7 +29,7 @@ def test_the_budget_is_exact(used: int, allowed: int) -> None:
     elif allowed == 0:
         assert decision == GiveUp("no restarts are allowed (--max-restarts 0)")
     else:
-        assert decision == GiveUp(f"all {allowed} restarts are used")
+        assert decision == GiveUp("the one restart is used" if allowed == 1 else f"all {allowed} restarts are used")
 
 
 @pytest.mark.parametrize("allowed", range(6))

@@ -229,7 +229,7 @@ FLAGS = (
         LOGS,
         "text",
         None,
-        "If the job fails, also write the failure report to FILE, as JSON.",
+        "Also write the report of how the job ended to FILE, as JSON.",
         value="FILE",
         from_environment=False,
         ours=True,

@@ -60,7 +60,7 @@ def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps:
     settings = header.settings
     lines = [
         f"run {settings.run_id} of {header.entrypoint} on {header.host}, begun {began}",
-        f"{settings.local_world_size} workers, {settings.max_restarts} restarts allowed, "
+        f"workers: {settings.local_world_size}, restarts allowed: {settings.max_restarts}, "
         f"{settings.grace_s:g} s of grace, policy {header.policy}, tenax {header.tenax}",
         "",
     ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from tenax.agent.abandonment import abandon_s_from
 from tenax.cli.flags import UsageError
 from tenax.cli.options import ONE_NODE_BACKENDS
 from tenax.cli.script import check_script
@@ -37,6 +38,10 @@ def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
         _check_devices(options, environ)
     if options.numa_binding:
         places_of(options, environ)
+    try:
+        abandon_s_from(environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _check_log_dir(log_dir: str, cwd: str) -> None:

@@ -63,4 +63,6 @@ class BudgetPolicy:
             return Restart(f"restart {history.restarts_used + 1} of {history.max_restarts}")
         if history.max_restarts == 0:
             return GiveUp("no restarts are allowed (--max-restarts 0)")
-        return GiveUp(f"all {history.max_restarts} restarts are used")
+        return GiveUp(
+            "the one restart is used" if history.max_restarts == 1 else f"all {history.max_restarts} restarts are used"
+        )

@@ -77,7 +77,7 @@ def launch_agent(
     try:
         result = agent.run()
     finally:
-        handler.shutdown()
+        _shut_down(handler)
     if result.is_failed():
         raise ChildFailedError(entrypoint_name(entrypoint, args), result.failures)
     return result.return_values
@@ -93,6 +93,7 @@ def launch(
     live_line: bool = True,
 ) -> int:
     """Run for a person at a console: story, report, exit code."""
+    from tenax.agent.abandonment import abandon_s_from
     from tenax.agent.node import Node, NodePlan
     from tenax.core.model import AgentSettings
     from tenax.failures.exit_codes import exit_code_for
@@ -110,6 +111,7 @@ def launch(
                 local_world_size=config.nproc_per_node,
                 max_restarts=config.max_restarts,
                 grace_s=_grace(config),
+                abandon_s=abandon_s_from(os.environ),
             ),
             entrypoint=make_entrypoint(
                 entrypoint, dict.fromkeys(range(config.nproc_per_node), tuple(args)), config.start_method, name
@@ -130,6 +132,16 @@ def launch(
     )
     verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))
     return exit_code_for(verdict)
+
+
+def _shut_down(handler: RendezvousHandler) -> None:
+    """Whatever happens here must not stand in front of how the run ended."""
+    try:
+        handler.shutdown()
+    except Exception as error:
+        import warnings
+
+        warnings.warn(f"the rendezvous could not be shut down: {error}", RuntimeWarning, stacklevel=3)
 
 
 def rendezvous_handler(config: LaunchConfig) -> RendezvousHandler:

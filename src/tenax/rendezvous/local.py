@@ -63,9 +63,9 @@ class LocalRendezvousHandler(RendezvousHandler):
         self.master_addr = master_addr
         self.master_port = master_port
 
-    def engine(self) -> LocalRendezvous:
-        """What the runtime uses instead of the blocking methods below."""
-        return LocalRendezvous(self._run_id, self.master_addr, self.master_port)
+    def engine(self, master_addr: str | None = None, master_port: int | None = None) -> LocalRendezvous:
+        """What the runtime uses instead of the blocking methods below. A spec may name the workers' store itself."""
+        return LocalRendezvous(self._run_id, master_addr or self.master_addr, master_port or self.master_port)
 
     def get_backend(self) -> str:
         return self._backend

@@ -11,6 +11,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
+from tenax.agent.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment, Outcome
@@ -19,8 +20,6 @@ from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.runtime.signals import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from tenax.agent.node import Node
     from tenax.core.agent import AgentMachine
     from tenax.core.model import Verdict
@@ -39,9 +38,7 @@ __all__ = [
 TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
-TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
-_DEFAULT_ABANDON_S = 10.0
 _OLD_HOOKS = (
     "_start_workers",
     "_stop_workers",
@@ -96,17 +93,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._start_method = start_method
         self._log_line_prefix_template = log_line_prefix_template
         self._health_check_server = health_check_server
-        self._abandon_s = uninterruptible_state_timeout or _abandon_s_from(os.environ)
+        self._abandon_s = uninterruptible_state_timeout or abandon_s_from(os.environ)
         self._pcontext: PContext | None = None
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        engine = getattr(self._handler(self._worker_group.spec), "engine", None)
+        spec = self._worker_group.spec
+        engine = getattr(self._handler(spec), "engine", None)
         if engine is None or self._has_old_hooks():
             return super().run(role)
         if self._health_check_server is not None:
             self._health_check_server.start()
         try:
-            return self._run_node(engine())
+            return self._run_node(engine(spec.master_addr or spec.local_addr, spec.master_port))
         finally:
             if self._health_check_server is not None:
                 self._health_check_server.stop()
@@ -261,21 +259,6 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(
             WorkerState.SUCCEEDED, return_values={rank_of[rank]: value for rank, value in result.return_values.items()}
         )
-
-
-def _abandon_s_from(environ: Mapping[str, str]) -> float:
-    written = environ.get(TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, "")
-    if not written:
-        return _DEFAULT_ABANDON_S
-    try:
-        seconds = float(written)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(
-            f"{TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT} is {written!r}; expected a positive number of seconds"
-        )
-    return seconds
 
 
 def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:
