@@ -61,6 +61,9 @@ class Entrypoint(Protocol):
     def return_values(self) -> dict[int, Any]:
         """What the workers of the last generation returned, by local rank."""
 
+    def close(self) -> None:
+        """The run is over: close what is still held for workers of which nothing was heard any more."""
+
 
 class Processes(Watchable, Protocol):
     """Starts and ends the workers of a node. Answers come as events."""

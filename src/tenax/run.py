@@ -16,7 +16,7 @@ from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
 from tenax.cli.run import complain, launch_of, print_plan, tell_notes
 from tenax.cli.script import run_script_path
-from tenax.cli.world import check_world
+from tenax.cli.world import check_world, current_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> None:
     from tenax.launcher.api import elastic_launch
 
     options = _options(args)
-    check_world(options, os.getcwd(), os.environ)
+    check_world(options, current_folder(), os.environ)
     tell_notes(options)
     if options.report:
         raise UsageError("--report is for the command line; called from Python, catch ChildFailedError instead")

@@ -108,7 +108,7 @@ def test_dry_run_and_notes(tmp_path) -> None:
     assert done.returncode == 0
     assert f"command     {sys.executable} -u t.py --x\n" in done.stdout
     assert done.stderr == (
-        "tenax run: note: --monitor-interval 1.0 has no effect: tenax hears of a worker's end from the kernel at once\n"
+        "tenax run: note: --monitor-interval 1 has no effect: tenax hears of a worker's end from the kernel at once\n"
     )
     assert sorted(os.listdir(tmp_path)) == ["t.py"]
 

@@ -114,7 +114,9 @@ def _problems(name: str, mine: object, expected: list[tuple[str, str, bool]] | N
         problems.append(f"{name}{tuple(positional)} should begin with {tuple(wanted)}")
     required = {each for each, kind, has_default in expected if not has_default and not kind.startswith("VAR")}
     extra = [
-        p.name for p in parameters if p.default is p.empty and p.name not in required and not p.kind.name.startswith("VAR")
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.name not in required and not p.kind.name.startswith("VAR")
     ]
     if extra:
         problems.append(f"{name} requires {extra}, torch does not")

@@ -14,6 +14,11 @@ if not sys.platform.startswith("linux"):
     collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first, so that no worker of a parallel run is left alone with it at the end."""
+    items.sort(key=lambda item: "e2e/test_torch" not in item.nodeid)
+
+
 @pytest.fixture
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
     made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import pty
 import re
@@ -229,10 +228,6 @@ class Bench:
         (folder,) = (self.home / log_dir).iterdir()
         return folder
 
-    def journal(self, log_dir: str = "logs") -> list[dict[str, Any]]:
-        lines = (self.run_dir(log_dir) / "journal.jsonl").read_bytes().splitlines()
-        return [json.loads(line) for line in lines]
-
     def close(self) -> None:
         """End what the test has left, by pid, and fail if there was something to end."""
         unfinished = [running for running in self._started if running.process.poll() is None]
@@ -376,3 +371,18 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
         yield folder
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextlib.contextmanager
+def control_group(controller: str, limit: str, value: int) -> Iterator[list[str]]:
+    """A control group of version 1 with a limit; gives the words that start a program in it. Needs root."""
+    group = Path(f"/sys/fs/cgroup/{controller}/tenax-e2e-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs control groups of version 1: {error}")
+    try:
+        (group / limit).write_text(str(value))
+        yield ["sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"]
+    finally:
+        group.rmdir()

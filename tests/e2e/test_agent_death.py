@@ -169,9 +169,8 @@ def test_an_idle_job_costs_nothing(bench: Bench) -> None:
     assert len(ours) == 3, "agent, keeper, scribe"
     until(lambda: all(state(pid) == "S" for pid in ours), "all of them asleep")
     before = {pid: switches(pid) for pid in ours}
-    os.sched_yield()
     until(lambda: bench.noted("slept", 0) or bench.noted("slept", 1), "five seconds", timeout_s=20)
-    # The last second belongs to the end of the workers; what counts is what came before.
+    # The end of the first worker may have woken them up, too: a few times, far below the bound.
     woken = {pid: switches(pid) - count for pid, count in before.items() if is_alive(pid)}
     assert all(count <= 10 for count in woken.values()), woken
     assert job.wait().code == 0

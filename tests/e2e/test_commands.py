@@ -131,6 +131,14 @@ def test_what_cannot_be_meant_is_refused_in_one_sentence(bench: Bench, words: li
     assert os.listdir(bench.home / "tmp") == []
 
 
+def test_a_folder_that_is_gone(bench: Bench) -> None:
+    """Started in a folder that somebody has removed: a sentence, not a stack trace."""
+    command = 'mkdir gone; cd gone; rmdir ../gone; exec "$@"'
+    done = bench.run(str(bench.home / bench.script("")), program=["sh", "-c", command, "sh", *TENAX, "run"])
+    assert done.code == 2
+    assert done.err.startswith("tenax run: the folder this was started in is gone"), done
+
+
 def test_notes_about_what_has_no_effect(bench: Bench) -> None:
     """A flag that does nothing here is not refused, but not kept quiet about either."""
     done = bench.run("--monitor-interval", "1", bench.script("print('ran')"), "--max-restarts=3")

@@ -8,11 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from .harness import TENAX, Bench, is_alive, needs_root, until
+from .harness import TENAX, Bench, control_group, is_alive, needs_root, until
 
 HOST = socket.gethostname()
 
@@ -134,6 +133,25 @@ def test_a_module_that_is_not_there(bench: Bench) -> None:
     done = bench.run("-m", "no_such_module")
     assert done.code == 1
     assert "No module named no_such_module" in done.report
+
+
+def test_an_abort_while_the_interpreter_goes_down_does_not_hide_the_exception(bench: Bench) -> None:
+    """torch sometimes aborts after an uncaught exception, on its way out: the exception is still the cause."""
+    script = bench.script(
+        """
+        import atexit, os
+
+        def torn_down():
+            os.write(2, b"terminate called without an active exception\\n")
+            os.abort()
+
+        atexit.register(torn_down)
+        raise ValueError("bad batch")
+        """
+    )
+    done = bench.run(script)
+    assert done.code == 134
+    assert done.fact("error") == "ValueError: bad batch"
 
 
 # --- annotated --------------------------------------------------------------------------------------------------------
@@ -290,13 +308,6 @@ def test_a_worker_that_succeeds_when_asked_to_stop_is_not_a_failure(bench: Bench
 @needs_root
 def test_a_worker_that_the_kernel_killed_for_memory(bench: Bench) -> None:
     """Killed by SIGKILL, and the report says why: out of memory, with the kernel's own count."""
-    group = Path(f"/sys/fs/cgroup/memory/tenax-e2e-{os.getpid()}")
-    if not (group.parent / "memory.limit_in_bytes").exists():
-        pytest.skip("needs a memory control group of version 1")
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"cannot make a control group: {error}")
     script = bench.script(
         """
         from worker_kit import *
@@ -308,12 +319,8 @@ def test_a_worker_that_the_kernel_killed_for_memory(bench: Bench) -> None:
         stay()
         """
     )
-    try:
-        (group / "memory.limit_in_bytes").write_text(str(160 << 20))
-        enter = f'echo $$ > {group}/cgroup.procs && exec "$@"'
-        done = bench.run("--nproc-per-node", "2", script, program=["sh", "-c", enter, "sh", *TENAX, "run"])
-    finally:
-        group.rmdir()
+    with control_group("memory", "memory.limit_in_bytes", 160 << 20) as enter:
+        done = bench.run("--nproc-per-node", "2", script, program=[*enter, *TENAX, "run"])
     assert done.code == 137, done
     assert "out of memory" in done.report.split("----")[0], "in the headline"
     assert "oom_kill" in done.fact("memory")
@@ -327,6 +334,30 @@ def test_a_plain_kill_is_not_called_out_of_memory(bench: Bench) -> None:
     done = job.wait()
     assert done.code == 137
     assert "memory" not in done.err
+
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_too_few_descriptors_for_so_many_workers(bench: Bench) -> None:
+    """A limit of this process is told as what it is, with what to do, and ends the job in an orderly way."""
+    command = 'ulimit -n 40; exec "$@"'
+    program = ["sh", "-c", command, "sh", *TENAX, "run"]
+    done = bench.run("--nproc-per-node", "32", "--no-python", "true", program=program)
+    assert done.code == 1, done
+    assert "could not be started" in done.report
+    assert "Too many open files" in done.report
+    assert "ulimit -n" in done.report
+    assert "Traceback" not in done.err
+
+
+@needs_root
+def test_too_few_processes_for_so_many_workers(bench: Bench) -> None:
+    """The system refuses a fork in the middle of the start: that is the report, and who had started is stopped."""
+    with control_group("pids", "pids.max", 7) as enter:  # the agent, two helpers with a few threads, and not much more
+        done = bench.run("--nproc-per-node", "8", "--no-python", "sleep", "60", program=[*enter, *TENAX, "run"])
+    assert done.code == 1, done
+    assert "could not be started: Resource temporarily unavailable" in " ".join(done.report.split())
 
 
 # --- the launcher itself ----------------------------------------------------------------------------------------------

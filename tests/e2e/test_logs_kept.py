@@ -167,7 +167,7 @@ def test_unfinished_and_unreadable_lines_are_kept(bench: Bench) -> None:
 
 
 def test_nothing_is_lost_when_a_worker_is_killed(bench: Bench) -> None:
-    """A worker prints a lot and dies of SIGKILL in the next instruction: its last line is in file, console and report."""
+    """A worker prints a lot and is killed at once: its last line is in its file, on the console, in the report."""
     script = bench.script(
         """
         import os, signal
@@ -305,7 +305,7 @@ def test_a_disk_that_was_full_from_the_start(bench: Bench) -> None:
 
 
 def test_a_log_folder_that_vanishes(bench: Bench) -> None:
-    """Somebody removes the log folder while the job runs and restarts: the job goes on, and says what it cannot keep."""
+    """Somebody removes the log folder while the job runs and restarts: the job goes on."""
     script = bench.script(
         "from worker_kit import *; ready(); wait_for('go'); print('hello'); raise SystemExit(ATTEMPT == 0)"
     )

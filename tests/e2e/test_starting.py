@@ -52,10 +52,22 @@ def test_python_dash_m_tenax_is_the_same_program(bench: Bench) -> None:
 # --- environment ------------------------------------------------------------------------------------------------------
 
 SAME = (
-    "RANK LOCAL_RANK GROUP_RANK ROLE_RANK ROLE_NAME LOCAL_WORLD_SIZE WORLD_SIZE GROUP_WORLD_SIZE ROLE_WORLD_SIZE "
-    "TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS TORCHELASTIC_RUN_ID TORCH_NCCL_ASYNC_ERROR_HANDLING "
-    "CUDA_VISIBLE_DEVICES TORCHELASTIC_TIMER_FILE"
-).split()
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "ROLE_NAME",
+    "LOCAL_WORLD_SIZE",
+    "WORLD_SIZE",
+    "GROUP_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_RUN_ID",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "CUDA_VISIBLE_DEVICES",
+    "TORCHELASTIC_TIMER_FILE",
+)
 # Each with the reason why it differs.
 DIFFERENT = {
     "MASTER_ADDR": "a name of this machine; ours needs no resolver",
@@ -244,8 +256,13 @@ def test_variables_supply_defaults_and_words_win(bench: Bench) -> None:
 def test_two_jobs_side_by_side_do_not_meet(bench: Bench) -> None:
     """Jobs without names or ports of their own get different ones."""
     script = bench.script(
-        "import os, worker_kit as k; k.note(os.environ['JOB'], os.environ['MASTER_PORT'] + os.environ['TORCHELASTIC_RUN_ID']);"
-        "k.wait_for('a'); k.wait_for('b')"
+        """
+        import os
+        from worker_kit import *
+        note(os.environ["JOB"], os.environ["MASTER_PORT"] + os.environ["TORCHELASTIC_RUN_ID"])
+        wait_for("a")
+        wait_for("b")
+        """
     )
     jobs = [bench.start(script, env={"JOB": name}) for name in "ab"]
     assert [job.wait().code for job in jobs] == [0, 0]

@@ -46,6 +46,16 @@ def test_a_signal_is_passed_on_and_ends_the_job(bench: Bench, name: str) -> None
     assert not bench.noted("ready", attempt=1), "a cancelled job does not restart"
 
 
+def test_the_console_tells_cause_before_effect(bench: Bench) -> None:
+    """What was asked of the workers stands above what they say about it."""
+    job = bench.start("--nproc-per-node", "2", bench.script(SLEEPS))
+    bench.pids(2)
+    job.send(signal.SIGINT)
+    err = job.wait().err
+    facts = [err.index("got SIGINT"), err.index("asking the workers to end"), err.index("KeyboardInterrupt")]
+    assert facts == sorted(facts), err
+
+
 def test_workers_that_do_nothing_about_it(bench: Bench) -> None:
     """Plain workers die of the signal at once; nobody waits for the grace period."""
     job = bench.start("--nproc-per-node", "2", bench.script(SLEEPS))
@@ -190,7 +200,12 @@ def test_hammering_costs_neither_the_report_nor_the_exit_code(bench: Bench, name
     job = bench.start("--nproc-per-node", "2", bench.script(SLEEPS))
     bench.pids(2)
     number = getattr(signal, name)
-    until(lambda: job.send(number) or job.process.poll() is not None, "the end")  # type: ignore[func-returns-value]
+
+    def hammered_to_the_end() -> bool:
+        job.send(number)
+        return job.process.poll() is not None
+
+    until(hammered_to_the_end, "the end")
     done = job.wait()
     assert done.code == 128 + number, done
     assert done.report.count("train.py was cancelled by") == 1

@@ -147,6 +147,16 @@ class Node:
             self.log_dir = open_run_log_dir(self._plan.settings.run_id)
         except OSError:  # said by the worker logs, which need the same directory
             return Journal()
-        journal = Journal(os.path.join(self.log_dir, JOURNAL_NAME) if self.log_dir else "")
+        journal = Journal(_unused(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else "")
         self.journal_path = journal.path
         return journal
+
+
+def _unused(path: str) -> str:
+    """Two runs may be given the same log specs, and so the same directory: each has a journal of its own."""
+    stem, extension = os.path.splitext(path)
+    number = 0
+    while os.path.exists(path):
+        number += 1
+        path = f"{stem}.{number}{extension}"
+    return path

@@ -13,7 +13,7 @@ from contextlib import suppress
 from tenax.cli.arguments import HelpWanted, parse
 from tenax.cli.flags import UsageError
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import check_world, logs_specs_named, numa_options
+from tenax.cli.world import check_world, current_folder, logs_specs_named, numa_options
 from tenax.launcher.config import LaunchConfig
 
 TYPE_CHECKING = False
@@ -29,7 +29,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what ``tenax run ARGV`` asks, and return the exit code."""
     try:
         options = parse(argv, environ)
-        check_world(options, os.getcwd(), environ)
+        check_world(options, current_folder(), environ)
         tell_notes(options)
         if options.dry_run:
             return print_plan(options, environ)

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
     from tenax.runtime.places import Places
 
 
+def current_folder() -> str:
+    """Where the user stands. Raises ``UsageError`` when somebody has removed it meanwhile."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError("the folder this was started in is gone; change to one that exists") from error
+
+
 def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
     """Refuse what cannot be had here. Raises ``UsageError``."""
     check_script(options, cwd, environ)

@@ -75,7 +75,11 @@ def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastWords | None:
         return None
     # The C++ runtime speaks first, then the fault handler about the abort that follows from it.
     if exit_code == -signal.SIGABRT and (uncaught := _find_terminate(lines)) is not None:
-        return uncaught
+        # "Without an active exception" is what torch's threads die of while an uncaught Python exception ends the
+        # interpreter above them: then that one is the cause.
+        terminated_at, words, is_bare = uncaught
+        raised = _find_traceback(lines[:terminated_at], cut, _MOST_LINES_AFTER_BEFORE_SIGNAL)[1] if is_bare else None
+        return raised or words
     most_after = _MOST_LINES_AFTER_BEFORE_SIGNAL if exit_code < 0 else _MOST_LINES_AFTER
     crash_at, crash = _find_crash(lines, most_after)
     if exit_code < 0 and crash is not None:
@@ -269,8 +273,8 @@ def _find_crash(lines: list[str], most_after: int) -> tuple[int, LastWords | Non
     return -1, None
 
 
-def _find_terminate(lines: list[str]) -> LastWords | None:
-    """What C++ prints before it aborts because of an exception that nobody caught."""
+def _find_terminate(lines: list[str]) -> tuple[int, LastWords, bool] | None:
+    """What C++ prints before it aborts, where, and whether it names no exception that nobody caught."""
     for at in range(len(lines) - 1, -1, -1):
         match = _TERMINATE.match(lines[at].rstrip())
         if match is None:
@@ -278,5 +282,6 @@ def _find_terminate(lines: list[str]) -> LastWords | None:
         error_type = match.group(1) or "std::terminate"
         what = lines[at + 1].strip() if at + 1 < len(lines) else ""
         said = what.removeprefix("what():").strip() if what.startswith("what():") else lines[at].rstrip()
-        return LastWords(error_type, f"{error_type}: {said}", "\n".join(lines[at:]))
+        words = LastWords(error_type, f"{error_type}: {said}", "\n".join(lines[at:]))
+        return at, words, match.group(1) is None
     return None

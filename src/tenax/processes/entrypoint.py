@@ -6,7 +6,6 @@ Each turns (local rank, environment) into a ``Launch`` and, after the worker end
 from __future__ import annotations
 
 import os
-import sys
 
 from tenax.ports import Launch
 
@@ -140,6 +139,9 @@ class FunctionEntrypoint:
 
 
 def _worker_argv() -> list[str]:
+    from multiprocessing import spawn, util
+
     place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     code = "import sys; sys.path.append(sys.argv.pop()); from tenax.processes.function_worker import main; main()"
-    return [sys.executable, "-c", code, place]
+    flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return [os.fsdecode(spawn.get_executable()), *flags, "-c", code, place]

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import struct
 import sys
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,20 +154,68 @@ def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[
 
 
 def end_like_a_program(body: Callable[[], None]) -> None:
-    """Run ``body`` in a forked process as if it were a program of its own: exit codes, traceback, flushed streams."""
-    code = 0
+    """Run ``body`` in a forked process as if it were a program of its own. Does not return.
+
+    Exit codes and tracebacks are a program's; threads and what was registered for the exit have their time; streams
+    are flushed. What the process that was forked had registered is not run.
+    """
+    import atexit
+    import threading
+    from multiprocessing import util
+
+    code = 1
+    try:
+        _speak_for_ourselves()
+        atexit._clear()
+        atexit.register(util._exit_function)  # queues hand over what was put into them
+        util._run_after_forkers()  # type: ignore[attr-defined]
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this process was being made
+        code = _code_of(body)
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = code or 1
+    finally:
+        _flush()
+        if code == -signal.SIGINT:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(code)
+
+
+def _speak_for_ourselves() -> None:
+    """What is printed goes to this process's own streams, also when the host had put something else in their place."""
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        try:
+            if getattr(sys, name).fileno() == number:
+                continue
+        except (AttributeError, OSError, ValueError):  # there was none, or it is no file (a notebook, a test)
+            pass
+        errors = "strict" if number == 1 else "backslashreplace"
+        setattr(sys, name, open(number, "w", buffering=1, encoding="utf-8", errors=errors, closefd=False))
+
+
+def _code_of(body: Callable[[], None]) -> int:
+    """Negative: the signal by which a program ends itself after such an exception."""
     try:
         body()
     except SystemExit as exit_request:
-        code = _exit_code(exit_request.code)
-    except BaseException:
-        code = 1
+        return _exit_code(exit_request.code)
+    except KeyboardInterrupt:
         sys.excepthook(*sys.exc_info())
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            if stream is not None:
+        return -signal.SIGINT
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
                 stream.flush()
-        os._exit(code)
 
 
 def _exit_code(code: object) -> int:

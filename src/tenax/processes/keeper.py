@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import sys
 from contextlib import suppress
 
 from tenax.channel import Channel, ChannelClosed
@@ -61,6 +62,9 @@ class KeeperProcess:
     @staticmethod
     def _fork_keeper(call: Callable[[dict[str, Any]], None]) -> tuple[int, Channel]:
         ours, theirs = Channel.pair()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # else each worker would write it once more
         pid = os.fork()
         if pid:
             theirs.close()
@@ -68,8 +72,8 @@ class KeeperProcess:
         try:
             from tenax.processes.keeper_main import Keeper
 
-            ours.close()
             os.setsid()
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this thread's own matter, not the workers'
             Keeper(Channel(theirs), call).run()
         finally:
             os._exit(0)

@@ -1,13 +1,16 @@
 """The journal: every fact and every decision of a run, one JSON line each, in the order they happened.
 
-Metrics, events, the live page and a replay are derived from it. It is bounded: past the limit lines are counted instead
-of written, and the last line says how many. Writing never fails a run: a full disk costs lines, which are counted too.
+Metrics, events, the live page and a replay are derived from it. It is bounded: past the limit steps are counted instead
+of written, and the last line says how many. Writing never fails a run: a full disk costs steps, which are counted too.
+After the first step that is missing no other is written: what is there is the beginning of the run, without a hole, and
+can be replayed.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -52,6 +55,10 @@ class Footer(msgspec.Struct, frozen=True, tag="end", tag_field="line", omit_defa
 
 AnyLine = Header | Step | Footer
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class Journal:
     """Writes lines to a file, or nowhere."""
@@ -62,9 +69,11 @@ class Journal:
         self._lost = 0
         self._encode = msgspec.json.Encoder().encode
         self._descriptor = -1
+        self._size = 0
         if path:
             try:
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._size = os.fstat(self._descriptor).st_size
             except OSError:  # a run is worth more than its journal; the story goes on without
                 self.path = ""
 
@@ -85,16 +94,36 @@ class Journal:
     def _write(self, line: AnyLine) -> None:
         if self._descriptor < 0:
             return
-        data = self._encode(line) + b"\n"
-        if len(data) > self._left:
-            self._lost += 1
-            return
         try:
-            written = os.write(self._descriptor, data)
-        except OSError:
+            data = self._encode(line) + b"\n"
+        except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is
+            data = self._encode(_escaped(msgspec.to_builtins(line))) + b"\n"
+        is_after_a_loss = self._lost > 0 and isinstance(line, Step)
+        if is_after_a_loss or len(data) > self._left or not self._append(data):
             self._lost += 1
-        else:
-            self._left -= written
+
+    def _append(self, data: bytes) -> bool:
+        """Write the whole line, or nothing of it: half a line would spoil those that follow."""
+        with suppress(OSError):
+            if os.write(self._descriptor, data) == len(data):
+                self._size += len(data)
+                self._left -= len(data)
+                return True
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, self._size)
+        return False
+
+
+def _escaped(value: Any) -> Any:
+    """The same with every text in a form that can be encoded."""
+    match value:
+        case str():
+            return value.encode("utf-8", "backslashreplace").decode()
+        case dict():
+            return {name: _escaped(member) for name, member in value.items()}
+        case list() | tuple():
+            return [_escaped(member) for member in value]
+    return value
 
 
 class JournalUnreadable(Exception):
@@ -110,6 +139,7 @@ def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
     except OSError as error:
         raise JournalUnreadable(f"{path!r} cannot be read: {error.strerror}") from error
     torn = raw_lines.pop()
+    _check_format(path, raw_lines)
     lines: list[AnyLine] = []
     for number, raw in enumerate(raw_lines, 1):
         try:
@@ -119,9 +149,27 @@ def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
     if not lines or not isinstance(lines[0], Header):
         what = "is empty" if not lines and not torn else "does not begin with a header"
         raise JournalUnreadable(f"{path!r} {what}; expected the journal.jsonl of a run")
-    if lines[0].format != FORMAT:
-        raise JournalUnreadable(
-            f"{path!r} has format {lines[0].format}, this tenax reads format {FORMAT}; use tenax {lines[0].tenax}"
-        )
+    for number, line in enumerate(lines[1:], 2):
+        if isinstance(line, Header):
+            raise JournalUnreadable(f"line {number} of {path!r} begins another run; expected one run in each file")
     footer = lines[-1] if isinstance(lines[-1], Footer) else None
     return lines[0], [line for line in lines if isinstance(line, Step)], footer
+
+
+class _AnyHeader(msgspec.Struct, tag="header", tag_field="line"):
+    """What the headers of all formats have."""
+
+    format: int
+    tenax: str
+
+
+def _check_format(path: str, raw_lines: list[bytes]) -> None:
+    """Say so if another tenax wrote this, before its lines are taken for nonsense."""
+    try:
+        header = msgspec.json.decode(raw_lines[0], type=_AnyHeader)
+    except (IndexError, msgspec.DecodeError):
+        return  # not a header at all: the reader will say where
+    if header.format != FORMAT:
+        raise JournalUnreadable(
+            f"{path!r} has format {header.format}, this tenax reads format {FORMAT}; use tenax {header.tenax}"
+        )

@@ -22,15 +22,19 @@ if TYPE_CHECKING:
 class Loop:
     """A mailbox and the descriptors that fill it."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, selector: selectors.BaseSelector | None = None
+    ) -> None:
         self.now = clock
         self._mailbox: deque[AnyEvent] = deque()
-        self._selector = selectors.DefaultSelector()
+        # Not epoll: it would forget a descriptor that was closed and whose number a successor got meanwhile.
+        self._selector = selectors.PollSelector() if selector is None else selector
         self._watched: list[Watchable] = []
         self._wake_reader, self._wake_writer = os.pipe()
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
+        _open_loops.add(self)
 
     def post(self, event: AnyEvent) -> None:
         """Put a fact into the mailbox. Only from the loop's own thread."""
@@ -94,6 +98,20 @@ class Loop:
                 pass
 
     def close(self) -> None:
-        self._selector.close()
-        os.close(self._wake_reader)
-        os.close(self._wake_writer)
+        if self in _open_loops:
+            _open_loops.discard(self)
+            self._selector.close()
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+
+
+_open_loops: set[Loop] = set()
+
+
+def _close_copies() -> None:
+    """A forked worker does not hold on to its agent's pipes."""
+    for loop in list(_open_loops):
+        loop.close()
+
+
+os.register_at_fork(after_in_child=_close_copies)

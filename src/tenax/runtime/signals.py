@@ -31,7 +31,8 @@ def parse_signals(names: str) -> list[signal.Signals]:
             raise ValueError(f"{name!r} is not a signal of this system; write names such as {DEFAULT_SIGNALS}")
         if number in (signal.SIGKILL, signal.SIGSTOP):
             raise ValueError(f"{name} cannot be handled by any program; leave it out")
-        chosen.append(number)
+        if number not in chosen:
+            chosen.append(number)
     return chosen
 
 
@@ -55,7 +56,7 @@ class SignalSource:
             os.set_blocking(descriptor, False)
         # The descriptor first: a signal that comes before it is there, but after its handler, would be lost.
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        for number in self._numbers:
+        for number in dict.fromkeys(self._numbers):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._before[number] = signal.signal(number, lambda *_: None)
         return self
@@ -67,6 +68,7 @@ class SignalSource:
             after = signal.SIG_IGN if self._is_last_act else handler
             signal.signal(number, after if after is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
+        self.forget()
         os.close(self._reader)
         os.close(self._writer)
         self._reader = self._writer = -1
@@ -78,9 +80,12 @@ class SignalSource:
 
     def _take(self) -> bytes:
         try:
-            return os.read(self._reader, 4096)
+            taken = os.read(self._reader, 4096)
         except BlockingIOError:
             return b""
+        if self._wakeup_before >= 0 and (others := bytes(number for number in taken if number not in self._before)):
+            os.write(self._wakeup_before, others)  # the host's own: it would have heard of them there
+        return taken
 
     def fileno(self) -> int:
         return self._reader

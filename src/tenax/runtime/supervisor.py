@@ -11,6 +11,7 @@ import os
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine, Phase
+from tenax.core.policy import BudgetPolicy
 from tenax.failures.plain_text import harmless
 from tenax.runtime.story import live_line, tell
 
@@ -46,7 +47,7 @@ class Supervisor:
         observe: Callable[[AgentMachine], None] = lambda _: None,
     ) -> None:
         self.machine = AgentMachine(settings, policy)
-        self._policy_name = type(policy).__qualname__ if policy is not None else "BudgetPolicy"
+        self._policy_name = policy_name(policy) if policy is not None else BudgetPolicy.__name__
         self._loop = loop
         self._rendezvous = rendezvous
         self._processes = processes
@@ -73,6 +74,7 @@ class Supervisor:
                 self._step(event if event is not None else fact.TimePassed())
         finally:
             self._processes.close()
+            self._entrypoint.close()
             self._rendezvous.close()
             self._journal.close(loop.now())
         return self._verdict
@@ -95,12 +97,13 @@ class Supervisor:
         commands = self.machine.step(event, now)
         decision = state.decision if state.decision is not decided_before else None
         self._journal.step(now, event, commands, decision)
-        for command in commands:
-            self._perform(command)
-        self._observe(self.machine)
+        # Told first, so that the console shows an order before what the workers answer to it.
         for line in tell(event, commands, state):
             if line.important:
                 self._logs.say(f"tenax: {harmless(line.text)}")
+        for command in commands:
+            self._perform(command)
+        self._observe(self.machine)
         self._logs.live(live_line(state) if state.phase is not Phase.ENDED else "")
 
     def _perform(self, command: AnyCommand) -> None:
@@ -127,7 +130,13 @@ class Supervisor:
     def _start_workers(self, command: order.StartWorkers) -> None:
         generation = command.assignment.generation
         added = self._environments(command)
-        outputs = self._logs.prepare(generation, added)
+        try:
+            outputs = self._logs.prepare(generation, added)
+        except OSError as error:
+            reason = f"there is no pipe for its output: {error.strerror} (see 'ulimit -n')"
+            for rank in added:
+                self._loop.post(fact.WorkerStartFailed(generation, rank, reason))
+            return
         for rank, own in added.items():
             output = outputs[rank]
             env = {**os.environ, **own, **output.env}
@@ -142,6 +151,12 @@ class Supervisor:
             finally:
                 os.close(output.stdout)
                 os.close(output.stderr)
+
+
+def policy_name(policy: RestartPolicy) -> str:
+    """What the journal calls it: a replay knows ours by their bare names, and takes no other for one of them."""
+    kind = type(policy)
+    return kind.__name__ if kind.__module__ == BudgetPolicy.__module__ else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _with_streams(launch: Launch, stdout: int, stderr: int) -> Launch:

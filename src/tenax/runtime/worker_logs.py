@@ -74,13 +74,22 @@ class WorkerLogs:
             self._memory = _watch_memory()
         else:
             self._memory.rebase()
+        streams: dict[tuple[int, int], int] = {}
+        try:
+            for rank, env in envs.items():
+                for number in (_STDOUT, _STDERR):
+                    streams[rank, number] = self._open_stream(generation, rank, number, env, destination)
+        except OSError:  # a limit is reached; whoever asked must tell
+            for descriptor in streams.values():
+                os.close(descriptor)
+            raise
         return {
             rank: Output(
-                stdout=self._open_stream(generation, rank, _STDOUT, env, destination),
-                stderr=self._open_stream(generation, rank, _STDERR, env, destination),
+                stdout=streams[rank, _STDOUT],
+                stderr=streams[rank, _STDERR],
                 env={"TORCHELASTIC_ERROR_FILE": destination.error_files.get(rank, "")},
             )
-            for rank, env in envs.items()
+            for rank in envs
         }
 
     def _choose_destination(self, envs: dict[int, dict[str, str]]) -> LogsDest:

@@ -1,0 +1,210 @@
+"""The journal: every step in order, bounded, never in the way of a run, and read back or refused in words."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.model import AgentSettings, Assignment, Evidence
+from tenax.core.policy import Restart
+from tenax.runtime.journal import Footer, Header, Journal, JournalUnreadable, Step, read_journal
+from watching import leaving_nothing
+
+SETTINGS = AgentSettings(run_id="run", role="trainer", local_world_size=2, max_restarts=1)
+ASSIGNMENT = Assignment(1, world_size=2)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    with leaving_nothing():
+        yield str(tmp_path / "journal.jsonl")
+
+
+def opened(path: str, limit_bytes: int = 1 << 20) -> Journal:
+    journal = Journal(path, limit_bytes)
+    journal.begin(SETTINGS, "train.py", "BudgetPolicy", 10.0)
+    return journal
+
+
+def note(journal: Journal, text: str, at: float = 11.0) -> None:
+    journal.step(at, fact.JoinRefused(text), [], None)
+
+
+def notes(steps: list[Step]) -> list[str]:
+    return [step.event.reason for step in steps if isinstance(step.event, fact.JoinRefused)]
+
+
+def test_what_was_written_is_read_back(path: str) -> None:
+    """Header, steps with their orders and decisions, and the last line: equal values, in order."""
+    journal = opened(path)
+    steps = [
+        Step(10.5, fact.RunRequested(), [order.Join(1, "first generation")]),
+        Step(11.0, fact.GenerationFormed(ASSIGNMENT), [order.StartWorkers(ASSIGNMENT, 0)]),
+        Step(12.0, fact.FailureExamined(1, 0, Evidence(message="ValueError: ü\n\0", last_lines=("a", "b")))),
+        Step(13.0, fact.NodeCleared(1), [order.Join(2, "restart 1 of 1")], Restart("restart 1 of 1")),
+    ]
+    for step in steps:
+        journal.step(step.at, step.event, list(step.commands), step.decision)
+    journal.close(14.0)
+    header, read, footer = read_journal(path)
+    assert (header.settings, header.entrypoint, header.policy, header.at) == (SETTINGS, "train.py", "BudgetPolicy", 10)
+    assert header.host == os.uname().nodename
+    assert read == steps
+    assert footer == Footer(14.0)
+
+
+def test_a_journal_of_a_killed_agent_has_no_last_line(path: str) -> None:
+    """What is there is read; that the end is missing can be seen."""
+    journal = opened(path)
+    note(journal, "one")
+    header, steps, footer = read_journal(path)
+    assert isinstance(header, Header)
+    assert notes(steps) == ["one"]
+    assert footer is None
+    journal.close(20.0)
+
+
+def test_it_is_bounded(path: str) -> None:
+    """Past the limit nothing is written but the last line, which counts what is missing: no step in between is."""
+    journal = opened(path, limit_bytes=2000)
+    for number in range(100):
+        note(journal, "long" * 20 if number % 2 else str(number))
+    journal.close(20.0)
+    assert os.path.getsize(path) <= 2000 + 1024
+    _, steps, footer = read_journal(path)
+    assert notes(steps) == ["long" * 20 if number % 2 else str(number) for number in range(len(steps))]
+    assert footer is not None
+    assert footer.steps_not_written == 100 - len(steps) > 0
+
+
+def test_a_limit_below_the_header_leaves_no_nonsense(path: str) -> None:
+    """A journal without room for its header says so when it is read."""
+    journal = opened(path, limit_bytes=10)
+    note(journal, "one")
+    journal.close(20.0)
+    with pytest.raises(JournalUnreadable, match="does not begin with a header"):
+        read_journal(path)
+
+
+def test_a_full_disk_costs_steps_and_nothing_else(path: str) -> None:
+    """A write that fails in the middle leaves no half line; when there is room again the last line counts the loss."""
+    journal = opened(path)
+    note(journal, "kept")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it at its start
+    resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 20, before[1]))
+    try:
+        note(journal, "lost" * 20)
+        note(journal, "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    note(journal, "after a hole")
+    journal.close(20.0)
+    _, steps, footer = read_journal(path)
+    assert notes(steps) == ["kept"]
+    assert footer == Footer(20.0, steps_not_written=3)
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    """A run is worth more than its journal: it goes on without one, and the path says that there is none."""
+    with leaving_nothing():
+        journal = opened(str(tmp_path / "missing" / "journal.jsonl"))
+        note(journal, "one")
+        journal.close(20.0)
+        assert journal.path == ""
+        nowhere = Journal()
+        note(nowhere, "one")
+        nowhere.close(20.0)
+
+
+def test_text_that_is_no_unicode_does_not_end_the_run(path: str) -> None:
+    """File names and error files may hold anything; what cannot be written as it is, is written as it can be."""
+    journal = Journal(path)
+    odd = AgentSettings(run_id="r\udcff", role="trainer", local_world_size=1, max_restarts=0)
+    journal.begin(odd, "train\udcff.py", "BudgetPolicy", 10.0)
+    note(journal, "\ud800 boom")
+    journal.step(12.0, fact.FailureExamined(1, 0, Evidence(last_lines=("\udc80",))), [order.Join(1, "\udc80")], None)
+    journal.close(20.0)
+    header, steps, footer = read_journal(path)
+    assert header.entrypoint == "train\\udcff.py"
+    assert header.settings.run_id == "r\\udcff"
+    assert notes(steps) == ["\\ud800 boom"]
+    assert footer == Footer(20.0)
+
+
+def test_a_torn_last_line_is_left_out(path: str) -> None:
+    """The agent was killed while it wrote: the lines before count."""
+    journal = opened(path)
+    note(journal, "one")
+    note(journal, "two")
+    journal.close(20.0)
+    data = Path(path).read_bytes()
+    header, one, _, _ = data.splitlines(keepends=True)
+    for end in range(len(header) + len(one), len(data)):
+        Path(path).write_bytes(data[:end])
+        _, steps, footer = read_journal(path)
+        assert notes(steps) in (["one"], ["one", "two"])
+        assert footer is None
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "is empty; expected the journal.jsonl of a run"),
+        (b"\n", "line 1 of .* is not a line of a tenax journal"),
+        (b"just some text\n", "line 1 of .* is not a line of a tenax journal"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "line 1 of .* is not a line of a tenax journal"),
+        (b"no newline at all", "does not begin with a header"),
+        (b'{"line": "header"}\n', "line 1 of .* is not a line of a tenax journal"),
+        (b'{"line":"end","at":1}\n', "does not begin with a header"),
+        (b'{"line":"step","at":1,"event":{"event":"RunRequested"}}\n', "does not begin with a header"),
+        (b"[1, 2]\n", "line 1 of .* is not a line"),
+    ],
+)
+def test_a_foreign_file_is_refused_in_words(path: str, content: bytes, sentence: str) -> None:
+    """The message names the file and the line."""
+    Path(path).write_bytes(content)
+    with pytest.raises(JournalUnreadable, match=sentence):
+        read_journal(path)
+
+
+def test_a_damaged_line_is_named(path: str) -> None:
+    """Where, and what is wrong with it."""
+    journal = opened(path)
+    note(journal, "one")
+    journal.close(20.0)
+    lines = Path(path).read_bytes().split(b"\n")
+    Path(path).write_bytes(b"\n".join([lines[0], lines[1].replace(b"JoinRefused", b"JoinRefsued"), *lines[2:]]))
+    with pytest.raises(JournalUnreadable, match=r"line 2 of .*JoinRefsued"):
+        read_journal(path)
+
+
+def test_two_runs_in_one_file_are_not_taken_for_one(path: str) -> None:
+    """A header in the middle is another run's."""
+    for _ in range(2):
+        opened(path).close(20.0)
+    with pytest.raises(JournalUnreadable, match="line 3 of .* begins another run"):
+        read_journal(path)
+
+
+@pytest.mark.parametrize("name", ["missing.jsonl", "."])
+def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
+    """The system's reason is in the message."""
+    with pytest.raises(JournalUnreadable, match="cannot be read: (No such file|Is a directory)"):
+        read_journal(str(tmp_path / name))
+
+
+def test_another_format_is_told_from_a_damaged_one(path: str) -> None:
+    """A newer tenax may write what this one does not know: the message says which version reads it."""
+    newer = b'{"line":"header","format":2,"tenax":"9.1","settings":{"something":"new"}}\n{"line":"surprise"}\n'
+    Path(path).write_bytes(newer)
+    with pytest.raises(JournalUnreadable, match="has format 2, this tenax reads format 1; use tenax 9.1"):
+        read_journal(path)

@@ -1,0 +1,181 @@
+"""The loop: facts in order, waiting for descriptors and deadlines only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tenax.core import events as fact
+from tenax.runtime.loop import Loop
+from tenax.testing.clock import FakeClock
+from watching import descriptors, leaving_nothing
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    with leaving_nothing():
+        made = Loop()
+        yield made
+        made.close()
+
+
+def never() -> None:
+    return None
+
+
+class Ear:
+    """Something to watch: a socket pair; what arrives is posted as a fact."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop = loop
+        self.wants_to_write = False
+        self.written = 0
+        self.ours, self.theirs = socket.socketpair()
+
+    def fileno(self) -> int:
+        return self.ours.fileno()
+
+    def on_readable(self) -> None:
+        data = self.ours.recv(100)
+        if data:
+            self._loop.post(fact.JoinRefused(data.decode()))
+        else:
+            self.close()
+
+    def on_writable(self) -> None:
+        self.written += 1
+        self.wants_to_write = False
+        self._loop.post(fact.TimePassed())
+
+    def replace(self) -> None:
+        """Close the descriptor and take another one, which gets the same number."""
+        before = self.fileno()
+        self.close()
+        self.ours, self.theirs = socket.socketpair()
+        assert self.fileno() == before
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+@pytest.fixture
+def ear(loop: Loop) -> Iterator[Ear]:
+    made = Ear(loop)
+    loop.watch(made)
+    yield made
+    made.close()
+
+
+def test_facts_come_out_in_order(loop: Loop) -> None:
+    """First in, first out, and nobody waits while there is one."""
+    loop.post(fact.JoinRefused("1"))
+    loop.post(fact.JoinRefused("2"))
+    assert [loop.next_event(lambda: 0.0) for _ in range(3)] == [fact.JoinRefused("1"), fact.JoinRefused("2"), None]
+
+
+def test_a_readable_descriptor_wakes_it(loop: Loop, ear: Ear) -> None:
+    """What arrives on something watched comes out as a fact; no deadline is needed for that."""
+    ear.theirs.send(b"hello")
+    assert loop.next_event(never) == fact.JoinRefused("hello")
+
+
+def test_interest_in_writing_is_asked_every_time(loop: Loop, ear: Ear) -> None:
+    """Only who wants to write is told that it can."""
+    ear.theirs.send(b"first")
+    loop.next_event(never)
+    assert ear.written == 0
+    ear.wants_to_write = True
+    assert loop.next_event(never) == fact.TimePassed()
+    assert ear.written == 1
+
+
+def test_a_deadline_ends_the_waiting(loop: Loop, ear: Ear) -> None:
+    """None means that the time has come; it is asked anew after every wake-up."""
+    began = loop.now()
+    assert loop.next_event(lambda: began + 0.02) is None
+    assert loop.now() - began >= 0.02
+
+
+def test_another_thread_can_post(loop: Loop) -> None:
+    """The loop wakes up although it waits for ever."""
+    thread = threading.Thread(target=lambda: loop.post_from_anywhere(fact.RunRequested()))
+    thread.start()
+    assert loop.next_event(never) == fact.RunRequested()
+    thread.join()
+
+
+def test_many_wake_ups_are_not_too_many(loop: Loop) -> None:
+    """A full pipe of wake-ups neither blocks who posts nor is felt later."""
+    for _ in range(100_000):
+        loop.wake()
+    loop.post_from_anywhere(fact.RunRequested())
+    assert loop.next_event(never) == fact.RunRequested()
+    assert loop.next_event(loop.now) is None
+
+
+def test_something_closed_is_not_watched_any_more(loop: Loop, ear: Ear) -> None:
+    """Its descriptor is gone, and that disturbs nobody."""
+    ear.theirs.close()
+    assert loop.next_event(lambda: loop.now() if ear.fileno() < 0 else None) is None
+    assert loop.next_event(loop.now) is None
+
+
+def test_a_successor_with_the_same_number_is_watched(loop: Loop, ear: Ear) -> None:
+    """A helper that was started again has a new descriptor, often with the old one's number."""
+    ear.theirs.send(b"old")
+    assert loop.next_event(never) == fact.JoinRefused("old")
+    ear.replace()
+    ear.theirs.send(b"new")
+    assert loop.next_event(lambda: loop.now() + 10) == fact.JoinRefused("new")
+    ear.replace()
+    ear.wants_to_write = True
+    assert loop.next_event(lambda: loop.now() + 10) == fact.TimePassed()
+
+
+def test_close_may_be_repeated(loop: Loop) -> None:
+    """Its descriptors are closed once."""
+    loop.close()
+    reader, writer = os.pipe()
+    loop.close()
+    os.close(reader)
+    os.close(writer)
+
+
+def test_a_forked_process_holds_nothing_of_it(loop: Loop) -> None:
+    """A worker that was forked from the agent does not hold the agent's pipes."""
+    before = set(descriptors())
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(before) - len(descriptors()))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    loop.post_from_anywhere(fact.RunRequested())
+    assert loop.next_event(never) == fact.RunRequested()
+
+
+def test_a_loop_on_a_fake_clock_waits_no_time() -> None:
+    """Hours pass at once; what is ready is served first."""
+    clock = FakeClock(100.0)
+    loop = Loop(clock, selector=clock.selector())
+    ear = Ear(loop)
+    loop.watch(ear)
+    ear.theirs.send(b"ready")
+    assert loop.next_event(lambda: 5000.0) == fact.JoinRefused("ready")
+    assert clock() == 100.0
+    assert loop.next_event(lambda: 5000.0) is None
+    assert clock() == 5000.0
+    ear.close()
+    loop.close()
+
+
+def test_a_fake_clock_does_not_go_back() -> None:
+    """Time is monotonic, also in tests."""
+    clock = FakeClock()
+    clock.advance(2.5)
+    with pytest.raises(ValueError, match="does not go back"):
+        clock.advance(-1)
+    assert clock() == 2.5

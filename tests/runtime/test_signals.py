@@ -1,0 +1,151 @@
+"""Signals as facts: taken while a run lasts, and everything as before afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tenax.core.events import SignalReceived
+from tenax.runtime.loop import Loop
+from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
+from watching import leaving_nothing
+
+USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    with leaving_nothing():
+        made = Loop()
+        yield made
+        made.close()
+
+
+@pytest.fixture(autouse=True)
+def handlers() -> Iterator[list[int]]:
+    """What the host program has: handlers of its own, which note what they see."""
+    seen: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: seen.append(number)) for number in (USR1, USR2)}
+    yield seen
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def take(loop: Loop, source: SignalSource) -> list[int]:
+    """The signals that came until now. (A signal to ourselves is there when ``os.kill`` returns.)"""
+    source.on_readable()
+    taken = []
+    while isinstance(event := loop.next_event(loop.now), SignalReceived):
+        taken.append(event.signal)
+    return taken
+
+
+def test_names_become_numbers() -> None:
+    """As on the command line: commas, spaces and empty parts are allowed; each signal counts once."""
+    assert parse_signals(DEFAULT_SIGNALS) == [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+    assert parse_signals(" SIGUSR1 ,, SIGTERM,") == [USR1, signal.SIGTERM]
+    assert parse_signals("SIGUSR1,SIGUSR1") == [USR1]
+    assert parse_signals("") == []
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        ("SIGNOPE", "'SIGNOPE' is not a signal of this system; write names such as SIGTERM"),
+        ("SIG_IGN", "'SIG_IGN' is not a signal of this system"),
+        ("15", "'15' is not a signal of this system"),
+        ("SIGTERM,SIGKILL", "SIGKILL cannot be handled by any program; leave it out"),
+        ("SIGSTOP", "SIGSTOP cannot be handled"),
+    ],
+)
+def test_wrong_names_are_refused_in_a_sentence(names: str, sentence: str) -> None:
+    """What is no signal, and what no program can take."""
+    with pytest.raises(ValueError, match=sentence):
+        parse_signals(names)
+
+
+def test_chosen_signals_become_facts(loop: Loop, handlers: list[int]) -> None:
+    """Each one that comes is a fact, in order, and the host's handler does not see it."""
+    with SignalSource(loop, [USR1, USR2]) as source:
+        for number in (USR1, USR2, USR1):
+            os.kill(os.getpid(), number)
+        assert take(loop, source) == [USR1, USR2, USR1]
+    assert handlers == []
+
+
+def test_the_host_has_its_handlers_back(loop: Loop, handlers: list[int]) -> None:
+    """Afterwards its signals are its own again, and its wake-up descriptor too."""
+    host_reader, host_writer = socket.socketpair()
+    for end in (host_reader, host_writer):
+        end.setblocking(False)
+    before = signal.set_wakeup_fd(host_writer.fileno(), warn_on_full_buffer=False)
+    try:
+        with SignalSource(loop, [USR1]):
+            pass
+        os.kill(os.getpid(), USR1)
+        assert handlers == [USR1]
+        assert host_reader.recv(10) == bytes([USR1])
+    finally:
+        assert signal.set_wakeup_fd(before) == host_writer.fileno()
+        host_reader.close()
+        host_writer.close()
+
+
+def test_a_name_given_twice_does_not_keep_the_host_from_its_handler(loop: Loop, handlers: list[int]) -> None:
+    """What is put back is the host's handler, not our own."""
+    with SignalSource(loop, [USR1, USR1]):
+        pass
+    os.kill(os.getpid(), USR1)
+    assert handlers == [USR1]
+
+
+def test_signals_of_the_host_are_passed_on(loop: Loop, handlers: list[int]) -> None:
+    """A host that hears of its own signals through a wake-up descriptor (asyncio) misses none of them meanwhile."""
+    host_reader, host_writer = socket.socketpair()
+    for end in (host_reader, host_writer):
+        end.setblocking(False)
+    before = signal.set_wakeup_fd(host_writer.fileno(), warn_on_full_buffer=False)
+    try:
+        with SignalSource(loop, [USR1]) as source:
+            os.kill(os.getpid(), USR2)
+            os.kill(os.getpid(), USR1)
+            assert take(loop, source) == [USR1]
+            assert host_reader.recv(10) == bytes([USR2])
+            os.kill(os.getpid(), USR2)  # nobody looks before the end
+        assert host_reader.recv(10) == bytes([USR2])
+        assert handlers == [USR2, USR2]
+    finally:
+        signal.set_wakeup_fd(before)
+        host_reader.close()
+        host_writer.close()
+
+
+def test_an_ignored_signal_stays_ignored(loop: Loop) -> None:
+    """``nohup``: what was ignored is not taken."""
+    signal.signal(USR1, signal.SIG_IGN)
+    with SignalSource(loop, [USR1, USR2]) as source:
+        os.kill(os.getpid(), USR1)
+        os.kill(os.getpid(), USR2)
+        assert take(loop, source) == [USR2]
+    assert signal.getsignal(USR1) is signal.SIG_IGN
+
+
+def test_off_the_main_thread_signals_are_the_hosts(loop: Loop, handlers: list[int]) -> None:
+    """Python allows no handlers there; nothing is touched and there is nothing to watch."""
+    wrong: list[object] = []
+
+    def run() -> None:
+        with SignalSource(loop, [USR1]) as source:
+            wrong.append(source.fileno() if source.fileno() != -1 else None)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert wrong == [None]
+    os.kill(os.getpid(), USR1)
+    assert handlers == [USR1]
