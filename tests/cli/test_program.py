@@ -152,10 +152,10 @@ def test_a_bug_is_called_a_bug(tmp_path) -> None:
 
 
 def test_the_start_imports_nothing_heavy(tmp_path) -> None:
-    """From the command line to the launch config, only what is already paid for is imported."""
+    """From the command line to the launch config, only what msgspec has already paid for is imported."""
     (tmp_path / "t.py").touch()
     code = (
-        "import sys; before = set(sys.modules)\n"
+        "import sys, msgspec; before = set(sys.modules)\n"
         "from tenax.cli.main import main\n"
         "from tenax.cli.arguments import parse\n"
         "from tenax.cli.run import launch_of\n"

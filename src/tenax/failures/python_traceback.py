@@ -244,7 +244,7 @@ def _exception(lines: list[str], at: int, end: int) -> tuple[str, str]:
     """The type and the one-line message of the exception at this line."""
     if at >= len(lines):
         return "", ""
-    line = lines[at].removeprefix("  | ").rstrip()
+    line = lines[at].removeprefix("  | ").removeprefix("__main__.").rstrip()  # Python before 3.11 names that module
     match = _EXCEPTION.match(line)
     if match is None:
         return "", line
