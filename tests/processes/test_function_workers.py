@@ -307,7 +307,7 @@ def use(queue: Any, lock: Any, total: Any, pipe: Any, event: Any) -> str:
 
 
 def test_queues_locks_values_and_pipes_as_arguments(call: Caller) -> None:
-    """Whatever may be handed to a ``multiprocessing.Process`` may be handed to a worker, and nothing it puts is lost."""
+    """Whatever a ``multiprocessing.Process`` may be given, a worker may be given, and nothing it puts is lost."""
     context = multiprocessing.get_context(call.method)
     queue, lock, total, event = context.Queue(), context.Lock(), context.Value("i", 1), context.Event()
     ours, theirs = context.Pipe()
@@ -502,7 +502,7 @@ def test_a_function_of_the_main_script(program: Callable[..., Program], method: 
     done = program(MAIN.replace("{flags}", "42"), method)
     text = done.pipe.rest()
     name = "__main__" if method == "fork" else "__mp_main__"
-    assert text == "once{0: 42} {0: (True, %r)}\n" % name, done.errors
+    assert text == f"once{{0: 42}} {{0: (True, {name!r})}}\n", done.errors
     assert done.wait() == 0
 
 

@@ -1,4 +1,4 @@
-"""When the agent dies, however it dies, nothing of the job outlives it; and what happens where the keeper has no power."""
+"""When the agent dies, however it dies, nothing of the job outlives it; and where a keeper has no power."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
 from watching import AT_ONCE_S, NOBODY, Program, gone, interpreter_for, is_alive, needs_root, on_linux, program
 
 pytestmark = on_linux

@@ -191,14 +191,14 @@ def test_two_runs_in_one_file_are_not_taken_for_one(path: str) -> None:
     """A header in the middle is another run's."""
     for _ in range(2):
         opened(path).close(20.0)
-    with pytest.raises(JournalUnreadable, match="line 3 of .* begins another run"):
+    with pytest.raises(JournalUnreadable, match=r"line 3 of .* begins another run"):
         read_journal(path)
 
 
 @pytest.mark.parametrize("name", ["missing.jsonl", "."])
 def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
     """The system's reason is in the message."""
-    with pytest.raises(JournalUnreadable, match="cannot be read: (No such file|Is a directory)"):
+    with pytest.raises(JournalUnreadable, match=r"cannot be read: (No such file|Is a directory)"):
         read_journal(str(tmp_path / name))
 
 
@@ -206,5 +206,5 @@ def test_another_format_is_told_from_a_damaged_one(path: str) -> None:
     """A newer tenax may write what this one does not know: the message says which version reads it."""
     newer = b'{"line":"header","format":2,"tenax":"9.1","settings":{"something":"new"}}\n{"line":"surprise"}\n'
     Path(path).write_bytes(newer)
-    with pytest.raises(JournalUnreadable, match="has format 2, this tenax reads format 1; use tenax 9.1"):
+    with pytest.raises(JournalUnreadable, match=r"has format 2, this tenax reads format 1; use tenax 9\.1"):
         read_journal(path)

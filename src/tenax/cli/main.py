@@ -36,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _obey(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("help", [])
     if command == "run":
-        _get_ready(rest)
-        from tenax.cli.run import run_command
+        with _Undisturbed():
+            _get_ready(rest)
+            from tenax.cli.run import run_command
 
         return run_command(rest, os.environ)
     if command == "replay":
@@ -53,6 +54,23 @@ def _obey(words: list[str]) -> int:
 
     tell(f"tenax: {_unknown(command, words)}\ntry: tenax help")
     return WRONG_USAGE
+
+
+class _Undisturbed:
+    """Holds a Ctrl-C back until the imports are done.
+
+    The initialisation of an extension module may swallow the interrupt and leave the module half made, to crash later.
+    """
+
+    def __enter__(self) -> None:
+        # Not `signal`, which is itself one of the imports that take their time.
+        import _signal  # type: ignore[import-not-found]
+
+        self._signals = _signal
+        self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
+
+    def __exit__(self, *_: object) -> None:
+        self._signals.pthread_sigmask(self._signals.SIG_SETMASK, self._before)
 
 
 def _get_ready(words: list[str]) -> None:

@@ -44,11 +44,21 @@ def launch_agent(
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError when workers failed, SignalException when the run was stopped."""
+    return _run_agent(rendezvous_handler(config), config, entrypoint, args, health_check_server)
+
+
+def _run_agent(
+    handler: RendezvousHandler,
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: Any = None,
+) -> dict[int, Any]:
     from tenax.agent.server.api import WorkerSpec
     from tenax.agent.server.local_elastic_agent import LocalElasticAgent
+    from tenax.multiprocessing.api import SignalException
     from tenax.multiprocessing.errors import ChildFailedError
 
-    handler = rendezvous_handler(config)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -76,8 +86,12 @@ def launch_agent(
     )
     try:
         result = agent.run()
-    finally:
+    except SignalException:
+        raise  # this node was told to stop; with a handler of others, their run goes on without it
+    except BaseException:
         _shut_down(handler)
+        raise
+    _shut_down(handler)
     if result.is_failed():
         raise ChildFailedError(entrypoint_name(entrypoint, args), result.failures)
     return result.return_values
@@ -97,11 +111,14 @@ def launch(
     from tenax.agent.node import Node, NodePlan
     from tenax.core.model import AgentSettings
     from tenax.failures.exit_codes import exit_code_for
+    from tenax.rendezvous.local import LocalRendezvousHandler
     from tenax.runtime.entrypoints import make_entrypoint
     from tenax.runtime.places import decide_places
 
-    run_id = config.run_id or new_run_id()
-    config.run_id = run_id
+    handler = rendezvous_handler(config)
+    run_id = config.run_id
+    if not isinstance(handler, LocalRendezvousHandler):
+        return _launch_by_asking(handler, config, entrypoint, args)
     name = entrypoint_name(entrypoint, args)
     node = Node(
         NodePlan(
@@ -116,7 +133,7 @@ def launch(
             entrypoint=make_entrypoint(
                 entrypoint, dict.fromkeys(range(config.nproc_per_node), tuple(args)), config.start_method, name
             ),
-            rendezvous=rendezvous_handler(config).engine(),  # type: ignore[attr-defined]
+            rendezvous=handler.engine(),
             logs_specs=config.logs_specs or _default_logs_specs(),
             prefix_template=config.log_line_prefix_template,
             stdout_filters=config.duplicate_stdout_filters or [],
@@ -132,6 +149,27 @@ def launch(
     )
     verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))
     return exit_code_for(verdict)
+
+
+def _launch_by_asking(
+    handler: RendezvousHandler, config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any]
+) -> int:
+    """With a handler of others: the agent for old hooks asks it, and tells no story; the exit codes are the same."""
+    import sys
+
+    from tenax.failures.exit_codes import FAILED, SIGNAL_BASE, SUCCEEDED
+    from tenax.multiprocessing.api import SignalException
+    from tenax.multiprocessing.errors import ChildFailedError
+
+    try:
+        _run_agent(handler, config, entrypoint, args)
+    except ChildFailedError as error:
+        sys.stderr.write(f"{error}\n")
+        code = error.get_first_failure()[1].exitcode
+        return SIGNAL_BASE - code if code < 0 else code or FAILED
+    except SignalException as error:
+        return SIGNAL_BASE + error.sigval
+    return SUCCEEDED
 
 
 def _shut_down(handler: RendezvousHandler) -> None:

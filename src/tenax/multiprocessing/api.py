@@ -54,6 +54,9 @@ __all__ = [
 ]
 
 
+_DEFAULT_GRACE_S = 30.0
+
+
 class SignalException(Exception):
     """The agent was asked to stop. ``sigval`` says by which signal."""
 
@@ -127,7 +130,8 @@ class PContext(ABC):
             stderr_filters=duplicate_stderr_filters,
             narrate=False,
         )
-        self._loop = Loop()
+        self.grace_s = _DEFAULT_GRACE_S  # what the others have when one fails
+        self._loop: Loop | None = None
         self._numa_options: NumaOptions | None = None
         self._machine: AgentMachine | None = None
         self._outcome: RunProcsResult | None = None
@@ -171,23 +175,31 @@ class PContext(ABC):
         places = decide_places(self._numa_options, self.nprocs)
         entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
         keeper = entrypoint.keeper()
-        self._logs.open()
-        keeper.spawn()
-        supervisor = Supervisor(
-            AgentSettings(run_id=self.name, role=self.name, local_world_size=self.nprocs, max_restarts=0),
-            loop=self._loop,
-            rendezvous=LocalRendezvous(self.name),
-            processes=keeper,
-            entrypoint=entrypoint,
-            logs=self._logs,
-            journal=Journal(),
-            environments=lambda _: self.envs,
-            place=places.place,
-            observe=self._on_step,
-        )
-        self._machine = supervisor.machine
-        self._thread = threading.Thread(target=self._run, args=(supervisor, entrypoint), name=f"tenax {self.name}")
-        self._thread.start()
+        loop = self._loop = Loop()
+        try:
+            keeper.spawn()  # in this thread: it may be a fork
+            self._logs.open()
+            supervisor = Supervisor(
+                AgentSettings(self.name, self.name, self.nprocs, max_restarts=0, grace_s=self.grace_s),
+                loop=loop,
+                rendezvous=LocalRendezvous(self.name),
+                processes=keeper,
+                entrypoint=entrypoint,
+                logs=self._logs,
+                journal=Journal(),
+                environments=lambda _: self.envs,
+                place=places.place,
+                observe=self._on_step,
+            )
+            self._machine = supervisor.machine
+            self._thread = threading.Thread(target=self._run, args=(supervisor, entrypoint), name=f"tenax {self.name}")
+            self._thread.start()
+        except BaseException:
+            self._thread = None
+            keeper.close()
+            self._logs.close()
+            loop.close()
+            raise
         with self._changed:
             self._changed.wait_for(lambda: self._is_ended or self._all_are_started())
         if self._broken is not None:
@@ -223,22 +235,27 @@ class PContext(ABC):
         """End everything: the signal, the grace period, SIGKILL. Returns when nothing is left or it is stuck."""
         if self._thread is None:
             return
-        self._loop.post_from_anywhere(SignalReceived(death_sig or signal.SIGTERM, timeout))
+        with self._changed:
+            if self._loop is not None:
+                self._loop.post_from_anywhere(SignalReceived(int(death_sig or signal.SIGTERM), timeout))
         self._thread.join()
-        self._thread = None
-        self._loop.close()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
     def _run(self, supervisor: Supervisor, entrypoint: CommandEntrypoint | FunctionEntrypoint) -> None:
         try:
-            verdict = supervisor.run()
-            self._logs.close()
+            try:
+                verdict = supervisor.run()
+            finally:
+                self._logs.close()
             self._outcome = self._to_result(verdict, entrypoint.return_values())
         except BaseException as error:
             self._broken = error
         finally:
             with self._changed:
+                if self._loop is not None:
+                    self._loop.close()
+                    self._loop = None
                 self._is_ended = True
                 self._changed.notify_all()
 
@@ -251,14 +268,20 @@ class PContext(ABC):
         if verdict.outcome is Outcome.SUCCEEDED:
             result.return_values = return_values
             return result
-        to_agent_clock = self._loop.now() - time.time()
+        if verdict.outcome is Outcome.BROKEN:
+            raise RuntimeError(verdict.why)
+        to_agent_clock = time.monotonic() - time.time()
         for failure in verdict.failures:
             result.failures[failure.local_rank] = ProcessFailure.from_failure(
                 failure, wall_to_agent_clock=to_agent_clock
             )
-        if not result.failures:  # closed by us, or it could not be ended: what became of each
+        if not result.failures:  # closed by us: what became of each
             for ended in verdict.stopped:
                 result.failures[ended.local_rank] = ProcessFailure(ended.local_rank, ended.pid, ended.exit_code, "")
+        for local_rank, pid in self.pids().items():
+            if pid in verdict.stuck_pids:
+                stuck = result.failures[local_rank] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
+                stuck.message = verdict.why
         return result
 
 
@@ -337,8 +360,13 @@ def start_processes(
     numa_options: NumaOptions | None = None,
     duplicate_stdout_filters: list[str] | None = None,
     duplicate_stderr_filters: list[str] | None = None,
+    *,
+    grace_s: float = _DEFAULT_GRACE_S,
 ) -> PContext:
-    """Start one process per entry of ``args`` and ``envs`` (keys 0 to n-1): a program if ``entrypoint`` is a string."""
+    """Start one process per entry of ``args`` and ``envs`` (keys 0 to n-1): a program if ``entrypoint`` is a string.
+
+    When one fails the others are asked to end and have ``grace_s`` for it.
+    """
     common = {
         "name": name,
         "args": args,
@@ -354,6 +382,7 @@ def start_processes(
         context = SubprocessContext(entrypoint=entrypoint, **common)  # type: ignore[arg-type]
     else:
         context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)  # type: ignore[arg-type]
+    context.grace_s = grace_s
     try:
         context.start()
     except BaseException:

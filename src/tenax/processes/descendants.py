@@ -70,18 +70,22 @@ def _stat(pid: int) -> list[bytes]:
         return [b"", b"0"]
 
 
-def wait_for_deaths(pids: list[int], patience_s: float) -> None:
-    """Wait until one of these processes is dead, at most so long."""
+def wait_for_a_death(pids: list[int], patience_s: float) -> bool:
+    """Wait until one of these processes is dead, at most so long; is it?"""
     handles = []
-    for pid in pids:
-        try:
-            handles.append(os.pidfd_open(pid))
-        except OSError:  # dead already, or this system has no such handles
-            break
-    else:
-        select.select(handles, [], [], patience_s)
-    for handle in handles:
-        os.close(handle)
+    try:
+        for pid in pids:
+            try:
+                handles.append(os.pidfd_open(pid))
+            except (OSError, AttributeError):  # dead already, or this system has no such handles
+                return True
+        poll = select.poll()  # not select, which knows only the first thousand descriptors
+        for handle in handles:
+            poll.register(handle, select.POLLIN)
+        return bool(poll.poll(patience_s * 1000))
+    finally:
+        for handle in handles:
+            os.close(handle)
 
 
 def bearers(mark: bytes) -> list[int]:

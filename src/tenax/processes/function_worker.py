@@ -159,29 +159,42 @@ def end_like_a_program(body: Callable[[], None]) -> None:
     Exit codes and tracebacks are a program's; threads and what was registered for the exit have their time; streams
     are flushed. What the process that was forked had registered is not run.
     """
-    import atexit
-    import threading
-    from multiprocessing import util
-
     code = 1
     try:
-        _speak_for_ourselves()
-        atexit._clear()
-        atexit.register(util._exit_function)  # queues hand over what was put into them
-        util._run_after_forkers()  # type: ignore[attr-defined]
-        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this process was being made
+        _begin_anew()
         code = _code_of(body)
-        threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-    except BaseException:
+        _wind_up()
+    except BaseException:  # of a thread pool or an exit handler: shown, and no failure of the function
         sys.excepthook(*sys.exc_info())
-        code = code or 1
     finally:
         _flush()
         if code == -signal.SIGINT:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
         os._exit(code)
+
+
+def _begin_anew() -> None:
+    """Forget what belongs to the process that was forked."""
+    import atexit
+    from multiprocessing import util
+
+    _speak_for_ourselves()
+    atexit._clear()
+    atexit.register(util._exit_function)  # type: ignore[attr-defined]  # queues hand over what was put into them
+    util._run_after_forkers()  # type: ignore[attr-defined]
+    pools = sys.modules.get("concurrent.futures.thread")
+    if pools is not None:  # their threads did not come along; nobody should wait for them
+        pools._threads_queues.clear()
+
+
+def _wind_up() -> None:
+    """Wait for our threads, then run what was registered for the end."""
+    import atexit
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
 
 
 def _speak_for_ourselves() -> None:
@@ -193,12 +206,14 @@ def _speak_for_ourselves() -> None:
         except (AttributeError, OSError, ValueError):  # there was none, or it is no file (a notebook, a test)
             pass
         errors = "strict" if number == 1 else "backslashreplace"
-        setattr(sys, name, open(number, "w", buffering=1, encoding="utf-8", errors=errors, closefd=False))
+        own = open(number, "w", buffering=1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115 - stays open
+        setattr(sys, name, own)
 
 
 def _code_of(body: Callable[[], None]) -> int:
     """Negative: the signal by which a program ends itself after such an exception."""
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())  # what came while this process was being made
         body()
     except SystemExit as exit_request:
         return _exit_code(exit_request.code)

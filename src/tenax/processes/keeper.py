@@ -14,7 +14,7 @@ from contextlib import suppress
 from tenax.channel import Channel, ChannelClosed
 from tenax.core import events as fact
 from tenax.helper_process import spawn_helper
-from tenax.processes.descendants import bearers, is_zombie, wait_for_deaths
+from tenax.processes.descendants import bearers, is_zombie, wait_for_a_death
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -140,13 +140,17 @@ class KeeperProcess:
         return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
 
     def _kill_bearers(self) -> None:
-        """Workers died with the keeper; what they had started is found by its mark and killed, until none is left."""
+        """Workers died with the keeper; what they had started is found by its mark and killed, until none is left.
+
+        Or until nobody dies any more: who survives SIGKILL is stuck in the kernel.
+        """
         mark = self._mark.encode()
         while found := [pid for pid in bearers(mark) if pid != os.getpid() and not is_zombie(pid)]:
             for pid in found:
-                with suppress(ProcessLookupError):
+                with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            wait_for_deaths(found, _PATIENCE_S)
+            if not wait_for_a_death(found, _PATIENCE_S):
+                return
 
     def close(self) -> None:
         """Let go: the keeper ends whatever is left below it, then itself. Returns when it is gone."""

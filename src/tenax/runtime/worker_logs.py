@@ -57,10 +57,12 @@ class WorkerLogs:
         self.destination = LogsDest()  # of the last generation
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
+        self._is_open = False
         self._is_shared = False  # more than one worker writes to the console
 
     def open(self) -> None:
         self._scribe.start()
+        self._is_open = True
 
     # --- output of workers --------------------------------------------------------------------------------------------
 
@@ -173,6 +175,9 @@ class WorkerLogs:
 
         When ``hurry_descriptor`` becomes readable, a console that takes its time is not waited for.
         """
+        if not self._is_open:
+            return
+        self._is_open = False
         self._scribe.close_stream_duplicates(self._open_keys)
         self._scribe.drain_now(_DRAIN_S)
         if last_words:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tenax.core.model import Failure
 from tenax.core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
+from tenax.rendezvous.api import RendezvousGracefulExitError
 from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
 
 if TYPE_CHECKING:
@@ -244,14 +245,19 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.group_world_size = group_world_size
         worker_group.workers = self._assign_worker_ranks(store, group_rank, group_world_size, spec)
         if bootstrap is None:
-            bootstrap = self._agree_on_master(store, group_rank, spec)
+            bootstrap = self._agree_on_master(store, group_rank, group_world_size, spec)
         worker_group.master_addr = spec.master_addr or bootstrap.master_addr
         worker_group.master_port = spec.master_port or bootstrap.master_port
 
     @staticmethod
-    def _agree_on_master(store: Any, group_rank: int, spec: WorkerSpec) -> Any:
+    def _agree_on_master(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> Any:
         from tenax.rendezvous.api import RendezvousStoreInfo
 
+        if group_world_size == 1:  # nobody else must find it, and a name server need not be asked
+            from tenax.rendezvous.local import LOOPBACK
+            from tenax.rendezvous.port import free_port
+
+            return RendezvousStoreInfo(spec.local_addr or LOOPBACK, free_port())
         return RendezvousStoreInfo.build(group_rank, store, spec.local_addr)
 
     def _handler(self, spec: WorkerSpec) -> RendezvousHandler:
@@ -328,6 +334,8 @@ class SimpleElasticAgent(ElasticAgent):
             self._shutdown(caught.sigval, self._shutdown_timeout)
             is_shut_down = True
             raise
+        except RendezvousGracefulExitError:  # the others do not need this node: no failure
+            return RunResult(WorkerState.SUCCEEDED)
         finally:
             if not is_shut_down:
                 self._shutdown(timeout=self._shutdown_timeout)

@@ -17,6 +17,8 @@ from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment, Outcome
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
+from tenax.rendezvous.local import LocalRendezvousHandler
+from tenax.runtime.places import decide_places
 from tenax.runtime.signals import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
@@ -95,16 +97,17 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._health_check_server = health_check_server
         self._abandon_s = uninterruptible_state_timeout or abandon_s_from(os.environ)
         self._pcontext: PContext | None = None
+        self._generation = 0  # of the old hooks
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         spec = self._worker_group.spec
-        engine = getattr(self._handler(spec), "engine", None)
-        if engine is None or self._has_old_hooks():
-            return super().run(role)
+        handler = self._handler(spec)
         if self._health_check_server is not None:
             self._health_check_server.start()
         try:
-            return self._run_node(engine(spec.master_addr or spec.local_addr, spec.master_port))
+            if not isinstance(handler, LocalRendezvousHandler) or self._has_old_hooks():
+                return super().run(role)
+            return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
         finally:
             if self._health_check_server is not None:
                 self._health_check_server.stop()
@@ -116,7 +119,6 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _run_node(self, rendezvous: Any) -> RunResult:
         from tenax.agent.node import Node, NodePlan
-        from tenax.runtime.places import decide_places
 
         spec = self._worker_group.spec
         node = Node(
@@ -193,8 +195,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         spec = worker_group.spec
         handler = self._handler(spec)
         first = worker_group.workers[0]
+        self._generation += 1
         part = Assignment(
-            generation=1,
+            generation=self._generation,
             group_rank=worker_group.group_rank or 0,
             group_world_size=worker_group.group_world_size or 1,
             first_global_rank=first.global_rank,
@@ -206,7 +209,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             use_agent_store=bool(getattr(handler, "use_agent_store", False)),
         )
         used = spec.max_restarts - self._remaining_restarts
-        options = WorkerEnvironment(virtual_local_rank=spec.virtual_local_rank)
+        threads = decide_places(spec.numa_options, spec.local_world_size).omp_num_threads
+        options = WorkerEnvironment(spec.virtual_local_rank, threads)
         ranks = range(spec.local_world_size)
         envs = {rank: worker_environment(self._settings(), part, rank, used, os.environ, options) for rank in ranks}
         prefixes = None
@@ -231,6 +235,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             numa_options=spec.numa_options,
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            grace_s=self._shutdown_timeout,
         )
         return self._pcontext.pids()
 

@@ -1,0 +1,222 @@
+"""An agent inside another program: signals, threads and event loops are as they were, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from watching import AT_ONCE_S, Program, gone, on_linux, program
+
+pytestmark = on_linux
+__all__ = ["program"]
+
+Start = Callable[..., Program]
+
+# Workers that say their pid, and the signal that they are asked with.
+HOST = """
+import asyncio, os, signal, sys, threading
+from tenax.agent.server import LocalElasticAgent, SimpleElasticAgent, WorkerSpec
+from tenax.multiprocessing import SignalException
+from watching import descriptors, python
+
+WORKER = '''
+import os, signal, sys
+def asked(number, _):
+    os.write(2, b"asked %d\\\\n" % number)
+    os._exit(0)
+for name in ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"):
+    signal.signal(getattr(signal, name), asked)
+os.write(2, b"%d\\\\n" % os.getpid())
+while True:
+    signal.pause()
+'''
+
+class WithHooks(LocalElasticAgent):
+    def _stop_workers(self, worker_group):
+        super()._stop_workers(worker_group)
+
+def agent(kind=LocalElasticAgent, **options):
+    # The workers write to our standard output, which the test reads.
+    os.dup2(1, 2)
+    command, *args = python(WORKER)
+    spec = WorkerSpec(entrypoint=command, args=tuple(args), local_world_size=2, monitor_interval=0.01)
+    return kind(spec, **options)
+
+def handlers():
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    return [signal.getsignal(number) for number in numbers], signal.set_wakeup_fd(-1)
+"""
+
+
+def ask(host: Program, number: signal.Signals) -> list[int]:
+    """Wait until both workers run, then send the host a signal; their pids."""
+    pids = host.pipe.numbers(2)
+    host.send(number)
+    return pids
+
+
+@pytest.mark.parametrize("kind", ["LocalElasticAgent", "WithHooks"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+def test_a_signal_ends_the_run_with_an_exception(program: Start, number: signal.Signals, kind: str) -> None:
+    """SignalException with the signal; the workers got the same one and their time; the host's handlers are back."""
+    host = program(
+        HOST
+        + f"""
+before = handlers()
+made = agent({kind})
+try:
+    made.run()
+except SignalException as error:
+    print(error.sigval.name, made.get_worker_group().state.name if {kind} is LocalElasticAgent else "STOPPED")
+print(handlers() == before)
+"""
+    )
+    pids = ask(host, number)
+    lines = host.pipe.rest().split("\n")
+    assert host.wait() == 0, host.errors
+    assert sorted(lines[:2]) == [f"asked {number:d}"] * 2
+    assert lines[2:] == [f"{number.name} STOPPED", "True", ""]
+    assert gone(pids, 0)
+
+
+def test_chosen_signals_only(program: Start) -> None:
+    """``signals_to_handle``: what is named is taken, what is not named does what it did before."""
+    host = program(
+        HOST
+        + """
+try:
+    agent(signals_to_handle="SIGUSR1").run()
+except SignalException as error:
+    print(error.sigval.name)
+agent(signals_to_handle="SIGUSR1").run()
+"""
+    )
+    ask(host, signal.SIGUSR1)
+    assert [host.pipe.line() for _ in range(3)] == ["asked 10", "asked 10", "SIGUSR1"]
+    pids = ask(host, signal.SIGTERM)
+    assert host.wait() == -signal.SIGTERM
+    assert gone(pids, AT_ONCE_S)
+
+
+def test_an_ignored_hangup_stays_ignored(program: Start) -> None:
+    """``nohup``: SIGHUP, although it is among the signals that are handled, changes nothing."""
+    host = program(
+        HOST
+        + """
+try:
+    agent().run()
+except SignalException as error:
+    print(error.sigval.name)
+""",
+        preexec_fn=_ignore_hangup,
+    )
+    ask(host, signal.SIGHUP)
+    host.send(signal.SIGTERM)
+    assert [host.pipe.line() for _ in range(3)] == ["asked 15", "asked 15", "SIGTERM"]
+
+
+def _ignore_hangup() -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def test_a_second_interrupt_is_final(program: Start) -> None:
+    """Workers that take their time after the first one are killed by the second."""
+    host = program(
+        HOST.replace("os._exit(0)", "signal.pause()")
+        + """
+try:
+    agent().run()
+except SignalException as error:
+    print(error.sigval.name)
+"""
+    )
+    pids = ask(host, signal.SIGINT)
+    assert [host.pipe.line() for _ in range(2)] == ["asked 2", "asked 2"]
+    host.send(signal.SIGINT)
+    assert host.pipe.line() == "SIGINT"
+    assert gone(pids, 0)
+
+
+def test_another_thread_leaves_signals_to_the_host(program: Start) -> None:
+    """The host decides what its signals mean while an agent runs in a thread of it."""
+    host = program(
+        HOST
+        + """
+signal.signal(signal.SIGTERM, lambda *_: (print("mine", flush=True), os._exit(3)))
+thread = threading.Thread(target=agent().run)
+thread.start()
+thread.join()
+"""
+    )
+    pids = ask(host, signal.SIGTERM)
+    assert host.pipe.line() == "mine"
+    assert host.wait() == 3
+    assert gone(pids, AT_ONCE_S)
+
+
+ASYNC = """
+def work():
+    return os.getpid()
+
+def function_agent():
+    return LocalElasticAgent(WorkerSpec(entrypoint=work), start_method=sys.argv[1])
+
+async def main():
+    loop = asyncio.get_running_loop()
+    heard = []
+    loop.add_signal_handler(signal.SIGUSR1, heard.append, "usr1")
+    inside = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(inside)
+    {body}
+    assert signal.set_wakeup_fd(-1) == inside, "asyncio's descriptor was not put back"
+    signal.set_wakeup_fd(inside)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while not heard:
+        await asyncio.sleep(0.001)
+    print(len(result.return_values), heard)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize(
+    "body",
+    ["result = function_agent().run()", "result = await loop.run_in_executor(None, function_agent().run)"],
+    ids=["in a coroutine", "in an executor"],
+)
+def test_inside_an_event_loop(program: Start, body: str, method: str) -> None:
+    """Blocking it or beside it: the run succeeds, and asyncio hears its own signals afterwards."""
+    host = program(HOST + ASYNC.replace("{body}", body), method)
+    assert host.pipe.rest() == "1 ['usr1']\n", host.errors
+    assert host.wait() == 0
+
+
+def test_a_signal_to_an_event_loop_during_a_run_is_not_lost(program: Start) -> None:
+    """A signal of asyncio's own that comes while a run blocks the loop is heard after it."""
+    host = program(
+        HOST
+        + """
+async def main():
+    loop = asyncio.get_running_loop()
+    heard = []
+    loop.add_signal_handler(signal.SIGUSR2, heard.append, "usr2")
+    try:
+        agent().run()
+    except SignalException as error:
+        print(error.sigval.name)
+    for _ in range(1000):
+        await asyncio.sleep(0.001)
+        if heard:
+            break
+    print(heard)
+asyncio.run(main())
+"""
+    )
+    host.pipe.numbers(2)
+    host.send(signal.SIGUSR2)
+    host.send(signal.SIGTERM)
+    assert host.pipe.rest().split("\n")[-3:] == ["SIGTERM", "['usr2']", ""], host.errors

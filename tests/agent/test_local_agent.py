@@ -1,0 +1,348 @@
+"""LocalElasticAgent with real workers: results by global rank, restarts, policies, and nothing left of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from tenax.core.model import Failure
+from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.multiprocessing import Std
+from tenax.multiprocessing.errors import ProcessFailure
+from watching import gone, leaving_nothing, on_linux
+
+pytestmark = on_linux
+
+
+class Maker:
+    """Makes agents whose logs lie below the test's folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.specs = DefaultLogsSpecs(log_dir=str(folder), redirects=Std.ALL)
+
+    def agent(
+        self, entrypoint: Any, *args: Any, workers: int = 1, max_restarts: int = 0, **options: Any
+    ) -> LocalElasticAgent:
+        keys = ("start_method", "shutdown_timeout", "restart_policy", "signals_to_handle")
+        agent_options = {key: options.pop(key) for key in keys if key in options}
+        spec = WorkerSpec(
+            role="trainer",
+            entrypoint=entrypoint,
+            args=args,
+            local_world_size=workers,
+            max_restarts=max_restarts,
+            **options,
+        )
+        return LocalElasticAgent(spec, self.specs, **agent_options)
+
+    def run(self, entrypoint: Any, *args: Any, **options: Any) -> RunResult:
+        return self.agent(entrypoint, *args, **options).run()
+
+    def shell(self, script: str, **options: Any) -> RunResult:
+        return self.run("/bin/sh", "-c", script, **options)
+
+    def output(self, rank: int, attempt: int = 0) -> str:
+        return (Path(self.specs.run_log_dir) / f"attempt_{attempt}" / str(rank) / "stdout.log").read_text()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Maker]:
+    with leaving_nothing():
+        yield Maker(tmp_path)
+
+
+# --- results ----------------------------------------------------------------------------------------------------------
+
+
+def who_am_i(word: str) -> tuple[str, str, str]:
+    return word, os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_return_values_by_global_rank(make: Maker, method: str) -> None:
+    """Every worker's value, and a result that says so."""
+    result = make.run(who_am_i, "hello", workers=3, start_method=method)
+    assert result == RunResult(WorkerState.SUCCEEDED, {rank: ("hello", str(rank), "0") for rank in range(3)}, {})
+    assert not result.is_failed()
+
+
+def fail_first(folder: str) -> str:
+    attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    if attempt < 2 and os.environ["RANK"] == "1":
+        raise ValueError(f"attempt {attempt}")
+    return f"attempt {attempt}"
+
+
+def test_return_values_after_a_restart_are_the_last_generations(make: Maker, tmp_path: Path) -> None:
+    """What an earlier generation returned before a sibling failed is forgotten."""
+    agent = make.agent(fail_first, str(tmp_path), workers=2, max_restarts=2, start_method="fork")
+    result = agent.run()
+    assert result.return_values == {0: "attempt 2", 1: "attempt 2"}
+    assert agent._remaining_restarts == 0
+
+
+def test_a_program_returns_none(make: Maker) -> None:
+    """By rank, as a function that returns nothing."""
+    assert make.shell("exit 0", workers=2).return_values == {0: None, 1: None}
+
+
+def boom() -> None:
+    if os.environ["RANK"] == "1":
+        raise ValueError("boom")
+    signal.pause()
+
+
+def test_a_failure_carries_its_cause(make: Maker) -> None:
+    """Only who failed is in it, by global rank, with message, traceback and error file; nothing was decorated."""
+    result = make.run(boom, workers=2, max_restarts=1)
+    assert result.state is WorkerState.FAILED
+    assert result.is_failed()
+    assert result.return_values == {}
+    assert list(result.failures) == [1]
+    failure = result.failures[1]
+    assert isinstance(failure, ProcessFailure)
+    assert failure.message["message"] == "ValueError: boom"  # type: ignore[index]
+    assert os.path.isfile(failure.error_file)
+    assert Path(failure.error_file).parent.parent.name == "attempt_1"
+
+
+def test_the_worker_group_follows(make: Maker) -> None:
+    """Whoever looks at the group during a run sees ranks, pids and state; afterwards, how it ended."""
+    seen: list[tuple[Any, ...]] = []
+    pids: set[int] = set()
+
+    class Looking(LocalElasticAgent):
+        def _mirror(self, machine: Any) -> None:
+            super()._mirror(machine)
+            group: WorkerGroup = self.get_worker_group()
+            seen.append((group.state, group.group_rank, [str(worker) for worker in group.workers]))
+            pids.update(worker.id for worker in group.workers if worker.id)
+
+    spec = WorkerSpec(role="trainer", entrypoint="/bin/true", local_world_size=2)
+    agent = Looking(spec, make.specs)
+    assert agent.get_worker_group().state is WorkerState.INIT
+    agent.run()
+    assert agent.get_worker_group().state is WorkerState.SUCCEEDED
+    assert (WorkerState.HEALTHY, 0) in {(state, rank) for state, rank, _ in seen}
+    ranks = "local_rank=1,global_rank=1,role_rank=1,world_size=2,role_world_size=2"
+    assert ranks in [words for _, _, workers in seen for words in workers]
+    assert len(pids) == 2
+
+
+# --- restarts and policies --------------------------------------------------------------------------------------------
+
+
+def test_restarts_end_with_the_budget(make: Maker) -> None:
+    """Each try has its own log folder and its own count; the last one's failure is the result."""
+    result = make.shell("echo $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS; exit 9", max_restarts=2)
+    assert result.failures[0].exitcode == 9
+    assert [make.output(0, attempt) for attempt in range(3)] == ["0 of 2\n", "1 of 2\n", "2 of 2\n"]
+
+
+def test_a_new_port_for_every_generation(make: Maker) -> None:
+    """So that no key of an older generation's store can be read; unless the spec names one."""
+    make.shell("echo $MASTER_ADDR $MASTER_PORT $TENAX_GENERATION; exit 1", max_restarts=2)
+    words = [make.output(0, attempt).split() for attempt in range(3)]
+    assert {addr for addr, _, _ in words} == {"127.0.0.1"}
+    assert len({port for _, port, _ in words}) == 3
+    assert [generation for _, _, generation in words] == ["1", "2", "3"]
+
+
+def test_a_spec_may_name_the_address(make: Maker) -> None:
+    """master_addr and master_port of the spec are what the workers see."""
+    make.shell("echo $MASTER_ADDR:$MASTER_PORT", master_addr="node0", master_port=12345)
+    assert make.output(0) == "node0:12345\n"
+
+
+class Choosy:
+    """Gives up on 42, waits a moment after a first failure, and does not count."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, int, int]] = []
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        self.asked.append((failure.exit_code, history.restarts_used, len(history.earlier)))
+        if failure.exit_code == 42:
+            return GiveUp("42 is final")
+        return Wait("a moment", seconds=0.01) if not history.earlier else Restart("again")
+
+
+def test_a_policy_of_ones_own(make: Maker) -> None:
+    """It sees the failure and the history, may wait, may go beyond the budget, and may give up on an exit code."""
+    policy = Choosy()
+    script = "case $TORCHELASTIC_RESTART_COUNT in 2) exit 42;; *) exit 1;; esac"
+    result = make.shell(script, max_restarts=0, restart_policy=policy)
+    assert result.failures[0].exitcode == 42
+    assert policy.asked == [(1, 0, 0), (1, 1, 1), (42, 2, 2)]
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_grace_period_is_the_shutdown_timeout(make: Maker, tmp_path: Path) -> None:
+    """A sibling that does not listen is killed when it is over, not after thirty seconds."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    script = f"""
+    if [ $RANK = 0 ]; then trap '' TERM; echo > {ready}; while :; do sleep 60 & wait; done; fi
+    read line < {ready}
+    exit 5
+    """
+    began = time.monotonic()
+    result = make.shell(script, workers=2, shutdown_timeout=0)
+    assert time.monotonic() - began < 20
+    assert list(result.failures) == [1]
+
+
+def test_what_workers_leave_behind_is_ended(make: Maker) -> None:
+    """Also after a success."""
+    make.shell("setsid sleep 60 & echo $!; sleep 60 & echo $!", workers=2)
+    pids = [int(word) for rank in range(2) for word in make.output(rank).split()]
+    assert len(pids) == 4
+    assert gone(pids, 0)
+
+
+def test_a_lost_keeper_is_an_error_of_ours(make: Maker) -> None:
+    """Not a failure of a worker: the run cannot go on, and says why."""
+    with pytest.raises(RuntimeError, match="keeper of the workers was lost: it was killed by SIGKILL"):
+        make.shell("kill -9 $PPID; sleep 60", max_restarts=3)
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_lost_keeper_leaves_no_function_behind(make: Maker, method: str) -> None:
+    """Whatever way the worker was made, it dies with the keeper, and nothing stays open."""
+    with pytest.raises(RuntimeError, match="was lost"):
+        make.run(kill_my_parent, start_method=method)
+
+
+def kill_my_parent() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+    signal.pause()
+
+
+# --- where it runs ----------------------------------------------------------------------------------------------------
+
+
+def test_off_the_main_thread(make: Maker) -> None:
+    """The same result, and the host's signal handlers are not touched."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    results: list[RunResult] = []
+    thread = threading.Thread(target=lambda: results.append(make.run(who_am_i, "x", start_method="fork")))
+    thread.start()
+    thread.join()
+    assert results[0].return_values == {0: ("x", "0", "0")}
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_two_agents_at_once(tmp_path: Path) -> None:
+    """In two threads of one process: each has its own workers and its own end, and neither waits for the other."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    a, b = Maker(tmp_path / "a"), Maker(tmp_path / "b")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    results: dict[str, RunResult] = {}
+
+    def run(name: str, maker: Maker, entrypoint: Any, *args: Any, **options: Any) -> None:
+        results[name] = maker.run(entrypoint, *args, **options)
+
+    with leaving_nothing():
+        long = threading.Thread(target=run, args=("long", a, "/bin/sh", "-c", f"read line < {fifo}"))
+        long.start()
+        for method in ("fork", "spawn"):
+            short = threading.Thread(target=run, args=(method, b, who_am_i, method), kwargs={"start_method": method})
+            short.start()
+            short.join()
+            assert results[method].return_values == {0: (method, "0", "0")}
+        assert "long" not in results
+        fifo.write_text("go\n")
+        long.join()
+        assert results["long"].state is WorkerState.SUCCEEDED
+
+
+def test_two_forking_agents_at_once(tmp_path: Path) -> None:
+    """The first may end although the second's keeper was forked while it ran, with a copy of all that was open."""
+    makers = {}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        makers[name] = Maker(tmp_path / name)
+        os.mkfifo(tmp_path / name / "fifo")
+    ended: list[str] = []
+
+    def run(name: str) -> None:
+        makers[name].run(wait_for_a_line, str(tmp_path / name / "fifo"), start_method="fork")
+        ended.append(name)
+
+    with leaving_nothing():
+        threads = {}
+        for name in ("first", "second"):
+            threads[name] = threading.Thread(target=run, args=(name,))
+            threads[name].start()
+            with open(tmp_path / name / "fifo") as fifo:  # opens when the worker does
+                assert fifo.read() == "here\n"
+        for name in ("first", "second"):
+            (tmp_path / name / "fifo").write_text("go\n")
+            threads[name].join(30)
+            assert ended[-1] == name
+
+
+def wait_for_a_line(fifo: str) -> None:
+    Path(fifo).write_text("here\n")
+    Path(fifo).read_text()
+
+
+def test_an_agent_runs_again(make: Maker) -> None:
+    """The same object, a second time."""
+    agent = make.agent(who_am_i, "x", start_method="fork")
+    assert agent.run().return_values == agent.run().return_values == {0: ("x", "0", "0")}
+
+
+# --- the spec ---------------------------------------------------------------------------------------------------------
+
+
+def test_fn_is_the_old_name_of_entrypoint() -> None:
+    """It works, with a warning that points at the caller."""
+    with pytest.warns(DeprecationWarning, match="use entrypoint") as caught:
+        spec = WorkerSpec("trainer", 1, None, fn=who_am_i)
+    assert spec.entrypoint is who_am_i
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"local_world_size": 0}, "local_world_size is 0; expected at least 1"),
+        ({"monitor_interval": 0}, "monitor_interval is 0; expected a positive number"),
+        ({"entrypoint": None}, "needs an entrypoint"),
+        ({"entrypoint": ""}, "needs an entrypoint"),
+    ],
+)
+def test_a_spec_that_cannot_work(fields: dict[str, Any], sentence: str) -> None:
+    """An AssertionError, as TorchElastic raises, with a sentence."""
+    given = {"role": "trainer", "entrypoint": "/bin/true", "local_world_size": 1, **fields}
+    with pytest.raises(AssertionError, match=sentence):
+        WorkerSpec(**given)
+
+
+def test_names_of_entrypoints() -> None:
+    """The function's own, or the last part of the path."""
+    assert WorkerSpec(entrypoint="/usr/bin/env").get_entrypoint_name() == "env"
+    assert WorkerSpec(entrypoint=Maker.run).get_entrypoint_name() == "Maker.run"
+
+
+def test_no_warnings_in_an_ordinary_run(make: Maker) -> None:
+    """Nothing is left to the garbage collector, and nothing deprecated is used."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make.run(who_am_i, "x").state is WorkerState.SUCCEEDED

@@ -1,0 +1,112 @@
+"""A node: the parts put together, down to the exit code, also where the world does not play along."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.agent.node import Node, NodePlan
+from tenax.core.model import AgentSettings, Outcome
+from tenax.failures.exit_codes import exit_code_for
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.processes.entrypoint import CommandEntrypoint
+from tenax.rendezvous.local import LocalRendezvous
+from tenax.runtime.journal import read_journal
+from tenax.runtime.replay import replay
+from tenax.testing.processes import FakeProcesses
+from watching import leaving_nothing, on_linux
+
+pytestmark = on_linux
+
+
+class Faked(CommandEntrypoint):
+    """A command whose processes are fake."""
+
+    def __init__(self, processes: FakeProcesses, workers: int) -> None:
+        super().__init__({rank: ["train"] for rank in range(workers)}, "train")
+        self._processes = processes
+
+    def keeper(self) -> Any:
+        return self._processes
+
+
+def plan(folder: Path, entrypoint: CommandEntrypoint, workers: int = 1, **settings: Any) -> NodePlan:
+    chosen = {"max_restarts": 0, **settings}
+    return NodePlan(
+        settings=AgentSettings(run_id="run", role="trainer", local_world_size=workers, **chosen),
+        entrypoint=entrypoint,
+        rendezvous=LocalRendezvous("run"),
+        logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
+    )
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    with leaving_nothing():
+        yield
+
+
+def test_a_process_that_cannot_be_killed_ends_in_72(tmp_path: Path) -> None:
+    """Stuck in the kernel: asked, killed, abandoned, said; the exit code is its own, and the journal replays."""
+    processes = FakeProcesses()
+    processes.will_be_stuck(0)
+    node = Node(plan(tmp_path, Faked(processes, 2), workers=2, grace_s=0.0, abandon_s=0.0))
+
+    def fail_one(machine: Any) -> None:
+        if len([worker for worker in processes.workers.values() if worker.is_alive]) == 2:
+            processes.exit(1, 5)
+
+    verdict = node.run(observe=fail_one)
+    assert (verdict.outcome, exit_code_for(verdict)) == (Outcome.ABANDONED, 72)
+    assert verdict.stuck_pids == (processes[0].pid,)
+    assert "this host needs attention" in verdict.why
+    assert processes[0].signals == [15, 9]
+    assert replay(*read_journal(node.journal_path)).differences == []
+
+
+def test_the_exit_code_of_a_real_worker(tmp_path: Path) -> None:
+    """From the command to the code, with files where the report will look for them."""
+    node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", "exit 7"]}, "sh")))
+    verdict = node.run()
+    assert exit_code_for(verdict) == 7
+    assert node.log_dir == os.path.dirname(node.journal_path)
+    assert Path(node.journal_path).exists()
+
+
+def test_the_first_causes_of_earlier_generations_are_kept(tmp_path: Path) -> None:
+    """For the report's history."""
+    script = "exit $((TORCHELASTIC_RESTART_COUNT + 1))"
+    node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", script]}, "sh"), max_restarts=2))
+    assert exit_code_for(node.run()) == 3
+    assert [failure.exit_code for failure in node.earlier_failures] == [1, 2]
+
+
+def test_last_words_come_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """After everything that workers wrote, also what their children wrote at the very end."""
+    script = "echo one >&2; (trap 'echo two >&2; exit' TERM; sleep 60 & wait) & exit 1"
+    node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", script]}, "sh"), grace_s=10.0))
+    node.run(last_words=lambda verdict: f"it {verdict.outcome.value}")
+    said = capfd.readouterr().err.splitlines()
+    assert said[-1] == "it failed"
+    assert "one" in said
+
+
+def test_no_log_folder_no_journal(tmp_path: Path) -> None:
+    """Nothing is kept: the run works all the same."""
+    made = plan(tmp_path, CommandEntrypoint({0: ["/bin/true"]}, "true"))
+    node = Node(NodePlan(made.settings, made.entrypoint, made.rendezvous, DefaultLogsSpecs(log_dir=os.devnull)))
+    assert node.run().outcome is Outcome.SUCCEEDED
+    assert (node.journal_path, node.log_dir) == ("", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_signal_names_start_nothing(tmp_path: Path) -> None:
+    """They are refused before there is a process."""
+    made = plan(tmp_path, CommandEntrypoint({0: ["/bin/true"]}, "true"))
+    node = Node(NodePlan(made.settings, made.entrypoint, made.rendezvous, made.logs_specs, signals="SIGNOPE"))
+    with pytest.raises(ValueError, match="SIGNOPE"):
+        node.run()

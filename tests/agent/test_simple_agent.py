@@ -1,0 +1,432 @@
+"""The old hooks: a toy agent with the four it must provide, subclasses that keep some of ours, handlers of others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from tenax.core.model import Failure
+from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.multiprocessing import Std
+from tenax.multiprocessing.errors import ProcessFailure
+from tenax.rendezvous import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from watching import gone, leaving_nothing, on_linux
+
+pytestmark = on_linux
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    with leaving_nothing():
+        yield
+
+
+class Store:
+    """A key-value store with torch's methods, in this process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: bytes | str) -> None:
+        with self._changed:
+            self._values[key] = value.encode() if isinstance(value, str) else value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        self.wait([key], timedelta(seconds=30))
+        return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        with self._changed:
+            total = int(self._values.get(key, b"0")) + amount
+            self._values[key] = str(total).encode()
+            return total
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self._changed:
+            found = self._changed.wait_for(lambda: all(key in self._values for key in keys), timeout.total_seconds())
+        if not found:
+            raise TimeoutError(f"waited in vain for {keys}")
+
+
+class Handler(RendezvousHandler):
+    """A handler as somebody else may have written it."""
+
+    def __init__(self, store: Any = None, rank: int = 0, world_size: int = 1, *, as_tuple: bool = False) -> None:
+        self.store = store
+        self.rank = rank
+        self.world_size = world_size
+        self.as_tuple = as_tuple
+        self.rounds = 0
+        self.waiting: list[int] = []  # answers of num_nodes_waiting, first to last; then 0
+        self.refusal: Exception | None = None
+        self.is_shut_down = False
+
+    def get_backend(self) -> str:
+        return "theirs"
+
+    def next_rendezvous(self) -> Any:
+        if self.refusal is not None:
+            raise self.refusal
+        self.rounds += 1
+        if self.as_tuple:
+            return self.store, self.rank, self.world_size
+        info = RendezvousStoreInfo("their-host", 4000 + self.rounds)
+        return RendezvousInfo(self.store, self.rank, self.world_size, info)
+
+    def is_closed(self) -> bool:
+        return self.is_shut_down
+
+    def set_closed(self) -> None: ...
+
+    def num_nodes_waiting(self) -> int:
+        return self.waiting.pop(0) if self.waiting else 0
+
+    def get_run_id(self) -> str:
+        return "their-run"
+
+    def shutdown(self) -> bool:
+        self.is_shut_down = True
+        return True
+
+
+class Toy(SimpleElasticAgent):
+    """Only the hooks that must be there, with plain subprocesses."""
+
+    def __init__(self, spec: WorkerSpec, **options: Any) -> None:
+        super().__init__(spec, **options)
+        self.calls: list[str] = []
+        self.pids: list[int] = []
+        self.death_sig: signal.Signals | None = None
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.calls.append("start")
+        for worker in worker_group.workers:
+            env = {**os.environ, "RANK": str(worker.global_rank), "STARTS": str(self.calls.count("start"))}
+            command = [str(worker_group.spec.entrypoint), *worker_group.spec.args]
+            child = subprocess.Popen(command, env=env)
+            self._children[worker.local_rank] = child
+            self.pids.append(child.pid)
+        return {rank: child.pid for rank, child in self._children.items()}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.calls.append("stop")
+        self._end(signal.SIGTERM)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        codes = {rank: child.poll() for rank, child in self._children.items()}
+        failed = {
+            rank: ProcessFailure(rank, self._children[rank].pid, code, "") for rank, code in codes.items() if code
+        }
+        if failed:
+            return RunResult(WorkerState.FAILED, failures=failed)
+        if None in codes.values():
+            return RunResult(WorkerState.HEALTHY)
+        return RunResult(WorkerState.SUCCEEDED, return_values={rank: f"value {rank}" for rank in codes})
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.calls.append("shutdown")
+        self.death_sig = death_sig
+        self._end(death_sig)
+
+    def _end(self, number: signal.Signals) -> None:
+        for child in self._children.values():
+            child.send_signal(number)
+            child.wait()
+        self._children.clear()
+
+
+def spec_of(script: str, handler: RendezvousHandler | None = None, **fields: Any) -> WorkerSpec:
+    given = {"local_world_size": 1, "max_restarts": 0, "monitor_interval": 0.005, **fields}
+    return WorkerSpec(role="trainer", rdzv_handler=handler, entrypoint="/bin/sh", args=("-c", script), **given)
+
+
+# --- the toy ----------------------------------------------------------------------------------------------------------
+
+
+def test_four_hooks_are_enough() -> None:
+    """Start, look, end: the result is the hook's own, and everything is released once."""
+    agent = Toy(spec_of("exit 0", local_world_size=2))
+    result = agent.run()
+    assert result == RunResult(WorkerState.SUCCEEDED, {0: "value 0", 1: "value 1"})
+    assert agent.calls == ["start", "shutdown"]
+    assert agent.get_worker_group().state is WorkerState.SUCCEEDED
+    assert [worker.id for worker in agent.get_worker_group().workers] == agent.pids
+
+
+def test_failures_are_paid_from_the_budget() -> None:
+    """max_restarts restarts, not one more; then the workers are stopped and the failure is the result."""
+    agent = Toy(spec_of("exit 3", max_restarts=2))
+    result = agent.run()
+    assert result.is_failed()
+    assert result.failures[0].exitcode == 3
+    assert agent.calls == ["start", "stop", "start", "stop", "start", "stop", "shutdown"]
+    assert agent._remaining_restarts == 0
+
+
+def test_nodes_that_wait_restart_without_charge() -> None:
+    """A new member is no failure: stop, meet again, start, and the budget is as it was."""
+    handler = Handler()
+    handler.waiting = [0, 1, 0, 1]
+    agent = Toy(spec_of("[ $STARTS = 3 ] || exec sleep 60", handler))
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert handler.rounds == 3
+    assert agent.calls == ["start", "stop", "start", "stop", "start", "shutdown"]
+    assert agent._remaining_restarts == 0 == agent._worker_group.spec.max_restarts
+
+
+class Unhealthy(Toy):
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return RunResult(WorkerState.UNHEALTHY)
+
+
+def test_unhealthy_is_a_failure() -> None:
+    """It is charged like one, and when the budget is spent the result says failed."""
+    agent = Unhealthy(spec_of("exec sleep 60", max_restarts=1))
+    result = agent.run()
+    assert (result.state, result.is_failed()) == (WorkerState.FAILED, True)
+    assert agent.calls.count("start") == 2
+
+
+class Confused(Toy):
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return RunResult(WorkerState.UNKNOWN)
+
+
+def test_a_state_that_makes_no_sense_ends_the_run() -> None:
+    """Everything is released, and the state is named."""
+    agent = Confused(spec_of("exec sleep 60"))
+    with pytest.raises(RuntimeError, match="the workers are in the state UNKNOWN"):
+        agent.run()
+    assert agent.calls[-1] == "shutdown"
+    assert gone(agent.pids)
+
+
+class Choosy:
+    """Waits after the first failure, restarts after the second, gives up on exit code 3."""
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        if failure.exit_code == 3:
+            return GiveUp("3 is final")
+        return Restart("again") if history.earlier else Wait("a moment", seconds=0.01)
+
+
+def test_a_policy_decides_here_too() -> None:
+    """The same seam as everywhere: wait, restart, give up."""
+    agent = Toy(spec_of("exit $STARTS", max_restarts=0), restart_policy=Choosy())
+    assert agent.run().failures[0].exitcode == 3
+    assert agent.calls.count("start") == 3
+
+
+def test_a_signal_shuts_down_with_that_signal() -> None:
+    """The hook that blocks is interrupted, _shutdown gets the signal, and the handlers are put back."""
+    from tenax.multiprocessing import SignalException
+
+    before = signal.getsignal(signal.SIGUSR1)
+    agent = Toy(spec_of("kill -USR1 $PPID; exec sleep 60"), signals_to_handle="SIGUSR1")
+    with pytest.raises(SignalException) as caught:
+        agent.run()
+    assert caught.value.sigval is signal.SIGUSR1
+    assert agent.death_sig is signal.SIGUSR1
+    assert agent.calls == ["start", "shutdown"]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_tuple_is_as_good_as_an_info() -> None:
+    """The older form of an answer: (store, rank, world size); the address is then agreed through the store."""
+    store = Store()
+    group = _met(Handler(store, as_tuple=True))
+    assert (group.group_rank, group.group_world_size, group.store) == (0, 1, store)
+    assert group.master_addr == "127.0.0.1"
+    assert group.master_port
+    assert _met(Handler(None, as_tuple=True)).master_port, "one node needs no store"
+
+
+def _met(handler: Handler, **fields: Any) -> WorkerGroup:
+    agent = Toy(spec_of("exit 0", handler, **fields))
+    agent.run()
+    return agent.get_worker_group()
+
+
+def test_two_nodes_agree_through_the_store() -> None:
+    """Ranks in the order of the nodes, role ranks within the role, one address; and both wait for the other's end."""
+    store = Store()
+    agents = [
+        Toy(spec_of("exit 0", Handler(store, rank, 2, as_tuple=True), local_world_size=rank + 1, local_addr="here"))
+        for rank in (0, 1)
+    ]
+    threads = [threading.Thread(target=agent.run) for agent in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    groups = [agent.get_worker_group() for agent in agents]
+    assert [[worker.global_rank for worker in group.workers] for group in groups] == [[0], [1, 2]]
+    assert {worker.world_size for group in groups for worker in group.workers} == {3}
+    assert {(group.master_addr, group.master_port) for group in groups} == {("here", groups[0].master_port)}
+    assert store.get("torchelastic/agent/terminal_state/num_members") == b"2"
+
+
+def test_a_peer_that_does_not_come_is_no_failure() -> None:
+    """The exit barrier gives up in time, with a warning; the result stays a success."""
+    store = Store()
+    store.set("torchelastic/role_info/1", '{"role": "trainer", "rank": 1, "local_world_size": 1}')
+    agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), exit_barrier_timeout=0.01)
+    with pytest.warns(RuntimeWarning, match="did not finish with us"):
+        assert agent.run().state is WorkerState.SUCCEEDED
+
+
+def test_a_rendezvous_that_refuses() -> None:
+    """Its exception comes out, and what there was is released."""
+    handler = Handler()
+    handler.refusal = RendezvousClosedError("over")
+    agent = Toy(spec_of("exit 0", handler))
+    with pytest.raises(RendezvousClosedError, match="over"):
+        agent.run()
+    assert agent.calls == ["shutdown"]
+
+
+def test_a_node_that_is_not_needed_leaves_in_peace() -> None:
+    """RendezvousGracefulExitError is not a failure: the result is a success without values."""
+    handler = Handler()
+    handler.refusal = RendezvousGracefulExitError("there are enough of you")
+    assert Toy(spec_of("exit 0", handler)).run() == RunResult(WorkerState.SUCCEEDED)
+
+
+# --- subclasses of the local agent, and handlers of others ------------------------------------------------------------
+
+
+@pytest.fixture
+def specs(tmp_path: Path) -> DefaultLogsSpecs:
+    return DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL)
+
+
+def said(specs: DefaultLogsSpecs, attempt: str = "0", rank: int = 0) -> str:
+    return (Path(specs.run_log_dir) / f"attempt_{attempt}" / str(rank) / "stdout.log").read_text()
+
+
+class Counting(LocalElasticAgent):
+    """Overrides one hook and calls ours."""
+
+    starts = 0
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.starts += 1
+        return super()._start_workers(worker_group)
+
+
+def value() -> str:
+    return os.environ["RANK"]
+
+
+def test_a_subclass_that_starts_workers_our_way(specs: DefaultLogsSpecs) -> None:
+    """Return values by global rank, as without it."""
+    agent = Counting(WorkerSpec(entrypoint=value, local_world_size=2, monitor_interval=0.005), specs)
+    assert agent.run() == RunResult(WorkerState.SUCCEEDED, {0: "0", 1: "1"})
+    assert agent.starts == 1
+
+
+def test_a_subclass_restarts_with_the_right_environment(specs: DefaultLogsSpecs) -> None:
+    """Count and generation go up, the folder is a new one, the failure is the last one's."""
+    script = "echo $TORCHELASTIC_RESTART_COUNT $TENAX_GENERATION $TORCHELASTIC_RUN_ID; exit 4"
+    agent = Counting(spec_of(script, Handler(), max_restarts=1), specs)
+    result = agent.run()
+    assert result.failures[0].exitcode == 4
+    assert [said(specs, "0"), said(specs, "1")] == ["0 1 their-run\n", "1 2 their-run\n"]
+
+
+def test_a_subclass_honours_the_shutdown_timeout(specs: DefaultLogsSpecs, tmp_path: Path) -> None:
+    """Also when a worker fails by itself: the others have that time and no longer."""
+    ready = tmp_path / "ready"
+    os.mkfifo(ready)
+    script = f"""
+    if [ $RANK = 0 ]; then trap '' TERM; echo > {ready}; while :; do sleep 60 & wait; done; fi
+    read line < {ready}
+    exit 5
+    """
+    began = time.monotonic()
+    result = Counting(spec_of(script, local_world_size=2), specs, shutdown_timeout=0).run()
+    assert time.monotonic() - began < 20
+    assert list(result.failures) == [1]
+
+
+def test_a_third_party_handler(specs: DefaultLogsSpecs) -> None:
+    """Its ranks, its address, its run id; and it is asked again for every generation."""
+    handler = Handler(Store(), rank=0, world_size=1)
+    script = "echo $RANK of $WORLD_SIZE at $MASTER_ADDR:$MASTER_PORT in $TORCHELASTIC_RUN_ID; [ $TENAX_GENERATION = 2 ]"
+    agent = LocalElasticAgent(spec_of(script, handler, max_restarts=1), specs)
+    assert agent.run().state is WorkerState.SUCCEEDED
+    assert said(specs, "0") == "0 of 1 at their-host:4001 in their-run\n"
+    assert said(specs, "1") == "0 of 1 at their-host:4002 in their-run\n"
+    assert not handler.is_shut_down, "a handler is its owner's to shut down"
+
+
+def test_a_third_party_handler_that_lets_a_node_in(specs: DefaultLogsSpecs, tmp_path: Path) -> None:
+    """A membership change restarts the workers for free, and keeps the logs of both."""
+    handler = Handler()
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    script = f"echo generation $TENAX_GENERATION; [ $TENAX_GENERATION = 2 ] || {{ echo > {fifo}; exec sleep 60; }}"
+    agent = LocalElasticAgent(spec_of(script, handler), specs)
+    results: list[RunResult] = []
+    thread = threading.Thread(target=lambda: results.append(agent.run()))
+    thread.start()
+    fifo.read_text()
+    handler.waiting = [1]
+    thread.join(30)
+    assert results[0].state is WorkerState.SUCCEEDED
+    assert [said(specs, "0"), said(specs, "0.1")] == ["generation 1\n", "generation 2\n"]
+
+
+class AnythingGoes:
+    """What a careless test of somebody's launcher passes as a handler: every attribute is there and does nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        answers = {"next_rendezvous": (None, 0, 1), "num_nodes_waiting": 0, "get_run_id": "any"}
+        return lambda *_, **__: answers.get(name)
+
+
+def test_a_handler_that_answers_everything_is_not_taken_for_ours(specs: DefaultLogsSpecs) -> None:
+    """Only our own handlers are run by events; anything else is asked through the documented methods."""
+    agent = LocalElasticAgent(spec_of("exit 0", AnythingGoes()), specs)  # type: ignore[arg-type]
+    assert agent.run().state is WorkerState.SUCCEEDED
+
+
+class Server:
+    """A health check server, as far as the agent is concerned."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.mark.parametrize("handler", [None, Handler()], ids=["ours", "theirs"])
+def test_the_health_check_server_runs_with_the_workers(specs: DefaultLogsSpecs, handler: Handler | None) -> None:
+    """Started before and stopped after, on either path."""
+    server = Server()
+    LocalElasticAgent(spec_of("exit 0", handler), specs, health_check_server=server).run()
+    assert server.calls == ["start", "stop"]

@@ -1,0 +1,314 @@
+"""PContext: a set of processes behind blocking methods, from start to close, however they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.multiprocessing import (
+    DefaultLogsSpecs,
+    MultiprocessContext,
+    PContext,
+    RunProcsResult,
+    Std,
+    SubprocessContext,
+    start_processes,
+)
+from watching import PATIENCE_S, gone, is_alive, leaving_nothing, on_linux, until
+
+pytestmark = on_linux
+
+
+class Maker:
+    """Starts processes with logs below the test's folder, and closes what the test did not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._made: list[PContext] = []
+
+    def __call__(
+        self, entrypoint: Callable[..., Any] | str, *args: tuple[Any, ...], redirects: Std = Std.ALL, **options: Any
+    ) -> PContext:
+        specs = DefaultLogsSpecs(log_dir=str(self.folder), redirects=redirects)
+        envs: dict[int, dict[str, str]] = {rank: {"WORD": str(rank)} for rank in range(len(args))}
+        made = start_processes("test", entrypoint, dict(enumerate(args)), envs, specs, **options)
+        self._made.append(made)
+        return made
+
+    def close(self) -> None:
+        for context in self._made:
+            context.close()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Maker]:
+    with leaving_nothing():
+        maker = Maker(tmp_path)
+        yield maker
+        maker.close()
+
+
+def shell(*scripts: str) -> list[tuple[str, str]]:
+    return [("-c", script) for script in scripts]
+
+
+def double(number: int) -> int:
+    print(f"doubling {number} in {os.environ['WORD']}")
+    return 2 * number
+
+
+def raise_if_odd(number: int) -> int:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    signal.pause()
+    return number
+
+
+# --- success ----------------------------------------------------------------------------------------------------------
+
+
+def test_programs_that_succeed(start: Maker) -> None:
+    """None for every local rank; their output lies in the files that are named."""
+    context = start("/bin/sh", *shell("echo out $WORD; echo err $WORD >&2", "echo out $WORD"))
+    assert isinstance(context, SubprocessContext)
+    result = context.wait()
+    assert result is not None
+    assert not result.is_failed()
+    assert (result.return_values, result.failures) == ({0: None, 1: None}, {})
+    assert [Path(result.stdouts[rank]).read_text() for rank in (0, 1)] == ["out 0\n", "out 1\n"]
+    assert [Path(result.stderrs[rank]).read_text() for rank in (0, 1)] == ["err 0\n", ""]
+    assert result.stdouts == context.stdouts
+    assert result.stderrs == context.stderrs
+    assert not any(Path(path).exists() for path in context.error_files.values())
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_functions_that_succeed(start: Maker, method: str) -> None:
+    """What each returned, by local rank; what it printed, in its file."""
+    context = start(double, (1,), (2,), start_method=method)
+    assert isinstance(context, MultiprocessContext)
+    result = context.wait()
+    assert result is not None
+    assert result.return_values == {0: 2, 1: 4}
+    assert Path(result.stdouts[1]).read_text() == "doubling 2 in 1\n"
+
+
+def test_without_redirects_there_are_no_files(start: Maker, capfd: pytest.CaptureFixture[str]) -> None:
+    """Output goes where ours goes, and the paths are empty."""
+    result = start("/bin/sh", *shell("echo hello"), redirects=Std.NONE).wait()
+    assert result is not None
+    assert (result.stdouts, result.stderrs) == ({0: ""}, {0: ""})
+    assert capfd.readouterr().out == "hello\n"
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_wait_looks_waits_and_remembers(start: Maker, tmp_path: Path) -> None:
+    """0 only looks, a timeout is kept, and the result can be asked for again and again."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    context = start("/bin/sh", *shell(f"read line < {fifo}"))
+    assert context.wait(0) is None
+    began = time.monotonic()
+    assert context.wait(0.05, period=60) is None
+    assert 0.04 < time.monotonic() - began < PATIENCE_S
+    fifo.write_text("go\n")
+    result = context.wait()
+    assert isinstance(result, RunProcsResult)
+    assert context.wait(0) == result
+    assert context.wait(-1) == result
+
+
+def test_pids_are_known_when_start_returns(start: Maker) -> None:
+    """By local rank; each is a process of its own."""
+    pids = start("/bin/sleep", ("60",), ("60",)).pids()
+    assert sorted(pids) == [0, 1]
+    assert all(map(is_alive, pids.values()))
+
+
+# --- failure ----------------------------------------------------------------------------------------------------------
+
+
+def test_one_failure_ends_the_others(start: Maker) -> None:
+    """Failures are keyed by local rank and hold the one that failed; the others were stopped, not failed."""
+    context = start("/bin/sh", *shell("exec sleep 60", "echo why >&2; exit 7"))
+    pids = context.pids()
+    result = context.wait()
+    assert result is not None
+    assert result.is_failed()
+    assert list(result.failures) == [1]
+    failure = result.failures[1]
+    assert (failure.local_rank, failure.exitcode, failure.pid) == (1, 7, pids[1])
+    assert result.return_values == {}
+    assert gone(list(pids.values()), 0)
+    assert Path(result.stderrs[1]).read_text() == "why\n"
+
+
+def test_an_exception_is_in_the_failure(start: Maker) -> None:
+    """Message, traceback and error file of the function that raised, without any decorator."""
+    context = start(raise_if_odd, (2,), (3,), start_method="fork")
+    result = context.wait()
+    assert result is not None
+    failure = result.failures[1]
+    assert failure.error_file == context.error_files[1]
+    assert failure.message["message"] == "ValueError: 3 is odd"  # type: ignore[index]
+
+
+def test_a_program_that_is_not_there(start: Maker) -> None:
+    """It is a failure of that process, with the shell's code and the system's reason."""
+    result = start("/no/such/program", ()).wait()
+    assert result is not None
+    assert result.failures[0].exitcode == 127
+    assert "No such file or directory" in str(result.failures[0].message)
+
+
+def test_an_argument_that_cannot_be_pickled(start: Maker) -> None:
+    """The others are ended, and the reason is pickle's."""
+    result = start(double, (1,), (threading.Lock(),)).wait()
+    assert result is not None
+    assert "pickle" in str(result.failures[1].message)
+
+
+def test_a_keeper_that_is_lost_is_no_success(start: Maker) -> None:
+    """Nobody returned anything and nobody failed, and still it is an error."""
+    context = start("/bin/sleep", ("60",))
+    (pid,) = context.pids().values()
+    keeper = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(keeper, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="it was killed by SIGKILL"):
+        context.wait()
+    with pytest.raises(RuntimeError, match="it was killed by SIGKILL"):
+        context.wait(0)
+    context.close()
+    assert gone([pid], 0)
+
+
+# --- close ------------------------------------------------------------------------------------------------------------
+
+TRAP = """
+import os, signal, sys
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, lambda number, _: os._exit(number))
+open(os.environ["READY"], "w").close()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("given", [None, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1], ids=str)
+def test_close_sends_the_signal(start: Maker, tmp_path: Path, given: signal.Signals | None) -> None:
+    """SIGTERM unless told otherwise; afterwards nobody is alive."""
+    ready = tmp_path / "ready"
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    os.environ["READY"] = str(ready)
+    try:
+        context = start(sys.executable, ("-ISc", TRAP, *map(int, numbers)))
+    finally:
+        del os.environ["READY"]
+    until(ready.exists, "the process to be ready")
+    pids = list(context.pids().values())
+    context.close(given)
+    assert gone(pids, 0)
+    result = context.wait(0)
+    assert result is not None
+    assert result.failures[0].exitcode == (given or signal.SIGTERM)
+
+
+def test_close_keeps_its_timeout(start: Maker, tmp_path: Path) -> None:
+    """Who does not listen is killed when the time is up, with everything below it."""
+    ready = tmp_path / "ready"
+    context = start(
+        "/bin/sh", *shell(f"trap '' TERM; sleep 60 & echo $! > {ready}.half; mv {ready}.half {ready}; wait; wait")
+    )
+    until(ready.exists, "the process to be ready")
+    pids = [*context.pids().values(), int(ready.read_text())]
+    began = time.monotonic()
+    context.close(timeout=0)
+    assert time.monotonic() - began < 20
+    assert gone(pids, 0)
+    result = context.wait(0)
+    assert result is not None
+    assert result.failures[0].exitcode == -signal.SIGKILL
+
+
+def test_close_may_come_twice_early_and_late(start: Maker, tmp_path: Path) -> None:
+    """Before the start, after the end, and again: it is always allowed."""
+    never = SubprocessContext("never", "/bin/true", {0: ()}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)))
+    never.close()
+    never.close()
+    assert never.wait(0) is None
+    assert never.pids() == {}
+    ended = start("/bin/true", ())
+    assert ended.wait() is not None
+    ended.close()
+    ended.close(signal.SIGKILL, 0)
+    assert ended.wait(0) is not None
+
+
+def test_a_context_starts_once(start: Maker) -> None:
+    """Starting it again is a mistake that is named."""
+    context = start("/bin/true", ())
+    with pytest.raises(RuntimeError, match="started already"):
+        context.start()
+    context.wait()
+    context.close()
+    with pytest.raises(RuntimeError, match="started already"):
+        context.start()
+
+
+def test_waiting_ends_when_another_thread_closes(start: Maker) -> None:
+    """A thread that waits for ever is woken."""
+    context = start("/bin/sleep", ("60",))
+    results: list[RunProcsResult | None] = []
+    waiter = threading.Thread(target=lambda: results.append(context.wait()))
+    waiter.start()
+    context.close()
+    waiter.join(PATIENCE_S)
+    assert results[0] is not None
+    assert results[0].failures[0].exitcode == -signal.SIGTERM
+
+
+def test_forgetting_to_close_leaves_nothing_once_it_ended(tmp_path: Path) -> None:
+    """Waiting to the end is enough."""
+    with leaving_nothing():
+        specs = DefaultLogsSpecs(log_dir=str(tmp_path))
+        context = start_processes("test", "/bin/true", {0: ()}, {0: {}}, specs)
+        assert context.wait() is not None
+        with suppress(AttributeError):
+            context._thread.join()  # type: ignore[union-attr]
+
+
+# --- mistakes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("args", "envs", "sentence"),
+    [
+        ({1: ()}, {0: {}}, "args has the keys"),
+        ({0: ()}, {2: {}}, "envs has the keys"),
+        ({}, {}, "expected the local ranks 0 to n-1"),
+        ({0: (), 1: ()}, {0: {}}, "args for 2 processes but envs for 1"),
+    ],
+)
+def test_ranks_that_do_not_fit(tmp_path: Path, args: Any, envs: Any, sentence: str) -> None:
+    """Refused before anything starts."""
+    with leaving_nothing(), pytest.raises(RuntimeError, match=sentence):
+        start_processes("test", "/bin/true", args, envs, DefaultLogsSpecs(log_dir=str(tmp_path)))
+
+
+def test_a_start_method_that_does_not_exist(tmp_path: Path) -> None:
+    """Refused, and nothing is left of the attempt."""
+    with leaving_nothing(), pytest.raises(ValueError, match="start_method is 'teleport'"):
+        start_processes(
+            "test", double, {0: (1,)}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)), start_method="teleport"
+        )

@@ -1,0 +1,120 @@
+"""Descendants: who is below a process, whoever its parent is now and whatever it calls itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tenax.processes.descendants import bearers, descendants, is_zombie, parent_of, wait_for_a_death
+from watching import Pipe, gone, leaving_nothing, on_linux, pipe, python, until
+
+pytestmark = on_linux
+__all__ = ["pipe"]
+
+# A tree: this process, a thread of it that forked a child, a grandchild in another session; each says its pid.
+TREE = """
+import os, signal, threading
+def say():
+    os.write(1, b"%d\\n" % os.getpid())
+def child():
+    if os.fork() == 0:
+        if os.fork() == 0:
+            os.setsid()
+            say()
+            while True:
+                signal.pause()
+        say()
+        while True:
+            signal.pause()
+thread = threading.Thread(target=lambda: (child(), threading.Event().wait()), daemon=True)
+thread.start()
+say()
+while True:
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def tree(pipe: Pipe) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    with leaving_nothing():
+        root = subprocess.Popen(python(TREE), stdout=pipe.writer)
+        pids = pipe.numbers(3)
+        yield root, [pid for pid in pids if pid != root.pid]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        root.wait()
+
+
+def test_everybody_below_is_found(tree: tuple[subprocess.Popen[bytes], list[int]]) -> None:
+    """Children of any thread and their children, in whatever session, parents first."""
+    root, (child, grandchild) = tree[0], sorted(tree[1], key=lambda pid: parent_of(pid) != tree[0].pid)
+    assert descendants(root.pid) == [child, grandchild]
+    assert parent_of(grandchild) == child
+    assert {child, grandchild} <= set(descendants(os.getpid()))
+
+
+def test_nobody_is_below_nobody() -> None:
+    """A process that is gone has no descendants and no parent, and is no zombie."""
+    process = subprocess.Popen(["/bin/true"])
+    process.wait()
+    assert descendants(process.pid) == []
+    assert parent_of(process.pid) == 0
+    assert not is_zombie(process.pid)
+
+
+def test_a_zombie_is_known() -> None:
+    """Dead, but not reaped."""
+    process = subprocess.Popen(["/bin/true"])
+    assert gone([process.pid])
+    assert is_zombie(process.pid)
+    process.wait()
+    assert not is_zombie(os.getpid())
+
+
+def test_a_strange_name_confuses_nobody(tmp_path: Path) -> None:
+    """A program may call itself anything, also ') R 1 1'."""
+    strange = tmp_path / ") R 1 1 ("
+    strange.symlink_to("/bin/sleep")
+    process = subprocess.Popen([str(strange), "60"])
+    try:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text().startswith(") R 1"), "the new name")
+        assert parent_of(process.pid) == os.getpid()
+        assert not is_zombie(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_bearers_of_a_mark() -> None:
+    """Who was started with it in the environment, and nobody else."""
+    mark = f"TENAX_TEST_MARK={os.urandom(8).hex()}"
+    name, _, value = mark.partition("=")
+    process = subprocess.Popen(["/bin/sleep", "60"], env={name: value})
+    try:
+        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "the program")
+        assert bearers(mark.encode()) == [process.pid]
+    finally:
+        process.kill()
+        process.wait()
+    assert bearers(mark.encode()) == []
+
+
+def test_waiting_for_a_death() -> None:
+    """One is enough; nobody's death is not waited for longer than patience allows."""
+    with leaving_nothing():
+        long, short = (subprocess.Popen(["/bin/sleep", "60"]) for _ in range(2))
+        began = time.monotonic()
+        assert not wait_for_a_death([long.pid, short.pid], 0.01)
+        short.kill()
+        assert wait_for_a_death([long.pid, short.pid], 30)
+        short.wait()
+        assert wait_for_a_death([long.pid, short.pid], 30), "who is gone already is dead"
+        assert time.monotonic() - began < 20
+        long.kill()
+        long.wait()

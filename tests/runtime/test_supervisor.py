@@ -1,0 +1,382 @@
+"""The supervisor on fake processes and a fake clock: every path from the first join to the verdict, in no time.
+
+Each run here is also replayed from its journal: the same facts give the same decisions.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.agent import AgentMachine, Phase
+from tenax.core.environment import worker_environment
+from tenax.core.model import AgentSettings, Evidence, Failure, Outcome, Verdict, WorkerPhase
+from tenax.core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
+from tenax.failures.exit_codes import exit_code_for
+from tenax.failures.words import signal_in_words
+from tenax.ports import Launch, Output
+from tenax.rendezvous.local import LocalRendezvous
+from tenax.runtime.journal import Journal, read_journal
+from tenax.runtime.loop import Loop
+from tenax.runtime.replay import replay
+from tenax.runtime.supervisor import Supervisor
+from tenax.testing.clock import FakeClock
+from tenax.testing.processes import FakeProcesses
+from watching import leaving_nothing
+
+HOUR_S = 3600.0
+
+
+class QuietLogs:
+    """Implements ``ports.Logs``: keeps what was said, and has what evidence the test gives it."""
+
+    wants_to_write = False
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.evidence: dict[int, Evidence | None] = {}  # None: there will never be an answer
+        self.refuses = False
+
+    def open(self) -> None: ...
+
+    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
+        if self.refuses:
+            raise OSError(24, "Too many open files")
+        return {rank: Output(os.dup(2), os.dup(2), {"STREAM": f"{generation}.{rank}"}) for rank in envs}
+
+    def has_error_file(self, local_rank: int) -> bool:
+        return bool(self.evidence.get(local_rank))
+
+    def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
+        evidence = self.evidence.get(command.local_rank, Evidence())
+        if evidence is not None:
+            done(evidence)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def live(self, text: str) -> None: ...
+
+    def close(self, last_words: str = "") -> None: ...
+
+    def fileno(self) -> int:
+        return -1
+
+    def on_readable(self) -> None: ...
+
+    def on_writable(self) -> None: ...
+
+
+class Named:
+    """Implements ``ports.Entrypoint``: a value for every worker, and what was asked of it."""
+
+    name = "train"
+
+    def __init__(self) -> None:
+        self.launched: list[tuple[int, dict[str, str]]] = []
+        self.released: list[int] = []
+        self.faults: dict[int, str] = {}
+        self.cannot_launch: set[int] = set()
+        self.values: dict[int, Any] = {}
+        self.is_closed = False
+
+    def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
+        if local_rank in self.cannot_launch:
+            raise TypeError("cannot pickle '_thread.lock' object")
+        self.launched.append((local_rank, env))
+        return Launch(env=env, argv=["train"])
+
+    def release(self, local_rank: int) -> None:
+        self.released.append(local_rank)
+
+    def collect(self, local_rank: int, exit_code: int) -> str:
+        self.values[local_rank] = exit_code
+        return self.faults.get(local_rank, "")
+
+    def return_values(self) -> dict[int, Any]:
+        return self.values
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Stage:
+    """A supervisor and everything around it."""
+
+    def __init__(self, path: str, policy: RestartPolicy | None = None, **settings: Any) -> None:
+        chosen = {"run_id": "run", "role": "trainer", "local_world_size": 2, "max_restarts": 0, **settings}
+        self.settings = AgentSettings(**chosen)
+        self.clock = FakeClock(1000.0)
+        self.processes = FakeProcesses()
+        self.entrypoint = Named()
+        self.logs = QuietLogs()
+        self.acts: dict[int, Callable[[], None]] = {}  # by generation: what happens when all its workers run
+        self._path = path
+        self._policy = policy
+        self._seen: set[int] = set()
+
+    def run(self) -> Verdict:
+        loop = Loop(self.clock, selector=self.clock.selector())
+        supervisor = Supervisor(
+            self.settings,
+            loop=loop,
+            rendezvous=LocalRendezvous("run"),
+            processes=self.processes,
+            entrypoint=self.entrypoint,
+            logs=self.logs,
+            journal=Journal(self._path),
+            environments=self._environments,
+            policy=self._policy,
+            observe=self._act,
+        )
+        try:
+            verdict = supervisor.run()
+        finally:
+            loop.close()
+        assert self.entrypoint.is_closed
+        assert self.processes.fileno() == -1
+        self._check_replay(verdict)
+        return verdict
+
+    def _environments(self, command: order.StartWorkers) -> dict[int, dict[str, str]]:
+        return {
+            rank: worker_environment(self.settings, command.assignment, rank, command.restarts_used, {})
+            for rank in range(self.settings.local_world_size)
+        }
+
+    def _act(self, machine: AgentMachine) -> None:
+        state = machine.state
+        up = all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
+        if state.phase is Phase.RUNNING and up and state.generation not in self._seen:
+            self._seen.add(state.generation)
+            self.acts.get(state.generation, self._succeed)()
+
+    def _succeed(self) -> None:
+        for rank in range(self.settings.local_world_size):
+            self.processes.exit(rank, 0)
+
+    def _check_replay(self, verdict: Verdict) -> None:
+        replayed = replay(*read_journal(self._path))
+        assert replayed.differences == []
+        assert replayed.verdict == verdict
+        assert replayed.is_complete
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Callable[..., Stage]]:
+    with leaving_nothing():
+        yield lambda **options: Stage(str(tmp_path / "journal.jsonl"), **options)
+
+
+def test_all_workers_succeed(stage: Callable[..., Stage]) -> None:
+    """They start once, with their environment and streams; the verdict comes when the node is clear."""
+    made = stage()
+    verdict = made.run()
+    assert (verdict.outcome, verdict.generation, verdict.restarts_used) == (Outcome.SUCCEEDED, 1, 0)
+    assert [rank for rank, _ in made.entrypoint.launched] == [0, 1]
+    for rank, env in made.entrypoint.launched:
+        assert (env["RANK"], env["WORLD_SIZE"], env["STREAM"]) == (str(rank), "2", f"1.{rank}")
+    assert made.entrypoint.released == [0, 1]
+    assert made.entrypoint.return_values() == {0: 0, 1: 0}
+    descriptors = made.processes[0].launch.descriptors
+    assert {1, 2} <= set(descriptors)
+    assert exit_code_for(verdict) == 0
+
+
+def test_a_failure_is_tried_again(stage: Callable[..., Stage]) -> None:
+    """The others are asked to end, the node is cleared, the next generation starts and knows its number."""
+    made = stage(max_restarts=1)
+    made.acts[1] = lambda: made.processes.exit(1, 3)
+    verdict = made.run()
+    assert (verdict.outcome, verdict.generation, verdict.restarts_used) == (Outcome.SUCCEEDED, 2, 1)
+    assert made.processes.workers[1, 0].signals == [signal.SIGTERM]
+    counts = [env["TORCHELASTIC_RESTART_COUNT"] for _, env in made.entrypoint.launched]
+    assert counts == ["0", "0", "1", "1"]
+    assert made.clock() == 1000.0, "nobody waited for anything"
+
+
+def test_the_budget_ends(stage: Callable[..., Stage]) -> None:
+    """After the last restart the run fails with the last generation's first cause and its exit code."""
+    made = stage(max_restarts=1)
+    made.acts[1] = lambda: made.processes.exit(0, 3)
+    made.acts[2] = lambda: made.processes.exit(1, 4)
+    made.logs.evidence[1] = Evidence(message="ValueError: boom")
+    verdict = made.run()
+    assert (verdict.outcome, verdict.why) == (Outcome.FAILED, "the one restart is used")
+    assert [failure.evidence.message for failure in verdict.failures] == ["ValueError: boom"]
+    assert [stopped.global_rank for stopped in verdict.stopped] == [0]
+    assert exit_code_for(verdict) == 4
+
+
+def test_a_deaf_worker_has_its_grace_and_is_killed(stage: Callable[..., Stage]) -> None:
+    """Asked, given the whole grace period, killed: and nothing longer than that."""
+    made = stage(grace_s=30.0)
+    made.processes.will_ignore(0, signal.SIGTERM)
+    made.acts[1] = lambda: made.processes.exit(1, 3)
+    verdict = made.run()
+    assert made.processes[0].signals == [signal.SIGTERM, signal.SIGKILL]
+    assert made.clock() == 1030.0
+    assert [(stopped.local_rank, stopped.exit_code) for stopped in verdict.stopped] == [(0, -signal.SIGKILL)]
+
+
+def test_a_worker_that_nothing_ends_is_abandoned(stage: Callable[..., Stage]) -> None:
+    """After the bound the run ends all the same, names the process, and has an exit code of its own."""
+    made = stage(grace_s=30.0, abandon_s=10.0, max_restarts=5)
+    made.processes.will_be_stuck(0)
+    made.acts[1] = lambda: made.processes.exit(1, 3)
+    verdict = made.run()
+    assert verdict.outcome is Outcome.ABANDONED
+    assert verdict.stuck_pids == (made.processes.workers[1, 0].pid,)
+    assert str(made.processes[0].pid) in verdict.why
+    assert made.clock() == 1040.0
+    assert exit_code_for(verdict) == 72
+
+
+def test_what_successful_workers_leave_is_ended_in_time(stage: Callable[..., Stage]) -> None:
+    """A child that stays after its worker's success does not hold up the verdict."""
+    made = stage()
+
+    def leave_and_succeed() -> None:
+        made.processes.leave_behind(0, in_group=False, ignores_term=True)
+        made._succeed()
+
+    made.acts[1] = leave_and_succeed
+    assert made.run().outcome is Outcome.SUCCEEDED
+    assert made.clock() == 1000.0
+
+
+class Patient:
+    """Waits an hour before the next try, and gives up on exit code 42."""
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        if failure.exit_code == 42:
+            return GiveUp("42 means: do not try again")
+        return Wait("the machine needs to cool down", seconds=HOUR_S)
+
+
+def test_a_policy_may_wait(stage: Callable[..., Stage]) -> None:
+    """The pause is a deadline, not a sleep: on this clock an hour takes no time, and the journal replays."""
+    made = stage(policy=Patient(), max_restarts=0)
+    made.acts[1] = lambda: made.processes.exit(1, 3)
+    made.acts[2] = lambda: made.processes.exit(1, 42)
+    verdict = made.run()
+    assert (verdict.outcome, verdict.why) == (Outcome.FAILED, "42 means: do not try again")
+    assert verdict.restarts_used == 1
+    assert made.clock() == 1000.0 + HOUR_S
+
+
+def test_an_entrypoint_that_cannot_be_launched(stage: Callable[..., Stage]) -> None:
+    """One worker's arguments cannot be pickled: it could not be started, the others are ended, the reason is told."""
+    made = stage()
+    made.entrypoint.cannot_launch.add(0)
+    verdict = made.run()
+    assert verdict.outcome is Outcome.FAILED
+    assert verdict.failures[0].reason == "could not be started: TypeError: cannot pickle '_thread.lock' object"
+    assert made.processes[1].signals == [signal.SIGTERM]
+    assert 0 in made.entrypoint.released
+
+
+def test_a_start_that_the_system_refuses(stage: Callable[..., Stage]) -> None:
+    """The exit code is the shell's."""
+    made = stage(local_world_size=1)
+    made.processes.refuse(0, "No such file or directory: 'train'", 127)
+    assert exit_code_for(made.run()) == 127
+
+
+def test_no_streams_no_workers(stage: Callable[..., Stage]) -> None:
+    """When there are no pipes for their output, workers are not started, and that is the reason."""
+    made = stage()
+    made.logs.refuses = True
+    verdict = made.run()
+    assert verdict.outcome is Outcome.FAILED
+    assert "Too many open files" in verdict.failures[0].reason
+    assert made.processes.workers == {}
+
+
+def test_a_value_that_cannot_be_read_is_a_failure(stage: Callable[..., Stage]) -> None:
+    """Exit code 0 is not enough when the result is missing."""
+    made = stage()
+    made.entrypoint.faults[1] = "its return value cannot be unpickled here"
+    verdict = made.run()
+    assert (verdict.outcome, verdict.failures[0].reason) == (Outcome.FAILED, made.entrypoint.faults[1])
+    assert exit_code_for(verdict) == 1
+
+
+def test_a_lost_keeper_breaks_the_run(stage: Callable[..., Stage]) -> None:
+    """Without a hold on the workers there is nothing to restart safely."""
+    made = stage(max_restarts=5)
+    made.acts[1] = made.processes.lose
+    verdict = made.run()
+    assert (verdict.outcome, exit_code_for(verdict)) == (Outcome.BROKEN, 71)
+    assert "it was killed by SIGKILL" in verdict.why
+
+
+def test_evidence_that_never_comes_is_not_waited_for(stage: Callable[..., Stage]) -> None:
+    """Two seconds, then the decision goes on without it."""
+    made = stage(examine_s=2.0)
+    made.logs.evidence[1] = None
+    made.acts[1] = lambda: made.processes.exit(1, 3)
+    assert made.run().outcome is Outcome.FAILED
+    assert made.clock() == 1002.0
+
+
+def test_every_order_is_in_the_journal_before_it_is_carried_out(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """The journal of an agent that died shows what it was about to do."""
+    made = stage()
+    seen: list[list[str]] = []
+    launch = made.entrypoint.launch
+
+    def look(local_rank: int, env: dict[str, str]) -> Launch:
+        _, steps, _ = read_journal(str(tmp_path / "journal.jsonl"))
+        seen.append([type(command).__name__ for step in steps for command in step.commands])
+        return launch(local_rank, env)
+
+    made.entrypoint.launch = look  # type: ignore[method-assign]
+    made.run()
+    assert seen == [["Join", "StartWorkers"]] * 2
+
+
+def test_an_exception_of_ours_still_closes_everything(stage: Callable[..., Stage]) -> None:
+    """Whatever goes wrong inside, nobody is left running."""
+    made = stage()
+    made.acts[1] = lambda: 1 / 0  # type: ignore[assignment, return-value]
+    with pytest.raises(ZeroDivisionError):
+        made.run()
+    assert made.entrypoint.is_closed
+    assert made.processes.fileno() == -1
+    assert not any(worker.is_alive for worker in made.processes.workers.values())
+
+
+def test_the_story_is_told_as_it_happens(stage: Callable[..., Stage]) -> None:
+    """Start, failure, what was asked, the next try, the end: one line each, and nothing of what a reader can spare."""
+    made = stage(max_restarts=1)
+    made.acts[1] = lambda: made.processes.exit(1, 3)
+    made.run()
+    pid = made.processes.workers[1, 1].pid
+    assert made.logs.said == [
+        "tenax: generation 1: starting 2 workers, ranks 0 to 1 of 2",
+        f"tenax: rank 1 (pid {pid}) exited with code 3",
+        f"tenax: asking the workers to end with {signal_in_words(15)}, 30 s of grace: rank 1 failed",
+        "tenax: restart 1 of 1: forming generation 2",
+        "tenax: generation 2: starting 2 workers, ranks 0 to 1 of 2",
+        "tenax: the run succeeded: all 2 workers succeeded",
+    ]
+
+
+def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
+    """Events of the world that the machine has no use for are in the journal and change nothing."""
+    made = stage()
+
+    def echo() -> None:
+        made.processes._say(fact.NodeCleared(7))
+        made._succeed()
+
+    made.acts[1] = echo
+    assert made.run().outcome is Outcome.SUCCEEDED

@@ -1,0 +1,174 @@
+"""Worker logs: streams for each generation, evidence of a failure, and the agent's own lines, with a real scribe."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.model import Evidence
+from tenax.logs.specs import DefaultLogsSpecs, LogsSpecs
+from tenax.logs.std import Std
+from tenax.runtime.loop import Loop
+from tenax.runtime.worker_logs import WorkerLogs
+from watching import gone, leaving_nothing, on_linux, until
+
+pytestmark = on_linux
+
+
+class Bench:
+    """Logs on a real loop, and workers that are only their streams."""
+
+    def __init__(self, specs: LogsSpecs) -> None:
+        self.loop = Loop()
+        self.logs = WorkerLogs(specs, role="trainer")
+        self.logs.open()
+        self.loop.watch(self.logs)
+        self.generation = 0
+
+    def prepare(self, workers: int = 1) -> list[tuple[int, int]]:
+        """The streams of the next generation's workers."""
+        self.generation += 1
+        count = str(self.generation - 1)
+        envs = {rank: {"TORCHELASTIC_RESTART_COUNT": count, "RANK": str(rank)} for rank in range(workers)}
+        outputs = self.logs.prepare(self.generation, envs)
+        return [(outputs[rank].stdout, outputs[rank].stderr) for rank in range(workers)]
+
+    def examine(self, exit_code: int = 1, rank: int = 0, **fields: object) -> Evidence:
+        now = self.loop.now()
+        times = {"started_at": now - 1, "ended_at": now}
+        given = {**times, **fields}
+        command = order.ExamineFailure(self.generation, rank, os.getpid(), exit_code, **given)  # type: ignore[arg-type]
+        answers: list[Evidence] = []
+
+        def done(evidence: Evidence) -> None:
+            answers.append(evidence)
+            self.loop.post(fact.TimePassed())
+
+        self.logs.examine(command, done)
+        deadline = time.monotonic() + 20
+        while not answers:
+            assert self.loop.next_event(lambda: deadline) is not None, "no evidence came"
+        return answers[0]
+
+    def close(self, last_words: str = "") -> None:
+        self.logs.close(last_words)
+        self.loop.close()
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    with leaving_nothing():
+        made = Bench(DefaultLogsSpecs(log_dir=str(tmp_path), redirects=Std.ALL))
+        yield made
+        made.close()
+
+
+def say(stream: int, text: str) -> None:
+    os.write(stream, text.encode())
+    os.close(stream)
+
+
+TRACEBACK = """Traceback (most recent call last):
+  File "train.py", line 7, in <module>
+    main()
+ValueError: boom
+"""
+
+
+def test_the_last_lines_are_evidence(bench: Bench) -> None:
+    """What stood on stderr when a worker died is found, with the exception in it and the file that holds it all."""
+    ((out, err),) = bench.prepare()
+    os.close(out)
+    say(err, "loading\n" + TRACEBACK)
+    evidence = bench.examine()
+    assert (evidence.error_type, evidence.message) == ("ValueError", "ValueError: boom")
+    assert evidence.last_lines[-1] == "ValueError: boom"
+    assert evidence.log_file == bench.logs.destination.stderrs[0]
+
+
+def test_an_error_file_is_better_evidence(bench: Bench) -> None:
+    """What the worker itself wrote down."""
+    ((out, err),) = bench.prepare()
+    os.close(out)
+    say(err, "something else\n")
+    assert not bench.logs.has_error_file(0)
+    path = Path(bench.logs.destination.error_files[0])
+    message = {"message": "KeyError: 'x'", "extraInfo": {"py_callstack": "Traceback ...", "timestamp": "12"}}
+    path.write_text(json.dumps({"message": message}))
+    assert bench.logs.has_error_file(0)
+    evidence = bench.examine()
+    assert (evidence.message, evidence.error_file) == ("KeyError: 'x'", str(path))
+
+
+def test_a_worker_that_we_ended_and_that_wrote_nothing_is_not_examined(bench: Bench) -> None:
+    """There is nothing to find out, and nobody waits for it."""
+    ((out, err),) = bench.prepare()
+    say(out, "")
+    say(err, "KeyboardInterrupt\n")
+    assert bench.examine(asked_to_end=True) == Evidence()
+
+
+def test_evidence_comes_although_the_scribe_died(bench: Bench) -> None:
+    """A scribe that was killed is started again, has the same pipes, and the loop hears the new one."""
+    ((out, err),) = bench.prepare()
+    os.close(out)
+    scribe = bench.logs._scribe
+    assert bench.examine().last_lines == ()
+    first = scribe.pid
+    os.kill(first, signal.SIGKILL)
+    assert gone([first])
+    os.write(err, TRACEBACK.encode())
+    assert bench.examine().message == "ValueError: boom"
+    assert scribe.pid != first
+    say(err, "and on\n")
+    assert bench.examine().last_lines[-1] == "and on"
+
+
+def test_each_generation_has_its_own_files(bench: Bench) -> None:
+    """An earlier one's are kept."""
+    for text in ("first\n", "second\n"):
+        for out, err in bench.prepare(workers=2):
+            say(out, text)
+            os.close(err)
+        bench.examine()  # all that was written has been taken
+    second = Path(bench.logs.destination.stdouts[1])
+    assert second.parent.parent.name == "attempt_1"
+    first = second.parent.parent.parent / "attempt_0" / "1" / "stdout.log"
+    until(lambda: (first.read_text(), second.read_text()) == ("first\n", "second\n"), "both files")
+
+
+def test_a_disk_that_takes_no_directory_costs_the_files_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The run goes on; the output is shown instead of kept, and the reason is said."""
+    specs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
+    (tmp_path / "logs").write_text("in the way")
+    with leaving_nothing():
+        bench = Bench(specs)
+        ((out, err),) = bench.prepare()
+        say(out, "to the console\n")
+        say(err, "")
+        bench.close("the last words")
+    shown = capfd.readouterr()
+    assert shown.out == "to the console\n"
+    assert "tenax: no log files are kept:" in shown.err
+    assert shown.err.endswith("the last words\n")
+
+
+def test_silence_when_nobody_wants_the_story(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A library's runs tell nothing on the console; the workers' own lines are shown."""
+    logs = WorkerLogs(DefaultLogsSpecs(log_dir=str(tmp_path)), role="trainer", narrate=False)
+    with leaving_nothing():
+        logs.open()
+        outputs = logs.prepare(1, {0: {}})
+        logs.say("tenax: a line of the story")
+        say(outputs[0].stdout, "a worker's line\n")
+        say(outputs[0].stderr, "")
+        logs.close()
+    assert capfd.readouterr() == ("a worker's line\n", "")
