@@ -35,6 +35,8 @@ AT_ONCE_S = 1.0  # what the product promises about an agent that was killed
 NOBODY = 65534
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes through /proc")
+# Python 3.12 and later warn of what these tests do on purpose.
+forks_with_threads = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="must be root to become somebody else")
 
 

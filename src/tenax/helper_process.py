@@ -17,6 +17,7 @@ from tenax.channel import Channel
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 _CHANNEL_DESCRIPTOR = 3
@@ -35,11 +36,13 @@ def start_helper_ahead(module: str, name: str) -> None:
     _started_ahead[module] = spawn_helper(module, name)
 
 
-def spawn_helper(module: str, name: str, *, isolated: bool = True) -> tuple[int, Channel]:
+def spawn_helper(
+    module: str, name: str, *, isolated: bool = True, extra_environ: Mapping[str, str] | None = None
+) -> tuple[int, Channel]:
     """Start a process that calls ``main(descriptor)`` of ``module``; returns its pid and our end of the channel.
 
     The caller owns both: it reaps the process and closes the channel. ``name`` is what process listings show.
-    With ``isolated=False`` the helper sees the user's site packages and ``PYTHON*`` variables.
+    With ``isolated=False`` the helper sees the user's site packages and ``PYTHON*`` variables, and ``extra_environ``.
     """
     if isolated and module in _started_ahead:
         return _started_ahead.pop(module)
@@ -59,7 +62,7 @@ def spawn_helper(module: str, name: str, *, isolated: bool = True) -> tuple[int,
         (os.POSIX_SPAWN_DUP2, their_descriptor, _CHANNEL_DESCRIPTOR),
     ]
     try:
-        pid = _spawn_in_new_session(command, actions)
+        pid = _spawn_in_new_session(command, {**os.environ, **(extra_environ or {})}, actions)
     except BaseException:
         ours.close()
         raise
@@ -68,11 +71,11 @@ def spawn_helper(module: str, name: str, *, isolated: bool = True) -> tuple[int,
     return pid, ours
 
 
-def _spawn_in_new_session(command: list[str], actions: list[Any]) -> int:
+def _spawn_in_new_session(command: list[str], environ: dict[str, str], actions: list[Any]) -> int:
     try:
-        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsid=True, setsigmask=())
+        return os.posix_spawn(command[0], command, environ, file_actions=actions, setsid=True, setsigmask=())
     except NotImplementedError:  # then the helper makes its session itself, see become_helper
-        return os.posix_spawn(command[0], command, os.environ, file_actions=actions, setsigmask=())
+        return os.posix_spawn(command[0], command, environ, file_actions=actions, setsigmask=())
 
 
 def become_helper() -> None:

@@ -19,9 +19,9 @@ from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ProcessFailure
-from watching import gone, leaving_nothing, on_linux
+from watching import forks_with_threads, gone, leaving_nothing, on_linux
 
-pytestmark = on_linux
+pytestmark = [on_linux, forks_with_threads]
 
 
 class Maker:
@@ -220,15 +220,33 @@ def test_a_lost_keeper_is_an_error_of_ours(make: Maker) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_a_lost_keeper_leaves_no_function_behind(make: Maker, method: str) -> None:
+def test_a_lost_keeper_leaves_no_function_behind(make: Maker, tmp_path: Path, method: str) -> None:
     """Whatever way the worker was made, it dies with the keeper, and nothing stays open."""
+    notes = tmp_path / "pids"
     with pytest.raises(RuntimeError, match="was lost"):
-        make.run(kill_my_parent, start_method=method)
+        make.run(kill_my_parent, str(notes), method != "fork", start_method=method)
+    pids = [int(line) for line in notes.read_text().split()]
+    assert len(pids) == (1 if method == "fork" else 2)
+    assert gone(pids, 0)
 
 
-def kill_my_parent() -> None:
-    os.kill(os.getppid(), signal.SIGKILL)
-    signal.pause()
+def kill_my_parent(notes: str, leaves_a_daemon: bool) -> None:
+    """A worker, and perhaps a process of it in a session of its own, which the death of the keeper does not reach."""
+    keeper = os.getppid()
+
+    def note() -> None:
+        with open(notes, "a") as file:
+            print(os.getpid(), file=file, flush=True)
+
+    note()
+    if leaves_a_daemon and os.fork() == 0:
+        os.setsid()
+        note()
+        leaves_a_daemon = False
+    if not leaves_a_daemon:
+        os.kill(keeper, signal.SIGKILL)
+    while True:
+        signal.pause()
 
 
 # --- where it runs ----------------------------------------------------------------------------------------------------

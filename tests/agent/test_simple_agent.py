@@ -237,12 +237,18 @@ def test_a_policy_decides_here_too() -> None:
     assert agent.calls.count("start") == 3
 
 
+class Interrupted(Toy):
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        raise AssertionError("the signal came too late")
+
+
 def test_a_signal_shuts_down_with_that_signal() -> None:
     """The hook that blocks is interrupted, _shutdown gets the signal, and the handlers are put back."""
     from tenax.multiprocessing import SignalException
 
     before = signal.getsignal(signal.SIGUSR1)
-    agent = Toy(spec_of("kill -USR1 $PPID; exec sleep 60"), signals_to_handle="SIGUSR1")
+    agent = Interrupted(spec_of("exec sleep 60"), signals_to_handle="SIGUSR1")
     with pytest.raises(SignalException) as caught:
         agent.run()
     assert caught.value.sigval is signal.SIGUSR1

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tenax.channel import Channel, ChannelClosed
-from watching import descriptors, leaving_nothing
+from watching import descriptors, forks_with_threads, leaving_nothing
 
 
 @pytest.fixture
@@ -160,6 +160,7 @@ def test_a_forked_process_holds_no_channel_of_its_parent(ends: tuple[Channel, Ch
     assert heard(theirs) == [("still here",)]
 
 
+@forks_with_threads
 def test_a_fork_while_other_threads_open_channels_is_harmless() -> None:
     """Forking closes copies only: channels that other threads of the parent open and close go on working."""
     wrong: list[object] = []

@@ -169,7 +169,18 @@ class Bench:
     def note(self, name: str, rank: int = 0, attempt: int = 0, timeout_s: float = PATIENCE_S) -> str:
         """Wait for a worker's note and read it."""
         path = self.notes / f"{name}.{rank}.{attempt}"
-        until(path.exists, lambda: f"the note {path.name}; there are {sorted(os.listdir(self.notes))}", timeout_s)
+        begun = [running for running in self._started if running.process.poll() is None]
+
+        def missing() -> str:
+            console = begun[-1].err if begun else ""
+            return f"the note {path.name}; there are {sorted(os.listdir(self.notes))}; stderr is:\n{console}"
+
+        def is_over() -> bool:
+            return bool(begun) and all(running.process.poll() is not None for running in begun)
+
+        until(lambda: path.exists() or is_over(), missing, timeout_s)
+        if not path.exists():
+            pytest.fail(f"the program ended without {missing()}")
         return path.read_text()
 
     def noted(self, name: str, rank: int = 0, attempt: int = 0) -> bool:

@@ -150,8 +150,8 @@ def test_ctrl_c(bench: Bench) -> None:
     script = bench.script(
         """
         from worker_kit import *
-        ready()
         try:
+            ready()
             stay()
         except KeyboardInterrupt:
             note("interrupted")

@@ -19,9 +19,9 @@ from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ChildFailedError
 from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo, rendezvous_handler_registry
-from watching import Program, leaving_nothing, on_linux, program
+from watching import Program, forks_with_threads, leaving_nothing, on_linux, program
 
-pytestmark = on_linux
+pytestmark = [on_linux, forks_with_threads]
 __all__ = ["program"]
 
 

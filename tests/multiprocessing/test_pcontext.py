@@ -23,9 +23,9 @@ from tenax.multiprocessing import (
     SubprocessContext,
     start_processes,
 )
-from watching import PATIENCE_S, gone, is_alive, leaving_nothing, on_linux, until
+from watching import PATIENCE_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, forks_with_threads]
 
 
 class Maker:

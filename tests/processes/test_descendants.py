@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax.processes.descendants import bearers, descendants, is_zombie, parent_of, wait_for_a_death
+from tenax.processes.descendants import bearers, descendants, is_zombie, parent_of, wait_for_deaths
 from watching import Pipe, gone, leaving_nothing, on_linux, pipe, python, until
 
 pytestmark = on_linux
@@ -97,24 +97,26 @@ def test_bearers_of_a_mark() -> None:
     name, _, value = mark.partition("=")
     process = subprocess.Popen(["/bin/sleep", "60"], env={name: value})
     try:
-        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "the program")
-        assert bearers(mark.encode()) == [process.pid]
+        until(lambda: bearers(mark.encode()) == [process.pid], "the program, when it has its environment")
     finally:
         process.kill()
         process.wait()
     assert bearers(mark.encode()) == []
 
 
-def test_waiting_for_a_death() -> None:
-    """One is enough; nobody's death is not waited for longer than patience allows."""
+def test_waiting_for_deaths() -> None:
+    """Until all are dead, or nobody dies any more."""
     with leaving_nothing():
         long, short = (subprocess.Popen(["/bin/sleep", "60"]) for _ in range(2))
         began = time.monotonic()
-        assert not wait_for_a_death([long.pid, short.pid], 0.01)
+        assert not wait_for_deaths([long.pid, short.pid], 0.01)
         short.kill()
-        assert wait_for_a_death([long.pid, short.pid], 30)
+        assert wait_for_deaths([long.pid, short.pid], 0.5)
         short.wait()
-        assert wait_for_a_death([long.pid, short.pid], 30), "who is gone already is dead"
-        assert time.monotonic() - began < 20
+        assert wait_for_deaths([short.pid], 30), "who is gone already is dead"
         long.kill()
+        assert wait_for_deaths([long.pid], 30)
+        assert is_zombie(long.pid)
         long.wait()
+        assert wait_for_deaths([], 30) is False
+        assert time.monotonic() - began < 20

@@ -23,9 +23,9 @@ import pytest
 from tenax.core import events as fact
 from tenax.failures.record import record
 from tenax.processes.entrypoint import START_METHODS, FunctionEntrypoint
-from watching import Hearing, Pipe, Program, descriptors, leaving_nothing, on_linux, program
+from watching import Hearing, Pipe, Program, descriptors, forks_with_threads, leaving_nothing, on_linux, program
 
-pytestmark = on_linux
+pytestmark = [on_linux, forks_with_threads]
 __all__ = ["program"]
 
 FRESH = ("spawn", "forkserver")  # the function arrives as a pickle

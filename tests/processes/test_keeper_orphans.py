@@ -78,7 +78,7 @@ def test_an_agent_that_dies_while_its_keeper_starts(program: Start) -> None:
     agent = program(AGENT + "\nos.kill(os.getpid(), signal.SIGKILL)\n")
     agent.wait()
     text = agent.pipe.rest()  # ends when the last of them is gone, for all of them hold this pipe
-    assert gone([int(line) for line in text.split()], 0)
+    assert gone([int(line) for line in text.split()], AT_ONCE_S)
 
 
 def test_a_child_of_the_agent_does_not_hide_its_death(program: Start) -> None:

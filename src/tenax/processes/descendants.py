@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+from contextlib import suppress
 
 
 def descendants(pid: int) -> list[int]:
@@ -70,22 +71,26 @@ def _stat(pid: int) -> list[bytes]:
         return [b"", b"0"]
 
 
-def wait_for_a_death(pids: list[int], patience_s: float) -> bool:
-    """Wait until one of these processes is dead, at most so long; is it?"""
-    handles = []
-    try:
-        for pid in pids:
-            try:
-                handles.append(os.pidfd_open(pid))
-            except (OSError, AttributeError):  # dead already, or this system has no such handles
-                return True
-        poll = select.poll()  # not select, which knows only the first thousand descriptors
-        for handle in handles:
+def wait_for_deaths(pids: list[int], patience_s: float) -> bool:
+    """Wait until all of these processes are dead, at most so long between two deaths; did any die?"""
+    if not hasattr(os, "pidfd_open"):
+        return True
+    poll = select.poll()  # not select, which knows only the first thousand descriptors
+    handles = set()
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            handles.add(handle)
             poll.register(handle, select.POLLIN)
-        return bool(poll.poll(patience_s * 1000))
-    finally:
-        for handle in handles:
+    alive = len(handles)
+    while handles and (dead := poll.poll(patience_s * 1000)):
+        for handle, _ in dead:
+            poll.unregister(handle)
+            handles.discard(handle)
             os.close(handle)
+    for handle in handles:
+        os.close(handle)
+    return len(handles) < alive or alive < len(pids)
 
 
 def bearers(mark: bytes) -> list[int]:

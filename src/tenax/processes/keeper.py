@@ -14,7 +14,7 @@ from contextlib import suppress
 from tenax.channel import Channel, ChannelClosed
 from tenax.core import events as fact
 from tenax.helper_process import spawn_helper
-from tenax.processes.descendants import bearers, is_zombie, wait_for_a_death
+from tenax.processes.descendants import bearers, is_zombie, wait_for_deaths
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ class KeeperProcess:
         # Every process of the job inherits this mark: the way to find them should the keeper be lost.
         self._mark = f"{MARK}={os.urandom(8).hex()}"
         self._pid = 0
+        self._pids: dict[tuple[int, int], int] = {}  # of living workers, by generation and local rank
         self._channel: Channel | None = None
         self._emit: Emit = lambda _: None
 
@@ -56,8 +57,12 @@ class KeeperProcess:
         if self._call is not None:
             self._pid, self._channel = self._fork_keeper(self._call)
         else:
+            # A fork server's workers have its environment, as far as others can see it: it must bear the mark as well.
+            name, _, value = self._mark.partition("=")
             isolated = self._module == _PLAIN
-            self._pid, self._channel = spawn_helper(self._module, "tenax-keeper", isolated=isolated)
+            self._pid, self._channel = spawn_helper(
+                self._module, "tenax-keeper", isolated=isolated, extra_environ=None if isolated else {name: value}
+            )
 
     @staticmethod
     def _fork_keeper(call: Callable[[dict[str, Any]], None]) -> tuple[int, Channel]:
@@ -127,9 +132,17 @@ class KeeperProcess:
             return
         try:
             for message, _ in self._channel.receive():
+                self._note(message)
                 self._emit(_event(message))
         except ChannelClosed:
             self._emit(fact.KeeperLost(self._how_it_ended()))
+
+    def _note(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("started", generation, local_rank, pid):
+                self._pids[generation, local_rank] = pid
+            case ("exited" | "start_failed", generation, local_rank, *_):
+                self._pids.pop((generation, local_rank), None)
 
     def _how_it_ended(self) -> str:
         assert self._channel is not None
@@ -144,12 +157,13 @@ class KeeperProcess:
 
         Or until nobody dies any more: who survives SIGKILL is stuck in the kernel.
         """
+        wait_for_deaths(list(self._pids.values()), _PATIENCE_S)
         mark = self._mark.encode()
         while found := [pid for pid in bearers(mark) if pid != os.getpid() and not is_zombie(pid)]:
             for pid in found:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            if not wait_for_a_death(found, _PATIENCE_S):
+            if not wait_for_deaths(found, _PATIENCE_S):
                 return
 
     def close(self) -> None:
