@@ -243,6 +243,7 @@ class AgentMachine:
             exit_code=worker.exit_code,
             seen_at=worker.ended_at,
             reason=fault,
+            asked_to_end=worker.asked_to_end,
             evidence=evidence,
         )
 

@@ -7,6 +7,7 @@
 | a worker was ended by signal n                        | 128 + n, as a shell says it                   |
 | a worker could not be started                         | 127 not found, 126 not executable, 1 otherwise|
 | a worker failed although it exited with code 0        | 1                                             |
+| a worker had failed, hung, and was ended by us        | 1                                             |
 | cancelled by signal n                                 | 128 + n: 130 for Ctrl-C, 143 for SIGTERM      |
 | cancelled without a signal                            | 130                                           |
 | wrong usage                                           | 2                                             |
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tenax.core.model import Outcome, Verdict
+from tenax.core.model import Failure, Outcome, Verdict
 
 SUCCEEDED: Final = 0
 FAILED: Final = 1
@@ -39,7 +40,7 @@ def exit_code_for(verdict: Verdict) -> int:
         case Outcome.SUCCEEDED:
             return SUCCEEDED
         case Outcome.FAILED:
-            return _of_worker(verdict.failures[0].exit_code) if verdict.failures else FAILED
+            return _of_worker(verdict.failures[0]) if verdict.failures else FAILED
         case Outcome.CANCELLED:
             return SIGNAL_BASE + verdict.signal if verdict.signal else CANCELLED
         case Outcome.ABANDONED:
@@ -48,7 +49,10 @@ def exit_code_for(verdict: Verdict) -> int:
             return BROKEN
 
 
-def _of_worker(code: int) -> int:
+def _of_worker(failure: Failure) -> int:
+    code = failure.exit_code
+    if failure.asked_to_end:
+        return code if 0 < code < SIGNAL_BASE else FAILED  # the signal was ours; it is not how the worker failed
     if code < 0:
         return SIGNAL_BASE - code
     return code if 0 < code <= 255 else FAILED

@@ -116,7 +116,7 @@ def _first_cause(report: Report) -> list[str]:
     place = f"{failure.global_rank} (local rank {failure.local_rank}) on {report.host}"
     facts = {
         "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
-        "ended": failure.reason or ended_in_words(failure.exit_code),
+        "ended": failure.reason or _how_it_ended(failure),
         "error": evidence.message,
         "memory": evidence.out_of_memory,
         "stderr log": evidence.log_file,
@@ -265,6 +265,8 @@ def _what_happened(failure: Failure) -> str:
         return failure.reason
     if evidence.out_of_memory and failure.exit_code < 0:
         return "was " + evidence.out_of_memory
+    if failure.asked_to_end and evidence.message:
+        return f"raised {evidence.message}"
     ended = ended_in_words(failure.exit_code)
     if failure.exit_code < 0:
         ended = f"was {ended}"
@@ -276,6 +278,11 @@ def _what_happened(failure: Failure) -> str:
         if failure.exit_code == 1 and evidence.error_type
         else f"{ended}: {evidence.message}"
     )
+
+
+def _how_it_ended(failure: Failure) -> str:
+    ended = ended_in_words(failure.exit_code)
+    return f"{ended}, by us: it had raised before, and did not end by itself" if failure.asked_to_end else ended
 
 
 def _restarts(report: Report) -> str:

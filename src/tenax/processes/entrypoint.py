@@ -23,9 +23,16 @@ START_METHODS = ("spawn", "fork", "forkserver")
 class CommandEntrypoint:
     """A program and its arguments. ``${local_rank}`` in an argument becomes the worker's local rank; nothing else."""
 
-    def __init__(self, argv_by_rank: Mapping[int, Sequence[object]], name: str) -> None:
+    def __init__(
+        self,
+        argv_by_rank: Mapping[int, Sequence[object]],
+        name: str,
+        *,
+        wrap_env: Callable[[dict[str, str]], dict[str, str]] = lambda env: env,
+    ) -> None:
         self.name = name
         self._argv_by_rank = argv_by_rank
+        self._wrap_env = wrap_env
         self._ended_well: set[int] = set()
 
     def keeper(self) -> KeeperProcess:
@@ -36,7 +43,7 @@ class CommandEntrypoint:
     def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
         self._ended_well.discard(local_rank)
         argv = [str(word).replace(LOCAL_RANK_MACRO, str(local_rank)) for word in self._argv_by_rank[local_rank]]
-        return Launch(env=env, argv=argv)
+        return Launch(env=self._wrap_env(env), argv=argv)
 
     def release(self, local_rank: int) -> None:
         """A command holds nothing."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
 
 TYPE_CHECKING = False
@@ -16,9 +18,14 @@ def make_entrypoint(
     start_method: str,
     name: str,
 ) -> CommandEntrypoint | FunctionEntrypoint:
-    """A string is a program, anything else a function, whose exceptions are recorded without asking its author."""
+    """A string is a program, anything else a function. What Python code raises is recorded without asking its author."""
     if isinstance(entrypoint, str):
-        return CommandEntrypoint({rank: (entrypoint, *args) for rank, args in args_by_rank.items()}, name)
+        argv = {rank: (entrypoint, *args) for rank, args in args_by_rank.items()}
+        if not os.path.basename(entrypoint).startswith("python"):
+            return CommandEntrypoint(argv, name)
+        from tenax.failures.hook import hooked
+
+        return CommandEntrypoint(argv, name, wrap_env=hooked)
     from tenax.failures.record import record
 
     return FunctionEntrypoint(entrypoint, args_by_rank, wrap=record, start_method=start_method)

@@ -1,0 +1,85 @@
+"""Runs in a worker's interpreter before the user's first line: an uncaught exception is written to the error file.
+
+So the report knows the exception and the moment it was raised without any annotation in the user's code, also when the
+process then hangs on its way out and has to be ended by us. The law of this file: it depends on nothing but the standard
+library (the worker may run another Python than the agent), costs nothing until something goes wrong, leaves no
+trace in the environment of the worker or of what the worker starts, and can never be the reason that a worker fails.
+"""
+
+import os
+import sys
+
+
+def _leave_no_trace():
+    """Put PYTHONPATH and the import path back; children of the worker are not ours to watch. Was the hook meant for us?"""
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    mark = os.environ.pop("TENAX_RECORD_UNCAUGHT", None)
+    if mark is None:
+        return False
+    if mark == "unset":
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = mark[1:]
+    return True
+
+
+def _run_the_real_one():
+    """We stood in front of the environment's own sitecustomize, if it has one."""
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # noqa: F401
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        if ours is not None:
+            sys.modules["sitecustomize"] = ours
+
+
+def _install(path):
+    before = sys.excepthook
+    own_pid = os.getpid()
+
+    def record_and_show(kind, error, trace):
+        try:
+            # Not KeyboardInterrupt and the like, and not for a fork that inherited this hook.
+            if issubclass(kind, Exception) and os.getpid() == own_pid:
+                _write(path, kind, error, trace)
+        finally:
+            before(kind, error, trace)
+
+    sys.excepthook = record_and_show
+
+
+def _write(path, kind, error, trace):
+    """In TorchElastic's format. Whole or not at all, and never over what is there: the first cause wins."""
+    import json
+    import time
+    import traceback
+
+    now = time.time()
+    draft = f"{path}.{os.getpid()}.draft"
+    try:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        # As the traceback ends: the type by its full name, the message as it prints itself.
+        message = "".join(traceback.format_exception_only(kind, error)).strip()
+        extra = {"py_callstack": text[-64000:], "timestamp": str(int(now)), "timestamp_s": now}
+        data = {"message": {"message": message[:16000], "extraInfo": extra}}
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(data, file)
+        os.link(draft, path)  # fails if there is one already
+    except Exception:  # noqa: S110 - a full disk, a strange exception: the traceback on stderr still tells
+        pass
+    finally:
+        try:
+            os.unlink(draft)
+        except OSError:
+            pass
+
+
+if _leave_no_trace():
+    _path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if _path:
+        _install(_path)
+_run_the_real_one()
