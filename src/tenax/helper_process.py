@@ -28,6 +28,11 @@ _BOOTSTRAP = (
     "from tenax.helper_process import become_helper; become_helper()"
 )
 
+
+class HelperUnavailable(Exception):
+    """One of our own processes cannot be had. The sentence says why and what to do."""
+
+
 _started_ahead: dict[str, tuple[int, Channel]] = {}
 
 
@@ -53,6 +58,16 @@ def spawn_helper(
     place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     flags = ["-I", "-S"] if isolated else []
     command = [sys.executable, *flags, "-c", _BOOTSTRAP, name, place, module]
+    try:
+        return _spawn(command, {**os.environ, **(extra_environ or {})})
+    except OSError as error:
+        raise HelperUnavailable(
+            f"the helper process {name} cannot be started: {error.strerror}; "
+            "raise the limits on processes and open files (ulimit -u, ulimit -n, the container's pids limit)"
+        ) from error
+
+
+def _spawn(command: list[str], environ: dict[str, str]) -> tuple[int, Channel]:
     ours, theirs = Channel.pair()
     # Moved out of the way first: duplicating a descriptor onto its own number would leave it closed on exec.
     their_descriptor = fcntl.fcntl(theirs, fcntl.F_DUPFD_CLOEXEC, 10)
@@ -62,7 +77,7 @@ def spawn_helper(
         (os.POSIX_SPAWN_DUP2, their_descriptor, _CHANNEL_DESCRIPTOR),
     ]
     try:
-        pid = _spawn_in_new_session(command, {**os.environ, **(extra_environ or {})}, actions)
+        pid = _spawn_in_new_session(command, environ, actions)
     except BaseException:
         ours.close()
         raise

@@ -17,6 +17,7 @@ from tenax.cli.options import decide
 from tenax.cli.run import complain, launch_of, print_plan, tell_notes
 from tenax.cli.script import run_script_path
 from tenax.cli.world import check_world, current_folder
+from tenax.failures.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run the job that the words describe (default: this program's own). Raises ``ChildFailedError`` when it fails."""
     namespace = parse_args(args)
     try:
-        run(namespace)
+        record(run)(namespace)  # the first cause is passed on to whoever started us
     except UsageError as error:
         raise SystemExit(complain(error)) from None
 

@@ -205,7 +205,7 @@ $ --rdzv-endpoint localhost train.py
 static localhost:0
 $ --rdzv-endpoint localhost:7 --master-addr localhost --master-port 7 train.py
 static localhost:7
-$ --start-method spawn --event-log-handler console --local-addr 10.0.0.1 train.py
+$ --start-method spawn --event-log-handler null --local-addr 10.0.0.1 train.py
 local -
 $ --signals-to-handle SIGTERM,SIGUSR1 train.py
 local -

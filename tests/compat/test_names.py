@@ -85,7 +85,7 @@ def test_every_public_name_is_here(theirs, module: str) -> None:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_call_that_torch_accepts_is_accepted_here(theirs, module: str) -> None:
-    """Parameters have the same names in the same order; ours may have defaults where torch has none, and more of them."""
+    """Parameters have the same names in the same order; ours may have more defaults than torch, and more parameters."""
     ours = importlib.import_module(MODULES[module])
     problems = []
     for name, entry in theirs[module].items():

@@ -221,7 +221,7 @@ FLAGS = (
         LOGS,
         "text",
         "null",
-        "Where events go: a registered handler's name.",
+        "Accepted for torchrun's sake, without effect: this release sends no events.",
         value="NAME",
     ),
     Flag(

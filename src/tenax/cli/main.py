@@ -21,10 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tenax.failures.exit_codes import CANCELLED
 
         return CANCELLED
-    except Exception:
+    except Exception as error:
         import traceback
 
-        from tenax.failures.exit_codes import INTERNAL_ERROR
+        from tenax.failures.exit_codes import BROKEN, INTERNAL_ERROR
+        from tenax.helper_process import HelperUnavailable
+
+        if isinstance(error, HelperUnavailable):
+            print(f"tenax: {error}", file=sys.stderr)
+            return BROKEN
 
         traceback.print_exc()
         print(

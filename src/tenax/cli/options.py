@@ -461,6 +461,8 @@ def _note_what_has_no_effect(asked: _Asked, script_args: tuple[str, ...]) -> Non
         asked.notes.append(
             f"{asked.words('start_method')} has no effect: each worker is a new interpreter (it is for --run-path)"
         )
+    if asked["event_log_handler"] != "null":
+        asked.notes.append(f"{asked.words('event_log_handler')} has no effect: this release sends no events")
     for dest in _OURS_FOR_SURE:
         flag = BY_DEST[dest]
         if asked.typed(dest):

@@ -82,8 +82,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     exit_code: int  # negative: the number of the signal that killed it
     seen_at: float
     reason: str = ""  # why it is a failure when the exit code alone does not say so ("could not be started: ...")
-    asked_to_end: bool = False  # it had failed, and then it was we who ended it: the exit code is our doing
     evidence: Evidence = Evidence()
+    asked_to_end: bool = False  # it had failed, and then it was we who ended it: the exit code is our doing
 
 
 class Stopped(msgspec.Struct, frozen=True):

@@ -60,6 +60,8 @@ def gather(
         error_type, message, traceback = printed.error_type, printed.message, printed.traceback
     else:
         error_type = message = traceback = ""
+    if recorded.problem and not (recorded.message or recorded.traceback):
+        traceback = f"{traceback}\n[{recorded.problem}]".lstrip("\n")
     raised_at = None if recorded.timestamp is None else recorded.timestamp + wall_to_agent_clock
     return Evidence(
         error_type=storable(shortened(error_type, _MOST_MESSAGE)),

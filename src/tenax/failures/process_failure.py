@@ -67,6 +67,10 @@ class ProcessFailure:
         this._set_time(began - wall_to_agent_clock)
         if this.error_file == NOT_AVAILABLE:
             message = evidence.message or evidence.out_of_memory or failure.reason
+            if not message and evidence.last_lines:
+                message = "\n".join(
+                    [f"{words.ended_in_words(failure.exit_code)}; the last of its stderr:", *evidence.last_lines]
+                )
             if message:
                 this.error_file_data = error_files.content(message, evidence.traceback or message, this._raised_at)
                 this.message = this.error_file_data["message"]

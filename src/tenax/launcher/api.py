@@ -148,7 +148,28 @@ def launch(
         )
     )
     verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))
+    _pass_on_first_cause(verdict)
     return exit_code_for(verdict)
+
+
+def _pass_on_first_cause(verdict: Verdict) -> None:
+    """If we are somebody's worker ourselves, the first cause is what we have to say to them."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if not path or not verdict.failures:
+        return
+    import sys
+
+    from tenax.failures import error_file
+    from tenax.failures.error_handler import get_error_handler
+    from tenax.failures.process_failure import ProcessFailure
+
+    first = verdict.failures[0]
+    data = ProcessFailure.from_failure(first).error_file_data
+    get_error_handler().override_error_code_in_rootcause_data(first.evidence.error_file, data, first.exit_code)
+    try:
+        error_file.write(path, data)
+    except OSError as error:
+        sys.stderr.write(f"tenax: the first cause could not be passed on to {path!r}: {error.strerror}\n")
 
 
 def _launch_by_asking(

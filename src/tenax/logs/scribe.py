@@ -21,7 +21,7 @@ from contextlib import suppress
 import msgspec
 
 from tenax.channel import Channel, ChannelClosed
-from tenax.helper_process import spawn_helper
+from tenax.helper_process import HelperUnavailable, spawn_helper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MOST_RESTARTS = 8
 _SECOND_LOOK_S = 0.5  # how much longer than the scribe's own patience we wait for it
 
 
-class ScribeLost(Exception):
+class ScribeLost(HelperUnavailable):
     """The scribe died again and again. Nobody reads the workers' output any more."""
 
 

@@ -130,7 +130,13 @@ def _run_payload(descriptor: int) -> None:
         if tracker is not None:
             resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
         spawn.prepare(preparation)
-        wrap, function, args = pickle.load(file)  # noqa: S301 - as above
+        try:
+            wrap, function, args = pickle.load(file)  # noqa: S301 - as above
+        except AttributeError as error:
+            raise RuntimeError(
+                f"what this worker should run cannot be found in a fresh interpreter ({error}); define it at the top "
+                "of its module, and put the code that starts the run under: if __name__ == '__main__':"
+            ) from error
     os.set_inheritable(RESULT_DESCRIPTOR, False)
     deliver(wrap, function, args, RESULT_DESCRIPTOR)
 

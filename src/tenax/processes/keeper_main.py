@@ -20,6 +20,7 @@ as an orphan, is one.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import signal
@@ -257,6 +258,8 @@ class Keeper:
                 os.execvpe(spec["argv"][0], spec["argv"], spec["env"])
         except OSError as error:
             text = os.strerror(error.errno) if error.errno else str(error)
+            if error.errno == errno.ENOENT and os.path.isfile(trying):
+                text = "the interpreter that its first line names does not exist"
             os.write(complain, f"{error.errno or 0} {text}: {trying!r}".encode(errors="replace"))
             os._exit(127)
         except BaseException as error:

@@ -18,7 +18,7 @@ def make_entrypoint(
     start_method: str,
     name: str,
 ) -> CommandEntrypoint | FunctionEntrypoint:
-    """A string is a program, anything else a function. What Python code raises is recorded without asking its author."""
+    """A string is a program, anything else a function. What Python code raises is recorded without anybody's help."""
     if isinstance(entrypoint, str):
         argv = {rank: (entrypoint, *args) for rank, args in args_by_rank.items()}
         if not os.path.basename(entrypoint).startswith("python"):

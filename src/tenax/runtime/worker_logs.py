@@ -168,7 +168,7 @@ class WorkerLogs:
 
     def live(self, text: str) -> None:
         if self._live_line:
-            self._scribe.live(text)
+            self._scribe.live(text if _is_in_foreground() else "")
 
     def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:
         """Everything that was written is out; then the last words; then the scribe leaves.
@@ -206,3 +206,11 @@ def _watch_memory() -> OutOfMemoryWatch:
     from tenax.failures.out_of_memory import OutOfMemoryWatch
 
     return OutOfMemoryWatch()
+
+
+def _is_in_foreground() -> bool:
+    """A job that the shell runs in the background must not paint over its prompt."""
+    try:
+        return os.tcgetpgrp(_STDERR) == os.getpgrp()
+    except OSError:  # not a terminal, or not ours: then there is no prompt either
+        return True

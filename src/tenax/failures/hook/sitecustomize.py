@@ -1,17 +1,21 @@
 """Runs in a worker's interpreter before the user's first line: an uncaught exception is written to the error file.
 
 So the report knows the exception and the moment it was raised without any annotation in the user's code, also when the
-process then hangs on its way out and has to be ended by us. The law of this file: it depends on nothing but the standard
-library (the worker may run another Python than the agent), costs nothing until something goes wrong, leaves no
+process then hangs on its way out and has to be ended by us. The law of this file: it depends on nothing but the
+standard library (the worker may run another Python than the agent), costs nothing until something goes wrong, leaves no
 trace in the environment of the worker or of what the worker starts, and can never be the reason that a worker fails.
 """
 
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
 
-def _leave_no_trace():
-    """Put PYTHONPATH and the import path back; children of the worker are not ours to watch. Was the hook meant for us?"""
+
+def _leave_no_trace() -> bool:
+    """Put PYTHONPATH and the import path back: children of the worker are not ours to watch. Was this meant for us?"""
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if entry != here]
     mark = os.environ.pop("TENAX_RECORD_UNCAUGHT", None)
@@ -24,11 +28,11 @@ def _leave_no_trace():
     return True
 
 
-def _run_the_real_one():
+def _run_the_real_one() -> None:
     """We stood in front of the environment's own sitecustomize, if it has one."""
     ours = sys.modules.pop("sitecustomize", None)
     try:
-        import sitecustomize  # noqa: F401
+        __import__("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
@@ -36,11 +40,11 @@ def _run_the_real_one():
             sys.modules["sitecustomize"] = ours
 
 
-def _install(path):
+def _install(path: str) -> None:
     before = sys.excepthook
     own_pid = os.getpid()
 
-    def record_and_show(kind, error, trace):
+    def record_and_show(kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
         try:
             # Not KeyboardInterrupt and the like, and not for a fork that inherited this hook.
             if issubclass(kind, Exception) and os.getpid() == own_pid:
@@ -51,7 +55,7 @@ def _install(path):
     sys.excepthook = record_and_show
 
 
-def _write(path, kind, error, trace):
+def _write(path: str, kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
     """In TorchElastic's format. Whole or not at all, and never over what is there: the first cause wins."""
     import json
     import time
@@ -72,10 +76,8 @@ def _write(path, kind, error, trace):
     except Exception:  # noqa: S110 - a full disk, a strange exception: the traceback on stderr still tells
         pass
     finally:
-        try:
+        if os.path.exists(draft):
             os.unlink(draft)
-        except OSError:
-            pass
 
 
 if _leave_no_trace():

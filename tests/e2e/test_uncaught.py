@@ -1,0 +1,101 @@
+"""Uncaught exceptions of Python workers: recorded when they are raised, without a word in the user's code."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from .harness import Bench
+
+
+@pytest.mark.parametrize("heeds", ["SIGTERM", ""])
+def test_who_raised_first_is_the_cause_even_if_it_hangs_on_its_way_out(bench: Bench, heeds: str) -> None:
+    """Rank 0 raises, then waits for a thread; rank 1 fails because of that and ends first. Rank 0 is the first cause,
+    and the exit code is not that of the signal with which we had to end it."""
+    script = bench.script(
+        """
+        import os, sys, threading, time
+        from worker_kit import RANK, ignore
+
+        if RANK == 0:
+            if not sys.argv[1]:
+                ignore("SIGTERM")
+            threading.Thread(target=time.sleep, args=(60,)).start()
+            raise ValueError("loss is nan: the root cause")
+        error_of_rank_0 = os.environ["TORCHELASTIC_ERROR_FILE"].replace("/1/error", "/0/error")
+        while not os.path.exists(error_of_rank_0):
+            time.sleep(0.01)
+        raise ConnectionError("the peer went away")
+        """
+    )
+    done = bench.run("--nproc-per-node", "2", "--shutdown-timeout", "1", "--log-dir", "logs", script, heeds)
+    assert done.code == 1
+    assert done.fact("rank").startswith("0 ")
+    assert done.fact("error") == "ValueError: loss is nan: the root cause"
+    assert "rank 1: raised ConnectionError: the peer went away" in done.report
+    assert "Stopped by us, not failed" not in done.report
+
+
+def test_the_hook_leaves_no_trace(bench: Bench) -> None:
+    """Neither the worker nor what it starts sees anything of it, whatever PYTHONPATH was."""
+    script = bench.script(
+        """
+        import json, os, subprocess, sys
+        look = "import json, os, sys; print(json.dumps([os.environ.get('PYTHONPATH'), sys.path[1:],"
+        look += " [k for k in os.environ if 'RECORD' in k], sys.excepthook is sys.__excepthook__]))"
+        mine = [os.environ.get("PYTHONPATH"), sys.path[1:], [k for k in os.environ if "RECORD" in k]]
+        child = json.loads(subprocess.run([sys.executable, "-c", look], capture_output=True, text=True).stdout)
+        print(json.dumps([mine, child]))
+        """
+    )
+    for value in (None, "", f"{bench.home}/lib"):
+        environ = {} if value is None else {"PYTHONPATH": value}
+        done = bench.run(script, env=environ)
+        mine, child = json.loads(done.out)
+        assert mine[0] == child[0] == value
+        assert mine[2] == child[2] == []
+        assert child[3] is True
+        assert not any("failures/hook" in entry for entry in mine[1] + child[1])
+        assert (f"{bench.home}/lib" in mine[1]) == bool(value)
+
+
+def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench) -> None:
+    """We stand in front of it on the path, and then let it through."""
+    (bench.home / "lib").mkdir()
+    (bench.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
+    script = bench.script(
+        """
+        import sitecustomize, sys
+        print(sys.customized, sitecustomize.__file__)
+        """
+    )
+    done = bench.run(script, env={"PYTHONPATH": str(bench.home / "lib")})
+    assert done.out.split() == ["True", str(bench.home / "lib" / "sitecustomize.py")]
+
+
+def test_a_child_process_that_fails_is_not_the_worker(bench: Bench) -> None:
+    """What a worker's own children raise is their business: only the worker writes its error file."""
+    script = bench.script(
+        """
+        import os, subprocess, sys
+        subprocess.run([sys.executable, "-c", "raise OSError('of a child')"])
+        if os.fork() == 0:
+            raise OSError("of a fork")
+        os.wait()
+        print(os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"]))
+        """
+    )
+    assert bench.run(script).out.split() == ["False"]
+
+
+def test_the_first_cause_is_passed_on(bench: Bench) -> None:
+    """A launcher that is itself somebody's worker says in its own error file what its first failed worker said."""
+    script = bench.script('raise KeyError("inner")')
+    path = bench.home / "outer.json"
+    assert bench.run(script, env={"TORCHELASTIC_ERROR_FILE": str(path)}).code == 1
+    message = json.loads(path.read_text())["message"]
+    assert message["message"] == "KeyError: 'inner'"
+    assert message["errorCode"] == 1
+    assert os.listdir(bench.home).count("outer.json") == 1
