@@ -79,15 +79,19 @@ class _Undisturbed:
 
 
 def _get_ready(words: list[str]) -> None:
-    """Make the most of the time that imports take: a third of what passes before the first worker runs."""
+    """Make the most of the time that imports take: most of what passes before the first worker runs."""
     if not {"-h", "--help", "--dry-run", "--dry_run"}.intersection(words):
         from tenax.helper_process import start_helper_ahead
 
-        # Whatever comes of this command line, they end when our ends of their channels close.
+        # Whatever comes of this command line, it ends when our end of its channel closes. Only the keeper: the first
+        # worker waits for it. The scribe, for which nobody waits, would only take a core away from the imports.
         start_helper_ahead("tenax.processes.keeper_main", "tenax-keeper")
-        start_helper_ahead("tenax.logs.scribe_main", "tenax-scribe")
-    # Where typing_extensions is installed (wherever torch is), msgspec imports it, for nothing that is used here, and
-    # that costs as much as msgspec itself. Hidden from msgspec, not from anybody who comes later.
+    _import_msgspec()
+
+
+def _import_msgspec() -> None:
+    """Where typing_extensions is installed (wherever torch is), msgspec imports it, for nothing that is used here, and
+    that costs as much as msgspec itself. Hidden from msgspec, not from anybody who comes later."""
     if "typing_extensions" not in sys.modules:
         sys.modules["typing_extensions"] = None  # type: ignore[assignment]
         import msgspec  # noqa: F401
