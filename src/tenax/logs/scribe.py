@@ -178,8 +178,7 @@ class Scribe:
     # -- the loop's handle
 
     def fileno(self) -> int:
-        assert self._channel is not None, "the scribe is not running"
-        return self._channel.fileno()
+        return self._channel.fileno() if self._channel is not None else -1
 
     @property
     def wants_to_write(self) -> bool:
@@ -265,7 +264,8 @@ class Scribe:
         self._send(message)
 
     def _send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-        assert self._channel is not None, "the scribe is not running"
+        if self._channel is None:  # it could not be started again, and whoever tried was told
+            return
         try:
             self._channel.send(message, descriptors)
         except ChannelClosed:
@@ -324,7 +324,11 @@ class Scribe:
         self._restarts += 1
         self._losses = msgspec.structs.replace(self._losses, scribe_restarts=self._restarts)
         if self._restarts > _MOST_RESTARTS:
-            raise ScribeLost(f"The process that writes the logs died {self._restarts} times. {self._crash}".rstrip())
+            said = self._crash.strip().rpartition("\n")[2]  # of a traceback, the line that says what
+            raise ScribeLost(
+                f"the process that writes the logs died {self._restarts} times{f' ({said})' if said else ''}; "
+                "look at the limits on processes and memory (ulimit -u, the container's limits)"
+            )
         self.start()
         for stream in self._streams.values():
             self._send((*stream.order, True), [stream.read_end])
