@@ -364,7 +364,9 @@ def _is_collected(pid: int, wait: bool) -> bool:
     try:
         if wait and hasattr(os, "pidfd_open"):  # bounded: a process stuck in the kernel is left to whoever comes after
             pidfd = os.pidfd_open(pid)
-            select.select([pidfd], [], [], _SECOND_LOOK_S)
+            waiter = select.poll()
+            waiter.register(pidfd, select.POLLIN)
+            waiter.poll(_SECOND_LOOK_S * 1000)
             os.close(pidfd)
             wait = False
         done, _ = os.waitpid(pid, 0 if wait else os.WNOHANG)
