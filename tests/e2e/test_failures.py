@@ -370,7 +370,8 @@ def test_a_script_that_breaks_the_import_system_does_not_break_the_launcher(benc
     """Files next to the script that are named like modules of ours or of Python are the worker's alone."""
     for name in ("msgspec.py", "selectors.py", "json.py", "signal.py", "tenax.py", "socket.py"):
         bench.script("raise SystemExit('a stranger was imported')", name)
-    done = bench.run(bench.script("print('fine')"), program=[sys.executable, "-P", "-m", "tenax", "run"])
-    assert (done.code, done.out) == (0, "fine\n"), done
+    if sys.version_info >= (3, 11):  # which can be told not to look into the current folder
+        done = bench.run(bench.script("print('fine')"), program=[sys.executable, "-P", "-m", "tenax", "run"])
+        assert (done.code, done.out) == (0, "fine\n"), done
     done = bench.run(bench.script("print('fine')"))
     assert (done.code, done.out) == (0, "fine\n"), done

@@ -99,3 +99,35 @@ def test_the_first_cause_is_passed_on(bench: Bench) -> None:
     assert message["message"] == "KeyError: 'inner'"
     assert message["errorCode"] == 1
     assert os.listdir(bench.home).count("outer.json") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "error"),
+    [
+        ("raise ValueError('two\\nlines')", "ValueError: two"),
+        ("compile('1 +', 'config', 'exec')", "SyntaxError: invalid syntax"),
+        (
+            "class Odd(Exception):\n    def __str__(self):\n        raise OSError\nraise Odd",
+            "Odd: <",
+        ),
+        ("import sys; sys.exit('bye')", None),
+        ("raise KeyboardInterrupt", None),
+    ],
+)
+def test_what_is_recorded(bench: Bench, source: str, error: str | None) -> None:
+    """The exception as Python itself words it; leaving on purpose, or by Ctrl-C, is not an exception to record."""
+    done = bench.run("--log-dir", "logs", bench.script(source))
+    path = bench.run_dir() / "attempt_0" / "0" / "error.json"
+    assert path.exists() == (error is not None)
+    if error is not None:
+        assert json.loads(path.read_text())["message"]["message"].removeprefix("__main__.").startswith(error)
+        assert done.code == 1
+    assert os.listdir(path.parent) == (["error.json"] if error else [])
+
+
+def test_a_stranger_among_the_modules_changes_nothing(bench: Bench) -> None:
+    """A json.py next to the script breaks the recording, not the exit code nor the report."""
+    bench.script("raise SystemExit(55)", "json.py")
+    done = bench.run(bench.script("raise ValueError('loss is nan')"))
+    assert done.code == 1
+    assert done.fact("error") == "ValueError: loss is nan"

@@ -57,27 +57,37 @@ def _install(path: str) -> None:
 
 def _write(path: str, kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
     """In TorchElastic's format. Whole or not at all, and never over what is there: the first cause wins."""
-    import json
-    import time
-    import traceback
-
-    now = time.time()
     draft = f"{path}.{os.getpid()}.draft"
     try:
+        import json
+        import time
+        import traceback
+
+        now = time.time()
+        said = traceback.format_exception_only(kind, error)
+        message = said[-1] if issubclass(kind, SyntaxError) else "".join(said)  # that one begins with where it is
         text = "".join(traceback.format_exception(kind, error, trace))
-        # As the traceback ends: the type by its full name, the message as it prints itself.
-        message = "".join(traceback.format_exception_only(kind, error)).strip()
         extra = {"py_callstack": text[-64000:], "timestamp": str(int(now)), "timestamp_s": now}
-        data = {"message": {"message": message[:16000], "extraInfo": extra}}
+        data = {"message": {"message": message.strip()[:16000], "extraInfo": extra}}
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with open(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump(data, file)
-        os.link(draft, path)  # fails if there is one already
-    except Exception:  # noqa: S110 - a full disk, a strange exception: the traceback on stderr still tells
+        _publish(draft, path)
+    except BaseException:  # noqa: S110 - a full disk, a stranger's json.py: the traceback on stderr still tells
         pass
     finally:
         if os.path.exists(draft):
             os.unlink(draft)
+
+
+def _publish(draft: str, path: str) -> None:
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without links
+        if not os.path.exists(path):
+            os.replace(draft, path)
 
 
 if _leave_no_trace():
