@@ -282,7 +282,7 @@ def _what_happened(failure: Failure) -> str:
 
 def _how_it_ended(failure: Failure) -> str:
     ended = ended_in_words(failure.exit_code)
-    return f"{ended}, by us: it had raised before, and did not end by itself" if failure.asked_to_end else ended
+    return f"{ended}, by us, on its way out after the exception" if failure.asked_to_end else ended
 
 
 def _restarts(report: Report) -> str:
