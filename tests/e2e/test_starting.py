@@ -19,7 +19,7 @@ DUMP = """
     import json, os, sys
     from worker_kit import note
     note("seen", json.dumps({
-        "env": dict(os.environ), "argv": sys.argv, "executable": sys.executable, "cwd": os.getcwd(),
+        "env": dict(os.environ), "argv": sys.argv, "executable": os.path.realpath(sys.executable), "cwd": os.getcwd(),
         "path0": sys.path[0], "flags": str(sys.flags), "name": __name__, "stdin": sys.stdin.read(),
     }))
 """

@@ -324,9 +324,8 @@ class Scribe:
         self._restarts += 1
         self._losses = msgspec.structs.replace(self._losses, scribe_restarts=self._restarts)
         if self._restarts > _MOST_RESTARTS:
-            said = self._crash.strip().rpartition("\n")[2]  # of a traceback, the line that says what
             raise ScribeLost(
-                f"the process that writes the logs died {self._restarts} times{f' ({said})' if said else ''}; "
+                f"the process that writes the logs died {self._restarts} times{self._why_it_died()}; "
                 "look at the limits on processes and memory (ulimit -u, the container's limits)"
             )
         self.start()
@@ -340,9 +339,15 @@ class Scribe:
             self._send(self._finish_order)
 
     def _restart_notice(self) -> str:
-        notice = "tenax: the process that writes the logs died and was started again; lines it held in memory are lost"
-        crash, self._crash = self._crash, ""
-        return f"{notice}\n{crash}" if crash else notice
+        return (
+            f"tenax: the process that writes the logs died{self._why_it_died()} and was started again; "
+            "lines it held in memory are lost"
+        )
+
+    def _why_it_died(self) -> str:
+        """What it could still say: of its traceback, the line that names the error."""
+        said, self._crash = self._crash.strip().rpartition("\n")[2], ""
+        return f" ({said})" if said else ""
 
     def _disconnect(self, *, kill: bool = False) -> None:
         """This scribe is gone, or told to be."""
