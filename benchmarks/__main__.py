@@ -137,8 +137,9 @@ def machine() -> str:
         platform.machine(),
     )
     cores = len(os.sched_getaffinity(0))
+    kernel = ".".join(platform.release().split(".")[:2])
     return (
-        f"{model}, {cores} cores, Linux {platform.release()}, {platform.python_implementation()} "
+        f"{model}, {cores} cores, Linux {kernel}, {platform.python_implementation()} "
         f"{platform.python_version()}, torch {installed('torch')}, tenax {installed('tenax')}"
     )
 
