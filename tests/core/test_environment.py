@@ -125,14 +125,6 @@ def test_omp_threads_are_set_only_where_nobody_has_chosen() -> None:
     assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {})
 
 
-def test_extra_variables_win() -> None:
-    """What the caller adds by name is the last word."""
-    options = WorkerEnvironment(omp_num_threads=(4, 4, 4, 4), extra={"OMP_NUM_THREADS": "1", "COLOUR": "green"})
-    added = worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {}, options)
-    assert added["OMP_NUM_THREADS"] == "1"
-    assert added["COLOUR"] == "green"
-
-
 def test_with_a_virtual_local_rank_every_worker_is_the_first_with_one_device() -> None:
     """LOCAL_RANK is 0 for all; the device tells them apart; RANK stays what it is."""
     options = WorkerEnvironment(virtual_local_rank=True)

@@ -357,10 +357,41 @@ def test_too_few_processes_for_so_many_workers(bench: Bench) -> None:
     """The system refuses a fork in the middle of the start: that is said, and who had started is stopped."""
     with control_group("pids", "pids.max", 7) as enter:  # the agent, two helpers with a few threads, and not much more
         done = bench.run("--nproc-per-node", "8", "--no-python", "sleep", "60", program=[*enter, *TENAX, "run"])
-    # Whom it hits first is the system's choice: a worker, or a helper of ours that needs a thread.
-    assert done.code in (1, 71), done
-    assert "could not be started: Resource temporarily unavailable" in " ".join(done.err.split()) or done.code == 71
+    # Whom it hits first is the system's choice: a worker, or a helper of ours that needs a process or a thread.
+    said = " ".join(done.err.split())
+    if done.code == 1:
+        assert "could not be started: Resource temporarily unavailable" in said, done
+    else:
+        assert done.code == 71, done
+        assert "can't start new thread" in said or "cannot be started: Resource temporarily unavailable" in said, done
+        assert "limits on processes" in said, done
     assert "Traceback" not in done.err
+
+
+def test_too_few_descriptors_for_the_launcher_itself(bench: Bench) -> None:
+    """Where not even our own helpers can be had, one sentence says so and what to raise; it is no bug of anybody."""
+    program = ["sh", "-c", 'ulimit -n 8; exec "$@"', "sh", *TENAX, "run"]
+    done = bench.run("--no-python", "true", program=program)
+    assert done.code == 71, done
+    assert "cannot be started" in done.err
+    assert "ulimit -n" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_a_spawned_function_of_a_script_without_a_main_guard(bench: Bench) -> None:
+    """The remedy is named: what starts the run belongs under the guard."""
+    script = bench.script(
+        """
+        from tenax.agent.server import LocalElasticAgent, WorkerSpec
+
+        def work():
+            return 1
+
+        print(LocalElasticAgent(WorkerSpec(entrypoint=work, max_restarts=0), start_method="spawn").run().failures)
+        """
+    )
+    done = bench.run(script, program=[sys.executable])
+    assert "if __name__ == '__main__':" in done.out + done.err, done
 
 
 # --- the launcher itself ----------------------------------------------------------------------------------------------

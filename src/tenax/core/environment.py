@@ -22,7 +22,6 @@ class WorkerEnvironment(msgspec.Struct, frozen=True):
 
     virtual_local_rank: bool = False
     omp_num_threads: tuple[int, ...] = ()  # by local rank; empty: leave the variable as it is
-    extra: dict[str, str] = {}
 
 
 def worker_environment(
@@ -59,7 +58,6 @@ def worker_environment(
         added["OMP_NUM_THREADS"] = str(options.omp_num_threads[local_rank])
     if options.virtual_local_rank:
         added[CUDA_VISIBLE_DEVICES] = only_device(inherited.get(CUDA_VISIBLE_DEVICES), local_rank)
-    added.update(options.extra)
     return added
 
 
