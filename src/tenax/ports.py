@@ -6,16 +6,19 @@ never calls back into decisions.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import msgspec
 
+from tenax.core.model import AgentSettings
+from tenax.core.policy import RestartPolicy
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from tenax.core.commands import ExamineFailure
     from tenax.core.events import AnyEvent
+    from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import Evidence
 
     Emit = Callable[[AnyEvent], None]
@@ -78,19 +81,51 @@ class Processes(Watchable, Protocol):
 
     def kill(self, generation: int) -> None: ...
 
+    def hold(self, seconds: float) -> None:
+        """Kill everything that long from now, unless this is said again before: should the agent itself be stopped."""
+
+    def close(self) -> None: ...
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class EventLoop(Protocol):
+    """What an adapter may ask of the loop it lives in."""
+
+    @property
+    def now(self) -> Callable[[], float]: ...
+
+    def watch(self, thing: Watchable) -> None: ...
+
+    def unwatch(self, thing: Watchable) -> None: ...
+
+    def at(self, when: float, call: Callable[[], None]) -> Cancellable: ...
+
+
+class Control(Protocol):
+    """The way to the coordinator. What it says comes as events (``events.FromCoordinator``, ``events.Fenced``)."""
+
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None: ...
+
+    def tell(self, message: FromNode) -> None: ...
+
+    def stays_for_others(self) -> bool:
+        """This node has its verdict. Must its agent stay all the same, because others depend on it?"""
+
     def close(self) -> None: ...
 
 
-class Rendezvous(Protocol):
-    """Where generations are agreed. ``join`` answers with GenerationFormed or JoinRefused."""
+class ControlledNode(msgspec.Struct, frozen=True):
+    """What an engine must know of its node."""
 
-    run_id: str
-
-    def open(self, emit: Emit) -> None: ...
-
-    def join(self, generation: int, local_world_size: int, role: str) -> None: ...
-
-    def close(self) -> None: ...
+    settings: AgentSettings
+    policy: RestartPolicy | None  # for the coordinator, should it live here
+    # Everything that a coordinator must know of us at this moment; said at the beginning of every connection.
+    words: Callable[[NodeInfo], list[FromNode]]
+    hold: Callable[[float], None]  # how many seconds from now the workers may live, whatever becomes of this agent
+    say: Callable[[str], None]  # a line for the person at the console
 
 
 class Output(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings
 from tenax.runtime.journal import Journal
 from tenax.runtime.loop import Loop
+from tenax.runtime.notice_file import NoticeFile
 from tenax.runtime.places import Places
 from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
 from tenax.runtime.supervisor import Supervisor
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
 
     from tenax.core.agent import AgentMachine
     from tenax.core.commands import StartWorkers
-    from tenax.core.model import Failure, Verdict
+    from tenax.core.model import Verdict
     from tenax.core.policy import RestartPolicy
     from tenax.logs.specs import LogsSpecs
-    from tenax.ports import Rendezvous
+    from tenax.ports import Control
     from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
 
 JOURNAL_NAME = "journal.jsonl"
@@ -40,7 +41,7 @@ class NodePlan(msgspec.Struct, frozen=True):
 
     settings: AgentSettings
     entrypoint: CommandEntrypoint | FunctionEntrypoint
-    rendezvous: Rendezvous
+    control: Control
     logs_specs: LogsSpecs
     prefix_template: str | None = None
     stdout_filters: list[str] = []
@@ -62,7 +63,7 @@ class Node:
         self._keeper = plan.entrypoint.keeper()
         self.journal_path = ""
         self.log_dir = ""
-        self.earlier_failures: list[Failure] = []  # the first cause of each generation that was tried again
+        self._notice = NoticeFile()
 
     def run(
         self,
@@ -92,7 +93,6 @@ class Node:
                 try:
                     supervisor = self._supervisor(loop, logs, observe)
                     verdict = supervisor.run()
-                    self.earlier_failures = supervisor.machine.state.earlier
                     words = last_words(verdict)
                 finally:
                     # Still under our signal handlers: an impatient Ctrl-C must not cost the report.
@@ -107,13 +107,14 @@ class Node:
     def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[AgentMachine], None]) -> Supervisor:
         plan = self._plan
         journal = self._open_journal()
+        self._notice.directory = self.log_dir
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         for note in plan.places.notes:
             logs.say(f"tenax: {note}")
         return Supervisor(
             plan.settings,
             loop=loop,
-            rendezvous=plan.rendezvous,
+            control=plan.control,
             processes=self._keeper,
             entrypoint=plan.entrypoint,
             logs=logs,
@@ -121,6 +122,7 @@ class Node:
             policy=plan.policy,
             environments=self._environments,
             place=plan.places.place,
+            pass_on_notice=self._notice.write,
             observe=observe,
         )
 
@@ -128,9 +130,10 @@ class Node:
         plan = self._plan
         options = WorkerEnvironment(plan.virtual_local_rank, plan.places.omp_num_threads)
         return {
-            rank: worker_environment(
-                plan.settings, command.assignment, rank, command.restarts_used, os.environ, options
-            )
+            rank: {
+                **worker_environment(plan.settings, command.assignment, rank, os.environ, options),
+                **self._notice.env(command.assignment.generation),
+            }
             for rank in range(plan.settings.local_world_size)
         }
 

@@ -163,7 +163,7 @@ def _environments(options: Options, places: Places, environ: Mapping[str, str]) 
         omp_num_threads=places.omp_num_threads,
     )
     environments = [
-        worker_environment(settings, assignment, rank, 0, environ, for_all) for rank in range(options.nproc_per_node)
+        worker_environment(settings, assignment, rank, environ, for_all) for rank in range(options.nproc_per_node)
     ]
     for rank, environment in enumerate(environments):
         if not assignment.master_port:

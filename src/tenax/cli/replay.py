@@ -61,7 +61,7 @@ def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps:
     lines = [
         f"run {settings.run_id} of {header.entrypoint} on {header.host}, begun {began}",
         f"workers: {settings.local_world_size}, restarts allowed: {settings.max_restarts}, "
-        f"{settings.grace_s:g} s of grace, policy {header.policy}, tenax {header.tenax}",
+        f"{settings.grace_s:g} s of grace, tenax {header.tenax}",
         "",
     ]
     lines += [f"{told.after_s:>10.3f} s  {harmless(told.text)}" for told in replayed.story]

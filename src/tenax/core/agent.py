@@ -1,19 +1,19 @@
 """The agent machine: the life of one node.
 
-    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     a failed generation that is tried again
-                         |          |-----> PAUSED -> JOINING   ... after a pause
-                         |          '-----> ENDED            given up, cancelled, abandoned
-                         '-------> CLOSING -> ENDED          every worker succeeded
+    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     the generation ended, here or elsewhere; there may be a next
+                         |          '-----> ENDED            this node was asked to leave, or the run is over
+                         '-------> CLOSING -> DONE -> ENDED  every worker here succeeded; the run ends when all did
 
-It decides when workers start and stop, how hard they are pushed (the kill ladder: ask -> clear -> kill -> abandon),
-whether a failure is tried again (it asks the policy), and when and how the run ends. It does not know what a process, a
-log or a socket is, and it never reads a clock: the time of each event is an argument.
+It decides when workers start and stop and how hard they are pushed (the kill ladder: ask -> clear -> kill -> abandon).
+Whether there is a next generation, and how the run ends, is the coordinator's decision (``coordinator.py``): this machine
+tells it what happened and hears what follows, also when the coordinator lives in the same process. It does not know
+what a process, a log or a socket is, and it never reads a clock: the time of each event is an argument.
 
 What always holds (tests cite the numbers; ``invariants.py`` checks them after every step):
 
 A1  Workers of a generation start only when the node was cleared of every earlier one.
-A2  Generations only grow, by one, and each starts its workers at most once.
-A3  Restarts used never exceed what the policy granted; with the budget policy, never ``max_restarts``.
+A2  Generations only grow, and each starts its workers at most once, and only when the coordinator formed it.
+A3  What the coordinator is told is true: ready and stopped only when clear, succeeded only if every worker was.
 A4  After the verdict nothing is ordered any more.
 A5  A verdict comes only when the node is clear, or says what was left (ABANDONED) or that our hold was lost (BROKEN).
 A6  A FAILED verdict names at least one failure, the first cause first; no worker is both failed and stopped.
@@ -30,6 +30,7 @@ import msgspec
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core import messages as word
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.model import (
@@ -42,12 +43,11 @@ from tenax.core.model import (
     Verdict,
     WorkerPhase,
     WorkerRecord,
+    when_it_began,
 )
-from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
 _HURRY = (SIGINT, SIGQUIT)
-_HISTORY_KEPT = 100
 
 
 class Phase(enum.Enum):
@@ -55,8 +55,8 @@ class Phase(enum.Enum):
     JOINING = "joining"
     RUNNING = "running"
     STOPPING = "stopping"
-    PAUSED = "paused"
     CLOSING = "closing"
+    DONE = "done"
     ENDED = "ended"
 
 
@@ -74,7 +74,6 @@ class Deadline(enum.Enum):
     GRACE = "grace"  # asked processes must be gone
     ABANDON = "abandon"  # killed processes must be gone
     EXAMINE = "examine"  # the evidence must be in
-    PAUSE = "pause"  # the policy's pause is over
 
 
 class AgentState(msgspec.Struct):
@@ -90,26 +89,30 @@ class AgentState(msgspec.Struct):
     running_since: float = 0.0
     stopping_since: float = 0.0
     stop_signal: int = 0  # what the workers were asked with
-    failures: list[Failure] = []  # of this generation, in the order seen
+    failures: list[Failure] = []  # of this generation on this node, in the order seen
     unexamined: set[int] = set()  # local ranks whose evidence is still being gathered
-    restarts_used: int = 0
-    earlier: list[Failure] = []  # first causes of earlier generations
-    cancelled_by: int = 0  # the signal that asked us to stop
+    cancelled_by: int = 0  # the signal that asked us to leave
+    has_ended_elsewhere: bool = False  # the generation is over for all nodes, whatever our workers did
+    decided: Verdict | None = None  # how the run ends, said by the coordinator; ours as soon as the node is clear
+    is_refused: bool = False  # what was decided is the end of this node alone
     deadlines: dict[Deadline, float] = {}
-    decision: AnyDecision | None = None  # the policy's last answer
     verdict: Verdict | None = None
 
     def next_deadline(self) -> float | None:
         """When the loop must wake up at the latest."""
         return min(self.deadlines.values(), default=None)
 
+    @property
+    def restarts_used(self) -> int:
+        """Of the whole run, when our generation was formed."""
+        return self.assignment.restarts_used if self.assignment is not None else 0
+
 
 class AgentMachine:
     """``step(event, now)`` returns the orders that follow. One instance per run."""
 
-    def __init__(self, settings: AgentSettings, policy: RestartPolicy | None = None) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self.state = AgentState(settings)
-        self._policy = policy or BudgetPolicy()
         self._orders: list[AnyCommand] = []
 
     def step(self, event: AnyEvent, now: float) -> list[AnyCommand]:
@@ -130,8 +133,19 @@ class AgentMachine:
                 self._on_run_requested()
             case fact.GenerationFormed(assignment):
                 self._on_generation_formed(assignment, now)
+            case fact.GenerationEnded(_, why):
+                self._on_generation_ended(why, now)
+            case fact.RunEnded(verdict, sent_at):
+                self._on_run_ended(_on_our_clock(verdict, now - sent_at), now)
             case fact.JoinRefused(reason):
-                self._on_join_refused(reason)
+                self._on_refused(f"the rendezvous refused this node: {reason}", now)
+            case fact.Fenced(_, why):
+                self._on_fenced(why, now)
+            case fact.LeaveNoticed(_, host, why, in_s):
+                self._pass_on_notice(host, why, in_s)
+            case fact.NoticeReceived(why, in_s):
+                self._tell(word.NodeWillLeave(self.state.generation, why, in_s))
+                self._pass_on_notice("", why, in_s)
             case fact.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
             case fact.WorkerStartFailed(_, local_rank, reason, exit_code):
@@ -146,23 +160,28 @@ class AgentMachine:
             case fact.SignalReceived(signal, grace_s):
                 self._on_signal(signal, self.state.settings.grace_s if grace_s is None else grace_s, now)
             case fact.KeeperLost(reason):
-                self._end(Outcome.BROKEN, f"the keeper of the workers was lost: {reason}")
+                self._end(self._own_verdict(Outcome.BROKEN, f"the keeper of the workers was lost: {reason}"))
             case fact.TimePassed():
                 self._on_time_passed(now)
+            case fact.Waiting():
+                pass  # for the people who watch
+
+    def _tell(self, message: word.FromNode) -> None:
+        self._orders.append(order.Tell(message))
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
     def _on_run_requested(self) -> None:
         if self.state.phase is Phase.NEW:
-            self._join("first generation")
+            self._join()
 
-    def _join(self, why: str) -> None:
+    def _join(self) -> None:
         self.state.phase = Phase.JOINING
-        self._orders.append(order.Join(self.state.generation + 1, why))
+        self._tell(word.NodeReady(self.state.generation))
 
     def _on_generation_formed(self, assignment: Assignment, now: float) -> None:
         state = self.state
-        if state.phase is not Phase.JOINING or assignment.generation != state.generation + 1:
+        if state.phase is not Phase.JOINING or assignment.generation <= state.generation:
             return
         state.phase = Phase.RUNNING
         state.assignment = assignment
@@ -173,12 +192,49 @@ class AgentMachine:
         state.cleared = False
         state.failures = []
         state.unexamined = set()
-        state.decision = None
-        self._orders.append(order.StartWorkers(assignment, state.restarts_used))
+        state.has_ended_elsewhere = False
+        self._orders.append(order.StartWorkers(assignment))
 
-    def _on_join_refused(self, reason: str) -> None:
-        if self.state.phase is Phase.JOINING:
-            self._end(Outcome.BROKEN, f"the rendezvous refused this node: {reason}")
+    # --- what the coordinator decided ---------------------------------------------------------------------------------
+
+    def _on_generation_ended(self, why: str, now: float) -> None:
+        state = self.state
+        state.has_ended_elsewhere = True
+        if state.phase is Phase.RUNNING:
+            self._stop(SIGTERM, why, state.settings.grace_s, now)
+        elif state.phase is Phase.DONE:
+            self._join()
+
+    def _on_refused(self, why: str, now: float) -> None:
+        if self.state.decided is None:
+            self.state.is_refused = True
+            self._on_run_ended(self._own_verdict(Outcome.BROKEN, why), now)
+
+    def _on_run_ended(self, verdict: Verdict, now: float) -> None:
+        state = self.state
+        if state.decided is not None:
+            return  # a run ends once; a link that breaks after that does not make it another end
+        state.decided = verdict
+        if state.phase is Phase.RUNNING:
+            self._stop(SIGTERM, verdict.why, state.settings.grace_s, now)
+        elif state.phase in (Phase.NEW, Phase.JOINING, Phase.DONE):
+            self._end(verdict)
+
+    def _on_fenced(self, why: str, now: float) -> None:
+        """No grace: by now the others may be about to start without us."""
+        state = self.state
+        if state.phase is Phase.RUNNING:
+            state.phase = Phase.STOPPING
+            state.rung = Rung.ASKED
+            state.stopping_since = now
+            state.stop_signal = SIGKILL
+        # A success stays one. If the others went on without us, we shall be told as soon as we are back.
+        if state.phase in (Phase.STOPPING, Phase.CLOSING):
+            self._kill(why, now)
+
+    def _pass_on_notice(self, host: str, why: str, in_s: float | None) -> None:
+        if self.state.phase is Phase.RUNNING:
+            self._orders.append(order.PassOnNotice(self.state.generation, host, why, in_s))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -205,6 +261,7 @@ class AgentMachine:
         if exit_code != 0 or fault:
             self._note_bad_end(worker, fault, wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
+            self._tell(word.FailureSeen(state.generation, state.failures[0], now))
             self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", state.settings.grace_s, now)
         elif self._all_workers_ended():
             if state.phase is Phase.RUNNING:
@@ -263,7 +320,7 @@ class AgentMachine:
             if evidence.raised_at is not None and evidence.raised_at < state.stopping_since:
                 worker = state.workers[local_rank]
                 state.failures.append(self._failure(worker, "", evidence))
-        self._decide_if_ready(now)
+        self._go_on_if_stopped(now)
 
     def _all_workers_ended(self) -> bool:
         return all(worker.phase is WorkerPhase.ENDED for worker in self.state.workers.values())
@@ -303,12 +360,12 @@ class AgentMachine:
         state.rung = Rung.ABANDONED
         stuck = tuple(w.pid for w in state.workers.values() if w.phase is not WorkerPhase.ENDED and w.pid)
         named = f"process {', '.join(map(str, stuck))}" if stuck else "a process of the job"
-        self._end(
-            Outcome.ABANDONED,
+        why = (
             f"{named} did not end within {state.settings.abandon_s:g} s of SIGKILL; "
-            "it is stuck in the kernel and this host needs attention",
-            stuck_pids=stuck,
+            "it is stuck in the kernel and this host needs attention"
         )
+        self._tell(word.NodeLeft(why, is_clear=False))
+        self._end(self._own_verdict(Outcome.ABANDONED, why, stuck_pids=stuck))
 
     def _on_node_cleared(self, now: float) -> None:
         state = self.state
@@ -318,40 +375,41 @@ class AgentMachine:
         state.deadlines.pop(Deadline.GRACE, None)
         state.deadlines.pop(Deadline.ABANDON, None)
         if state.phase is Phase.CLOSING:
-            count = state.settings.local_world_size
-            self._end(Outcome.SUCCEEDED, "the worker succeeded" if count == 1 else f"all {count} workers succeeded")
+            self._after_success()
         else:
-            self._decide_if_ready(now)
+            self._go_on_if_stopped(now)
 
     # --- what now? ----------------------------------------------------------------------------------------------------
 
-    def _decide_if_ready(self, now: float) -> None:
+    def _after_success(self) -> None:
+        """All our workers succeeded and nothing of them is left."""
+        state = self.state
+        state.phase = Phase.DONE
+        self._tell(word.NodeSucceeded(state.generation))
+        if state.decided is not None:
+            self._end_as_decided(state.decided)
+        elif state.cancelled_by:
+            self._leave()
+        elif state.has_ended_elsewhere:
+            self._join()
+
+    def _go_on_if_stopped(self, now: float) -> None:
         state = self.state
         if state.phase is not Phase.STOPPING or not state.cleared or state.unexamined:
             return
-        if state.cancelled_by:
-            self._end_cancelled()
-            return
         state.failures.sort(key=when_it_began)
-        history = History(state.restarts_used, state.settings.max_restarts, tuple(state.earlier))
-        decision = state.decision = self._ask_policy(state.failures[0], history)
-        if isinstance(decision, GiveUp):
-            self._end(Outcome.FAILED, decision.why)
-            return
-        state.restarts_used += 1
-        state.earlier = [*state.earlier[-_HISTORY_KEPT + 1 :], state.failures[0]]
-        if isinstance(decision, Wait):
-            state.phase = Phase.PAUSED
-            state.deadlines[Deadline.PAUSE] = now + decision.seconds
+        self._tell(stopped_message(state, now))
+        if state.decided is not None:
+            self._end_as_decided(state.decided)
+        elif state.cancelled_by:
+            self._leave()
         else:
-            self._join(decision.why)
+            self._join()
 
-    def _ask_policy(self, failure: Failure, history: History) -> AnyDecision:
-        """A policy is somebody's code: what it throws ends the run with a reason, not the agent without one."""
-        try:
-            return self._policy.decide(failure, history)
-        except Exception as error:
-            return GiveUp(f"the restart policy {type(self._policy).__name__} raised {type(error).__name__}: {error}")
+    def _leave(self) -> None:
+        verdict = self._own_verdict(Outcome.CANCELLED, "the agent was asked to stop")
+        self._tell(word.NodeLeft(verdict.why))
+        self._end(verdict)
 
     def _on_signal(self, signal: int, grace_s: float, now: float) -> None:
         state = self.state
@@ -362,9 +420,12 @@ class AgentMachine:
         state.cancelled_by = signal
         match state.phase:
             case Phase.RUNNING:
-                self._stop(signal, "the agent was asked to stop", grace_s, now)
-            case Phase.NEW | Phase.JOINING | Phase.PAUSED:
-                self._end_cancelled()
+                why = "the agent was asked to stop"
+                self._tell(word.NodeDraining(state.generation, grace_s, why))
+                self._pass_on_notice("", why, grace_s)
+                self._stop(signal, why, grace_s, now)
+            case Phase.NEW | Phase.JOINING | Phase.DONE:
+                self._leave()
             case Phase.CLOSING:
                 self._kill("asked to stop after all workers had succeeded", now)
             case Phase.STOPPING | Phase.ENDED:
@@ -381,7 +442,7 @@ class AgentMachine:
     def _stop_examining(self, now: float) -> None:
         self.state.deadlines.pop(Deadline.EXAMINE, None)
         self.state.unexamined.clear()
-        self._decide_if_ready(now)
+        self._go_on_if_stopped(now)
 
     def _on_time_passed(self, now: float) -> None:
         due = [deadline for deadline, at in self.state.deadlines.items() if at <= now]
@@ -397,45 +458,88 @@ class AgentMachine:
                     self._abandon()
                 case Deadline.EXAMINE:
                     self._stop_examining(now)
-                case Deadline.PAUSE:
-                    assert self.state.decision is not None
-                    self._join(self.state.decision.why)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _end_cancelled(self) -> None:
-        self._end(Outcome.CANCELLED, "the agent was asked to stop", signal=self.state.cancelled_by)
+    def _own_verdict(self, outcome: Outcome, why: str, *, stuck_pids: tuple[int, ...] = ()) -> Verdict:
+        """How it ended for this node alone."""
+        state = self.state
+        return Verdict(
+            outcome=outcome,
+            why=why,
+            failures=tuple(sorted(state.failures, key=when_it_began)),
+            stopped=stopped_workers(state),
+            restarts_used=state.restarts_used,
+            generation=state.generation,
+            signal=state.cancelled_by if outcome is Outcome.CANCELLED else 0,
+            stuck_pids=stuck_pids,
+        )
 
-    def _end(self, outcome: Outcome, why: str, *, signal: int = 0, stuck_pids: tuple[int, ...] = ()) -> None:
+    def _end_as_decided(self, verdict: Verdict) -> None:
+        """If it is the end of this node alone, with what was found out about its workers since."""
+        self._end(self._own_verdict(verdict.outcome, verdict.why) if self.state.is_refused else verdict)
+
+    def _end(self, verdict: Verdict) -> None:
         state = self.state
         state.phase = Phase.ENDED
         state.deadlines.clear()
-        state.failures.sort(key=when_it_began)
-        state.verdict = Verdict(
-            outcome=outcome,
-            why=why,
-            failures=tuple(state.failures),
-            stopped=self._stopped_workers(),
-            restarts_used=state.restarts_used,
-            generation=state.generation,
-            signal=signal,
-            stuck_pids=stuck_pids,
-        )
-        self._orders.append(order.Finish(state.verdict))
-
-    def _stopped_workers(self) -> tuple[Stopped, ...]:
-        failed = {failure.local_rank for failure in self.state.failures}
-        return tuple(
-            Stopped(worker.local_rank, self._global_rank(worker.local_rank), worker.pid, worker.exit_code)
-            for worker in self.state.workers.values()
-            if worker.asked_to_end and worker.local_rank not in failed
-        )
+        state.verdict = verdict
+        self._orders.append(order.Finish(verdict))
 
     def _global_rank(self, local_rank: int) -> int:
-        return (self.state.assignment.first_global_rank if self.state.assignment else 0) + local_rank
+        return global_rank(self.state, local_rank)
 
 
-def when_it_began(failure: Failure) -> float:
-    """An exception that was raised earlier is the earlier cause, however long its process took to die."""
-    raised_at = failure.evidence.raised_at
-    return failure.seen_at if raised_at is None else min(raised_at, failure.seen_at)
+def global_rank(state: AgentState, local_rank: int) -> int:
+    return (state.assignment.first_global_rank if state.assignment else 0) + local_rank
+
+
+def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
+    """Those that we ended. Never failures."""
+    failed = {failure.local_rank for failure in state.failures}
+    return tuple(
+        Stopped(worker.local_rank, global_rank(state, worker.local_rank), worker.pid, worker.exit_code)
+        for worker in state.workers.values()
+        if worker.asked_to_end and worker.local_rank not in failed
+    )
+
+
+def stopped_message(state: AgentState, now: float) -> word.NodeStopped:
+    return word.NodeStopped(state.generation, now, tuple(state.failures), stopped_workers(state))
+
+
+def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> list[word.FromNode]:
+    """Everything that a coordinator must know of this node, said again: it may be a new one, or have missed some of it.
+
+    Derived from the state alone, so nothing has to be kept for the time without a connection.
+    """
+    part = state.assignment
+    words: list[word.FromNode] = [
+        word.NodeJoined(
+            node,
+            generation=state.generation,
+            is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING),
+            has_succeeded=state.phase is Phase.DONE,
+            group_rank=part.group_rank if part else -1,
+            group_world_size=part.group_world_size if part else 0,
+            coordinator_rank=part.coordinator_rank if part else -1,
+            restarts_used=state.restarts_used,
+        )
+    ]
+    if state.phase is Phase.STOPPING:
+        words += [word.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
+        if state.cancelled_by:
+            words.append(word.NodeDraining(state.generation, state.settings.grace_s, "the agent was asked to stop"))
+    elif state.phase is Phase.JOINING:
+        if state.failures:
+            words.append(stopped_message(state, now))
+        words.append(word.NodeReady(state.generation))
+    return words
+
+
+def _on_our_clock(verdict: Verdict, by_s: float) -> Verdict:
+    return msgspec.structs.replace(
+        verdict,
+        failures=tuple(failure.shifted(by_s) for failure in verdict.failures),
+        earlier=tuple(failure.shifted(by_s) for failure in verdict.earlier),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.messages import FromNode
 from tenax.core.model import Assignment, Verdict
 
 
@@ -11,16 +12,14 @@ class Command(msgspec.Struct, frozen=True, tag=True, tag_field="command", omit_d
     """Base of all orders."""
 
 
-class Join(Command, frozen=True):
-    """Ask the rendezvous for our part in the next generation."""
+class Tell(Command, frozen=True):
+    """Say this to the coordinator."""
 
-    generation: int  # the number we expect: one more than the last
-    why: str
+    message: FromNode
 
 
 class StartWorkers(Command, frozen=True):
     assignment: Assignment
-    restarts_used: int
 
 
 class ExamineFailure(Command, frozen=True):
@@ -59,8 +58,17 @@ class KillNode(Command, frozen=True):
     why: str
 
 
+class PassOnNotice(Command, frozen=True):
+    """Let the workers know that a node of their generation is going to leave."""
+
+    generation: int
+    host: str
+    why: str
+    in_s: float | None = None
+
+
 class Finish(Command, frozen=True):
     verdict: Verdict
 
 
-AnyCommand = Join | StartWorkers | ExamineFailure | SignalWorkers | ClearNode | KillNode | Finish
+AnyCommand = Tell | StartWorkers | ExamineFailure | SignalWorkers | ClearNode | KillNode | PassOnNotice | Finish

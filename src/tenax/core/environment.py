@@ -28,7 +28,6 @@ def worker_environment(
     settings: AgentSettings,
     assignment: Assignment,
     local_rank: int,
-    restarts_used: int,
     inherited: Mapping[str, str],
     options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
 ) -> dict[str, str]:
@@ -45,12 +44,13 @@ def worker_environment(
         "ROLE_WORLD_SIZE": str(assignment.role_world_size),
         "MASTER_ADDR": assignment.master_addr,
         "MASTER_PORT": str(assignment.master_port),
-        "TORCHELASTIC_RESTART_COUNT": str(restarts_used),
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.restarts_used),
         "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
         "TORCHELASTIC_RUN_ID": settings.run_id,
         "TORCHELASTIC_USE_AGENT_STORE": str(assignment.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TENAX_GENERATION": str(assignment.generation),
+        "TENAX_GENERATION_REASON": assignment.why,
     }
     # A crash in native code leaves its Python stack on stderr, where the failure report finds it.
     added["PYTHONFAULTHANDLER"] = inherited.get("PYTHONFAULTHANDLER", "1")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.model import Assignment, Evidence
+from tenax.core.model import Assignment, Evidence, Verdict
 
 
 class Event(msgspec.Struct, frozen=True, tag=True, tag_field="event", omit_defaults=True):
@@ -18,16 +18,61 @@ class RunRequested(Event, frozen=True):
     """Somebody wants this node to run. The first event of every run."""
 
 
+# --- what the coordinator says; these travel -------------------------------------------------------------------------
+
+
 class GenerationFormed(Event, frozen=True):
-    """The rendezvous answered: this is our part in the next generation."""
+    """This is our part in the next generation."""
 
     assignment: Assignment
 
 
+class GenerationEnded(Event, frozen=True):
+    """The generation is over for every node: a worker failed somewhere, a node went away, or one is let in."""
+
+    generation: int
+    why: str
+
+
+class RunEnded(Event, frozen=True):
+    """The run is over, with the same verdict on every node."""
+
+    verdict: Verdict
+    sent_at: float  # on the coordinator's clock, as the times in the verdict
+
+
 class JoinRefused(Event, frozen=True):
-    """The rendezvous will not have us."""
+    """This node cannot be part of the run."""
 
     reason: str
+
+
+class Waiting(Event, frozen=True):
+    """No generation for us yet. A sentence for the person who waits too."""
+
+    why: str
+
+
+class LeaveNoticed(Event, frozen=True):
+    """A node of the generation is going to leave: time to save what should be saved."""
+
+    generation: int
+    host: str
+    why: str
+    in_s: float | None = None  # how soon, if that is known
+
+
+# --- what the hold on the coordinator says ----------------------------------------------------------------------------
+
+
+class Fenced(Event, frozen=True):
+    """This node was cut off for so long that the others may go on without it: its generation is no longer ours."""
+
+    generation: int
+    why: str
+
+
+# --- what this node sees ----------------------------------------------------------------------------------------------
 
 
 class WorkerStarted(Event, frozen=True):
@@ -75,6 +120,13 @@ class SignalReceived(Event, frozen=True):
     grace_s: float | None = None  # None: what the settings say
 
 
+class NoticeReceived(Event, frozen=True):
+    """This node will be asked to stop later: a scheduler's advance notice."""
+
+    why: str
+    in_s: float | None = None
+
+
 class KeeperLost(Event, frozen=True):
     """The process above our workers is gone, and with it our hold on them."""
 
@@ -88,13 +140,21 @@ class TimePassed(Event, frozen=True):
 AnyEvent = (
     RunRequested
     | GenerationFormed
+    | GenerationEnded
+    | RunEnded
     | JoinRefused
+    | Waiting
+    | LeaveNoticed
+    | Fenced
     | WorkerStarted
     | WorkerStartFailed
     | WorkerExited
     | FailureExamined
     | NodeCleared
     | SignalReceived
+    | NoticeReceived
     | KeeperLost
     | TimePassed
 )
+# What a coordinator says to a node.
+FromCoordinator = GenerationFormed | GenerationEnded | RunEnded | JoinRefused | Waiting | LeaveNoticed

@@ -11,11 +11,11 @@ import msgspec
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.agent import AgentState, Deadline, Phase, Rung, when_it_began
+from tenax.core import messages as word
+from tenax.core.agent import AgentState, Deadline, Phase, Rung
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
-from tenax.core.model import Outcome, Verdict, WorkerPhase
-from tenax.core.policy import Restart, Wait
+from tenax.core.model import Outcome, Verdict, WorkerPhase, when_it_began
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,7 +29,6 @@ class InvariantChecker:
 
     def __init__(self, state: AgentState) -> None:
         self._started = state.generation  # the last generation whose workers were started
-        self._starts = state.restarts_used + (1 if state.generation else 0)
         self._occupied = not state.cleared  # processes of the last generation may be alive
         self._clearing = state.rung >= Rung.CLEARING  # the end of all of them was ordered
         self._remember(state)
@@ -41,15 +40,15 @@ class InvariantChecker:
             return
         if self._clearing and isinstance(event, fact.NodeCleared) and event.generation == self._started:
             self._occupied = False
+        formed = event.assignment.generation if isinstance(event, fact.GenerationFormed) else 0
         for command in commands:
-            self._check_command(command)
-        self._check_restarts(state)
+            self._check_command(state, command, formed)
         self._check_ladder(state)
         self._check_deadlines(state)
         if state.cleared == self._occupied:
             raise InvariantBroken(f"A1: after {event} the node is believed {'' if state.cleared else 'not '}clear")
         if state.phase is Phase.ENDED:
-            self._check_verdict(state, state.verdict)
+            self._check_verdict(state.verdict)
         elif state.verdict is not None:
             raise InvariantBroken(f"A4: a verdict while {state.phase.value}")
         self._remember(state)
@@ -57,8 +56,6 @@ class InvariantChecker:
     def _remember(self, state: AgentState) -> None:
         self._generation = state.generation
         self._rung = state.rung
-        self._restarts_used = state.restarts_used
-        self._undecided = state.decision is None
         self._ended = state.phase is Phase.ENDED
         self._written = _encode(state)
 
@@ -72,31 +69,34 @@ class InvariantChecker:
         if generation != self._generation and (commands or _encode(state) != self._written):
             raise InvariantBroken(f"A9: {event} had consequences in generation {self._generation}: {commands}")
 
-    def _check_command(self, command: AnyCommand) -> None:
-        if isinstance(command, order.StartWorkers):
-            generation = command.assignment.generation
-            if self._occupied:
-                raise InvariantBroken(f"A1: generation {generation} starts on a node that is not clear")
-            if generation != self._started + 1:
-                raise InvariantBroken(f"A2: generation {generation} starts after {self._started}")
-            if command.restarts_used > self._starts:
-                raise InvariantBroken(f"A3: {command.restarts_used} restarts after {self._starts} generations")
-            self._started = generation
-            self._starts += 1
-            self._occupied = True
-            self._clearing = False
-        elif isinstance(command, order.ClearNode | order.KillNode):
-            self._clearing = True
+    def _check_command(self, state: AgentState, command: AnyCommand, formed: int) -> None:
+        match command:
+            case order.StartWorkers(assignment):
+                generation = assignment.generation
+                if self._occupied:
+                    raise InvariantBroken(f"A1: generation {generation} starts on a node that is not clear")
+                if generation <= self._started:
+                    raise InvariantBroken(f"A2: generation {generation} starts after {self._started}")
+                if generation != formed:
+                    raise InvariantBroken(f"A2: generation {generation} starts and was not formed")
+                self._started = generation
+                self._occupied = True
+                self._clearing = False
+            case order.ClearNode() | order.KillNode():
+                self._clearing = True
+            case order.Tell(message):
+                self._check_message(state, message)
 
-    def _check_restarts(self, state: AgentState) -> None:
-        """Each grant of the policy costs one restart, and nothing else does."""
-        granted = self._undecided and isinstance(state.decision, Restart | Wait)
-        if granted and not state.failures:
-            raise InvariantBroken("A3: a restart that no failure paid for")
-        if state.restarts_used != self._restarts_used + granted:
-            raise InvariantBroken(
-                f"A3: from {self._restarts_used} to {state.restarts_used} restarts used after {state.decision}"
-            )
+    def _check_message(self, state: AgentState, message: word.FromNode) -> None:
+        what = type(message).__name__
+        if self._occupied and isinstance(message, word.NodeReady | word.NodeStopped | word.NodeSucceeded):
+            raise InvariantBroken(f"A3: {what} while processes may be alive")
+        if isinstance(message, word.NodeSucceeded) and not _all_succeeded(state):
+            raise InvariantBroken("A3: told of a success that not every worker had")
+        if isinstance(message, word.NodeSucceeded | word.NodeStopped | word.FailureSeen | word.NodeDraining):
+            told = message.generation
+            if told != self._started:
+                raise InvariantBroken(f"A3: {what} of generation {told} while {self._started} was started last")
 
     def _check_ladder(self, state: AgentState) -> None:
         if state.generation == self._generation and state.rung < self._rung:
@@ -110,8 +110,6 @@ class InvariantChecker:
             awaited.add(Deadline.ABANDON if state.rung is Rung.KILLED else Deadline.GRACE)
         if state.phase is Phase.STOPPING and state.unexamined:
             awaited.add(Deadline.EXAMINE)
-        if state.phase is Phase.PAUSED:
-            awaited.add(Deadline.PAUSE)
         if state.deadlines.keys() != awaited:
             raise InvariantBroken(
                 f"A7: {state.phase.value} awaits {_names(awaited)}, but has deadlines for {_names(state.deadlines)}"
@@ -119,7 +117,7 @@ class InvariantChecker:
         if state.phase is Phase.STOPPING and not awaited:
             raise InvariantBroken("A7: stopping, and nothing is awaited")
 
-    def _check_verdict(self, state: AgentState, verdict: Verdict | None) -> None:
+    def _check_verdict(self, verdict: Verdict | None) -> None:
         if verdict is None:
             raise InvariantBroken("A4: ended without a verdict")
         if self._occupied and verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
@@ -128,11 +126,11 @@ class InvariantChecker:
             raise InvariantBroken("A6: failed, but nobody failed")
         if list(verdict.failures) != sorted(verdict.failures, key=when_it_began):
             raise InvariantBroken("A6: the first cause does not come first")
-        both = {f.local_rank for f in verdict.failures} & {s.local_rank for s in verdict.stopped}
+        both = {f.global_rank for f in verdict.failures} & {s.global_rank for s in verdict.stopped}
         if both:
-            raise InvariantBroken(f"A6: local ranks {sorted(both)} both failed and stopped by us")
-        if verdict.outcome is Outcome.SUCCEEDED and (verdict.failures or not _all_succeeded(state)):
-            raise InvariantBroken("A6: succeeded, but not every worker did")
+            raise InvariantBroken(f"A6: ranks {sorted(both)} both failed and stopped by us")
+        if verdict.outcome is Outcome.SUCCEEDED and verdict.failures:
+            raise InvariantBroken("A6: succeeded, but somebody failed")
 
 
 def _all_succeeded(state: AgentState) -> bool:

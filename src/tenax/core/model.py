@@ -16,7 +16,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     run_id: str
     role: str
     local_world_size: int
-    max_restarts: int
+    max_restarts: int  # what the workers are told; the coordinator keeps the ledger
     # How long a worker may take to end after it was asked to, on every path: signal, failure, restart, end of the run.
     grace_s: float = 30.0
     # How long a killed process may stay before it is abandoned. Only one stuck in the kernel survives SIGKILL.
@@ -28,7 +28,7 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Assignment(msgspec.Struct, frozen=True):
     """One node's part in one generation: what a rendezvous answers."""
 
-    generation: int
+    generation: int  # also the fencing token: whatever carries an older one is refused
     group_rank: int = 0
     group_world_size: int = 1
     first_global_rank: int = 0
@@ -38,6 +38,9 @@ class Assignment(msgspec.Struct, frozen=True):
     master_addr: str = "127.0.0.1"
     master_port: int = 0
     use_agent_store: bool = False
+    restarts_used: int = 0  # of the whole run, the same on every node
+    why: str = ""  # why this generation was formed
+    coordinator_rank: int = -1  # the group rank of the node that serves the coordinator; -1: none of the group
 
 
 class WorkerPhase(enum.Enum):
@@ -84,6 +87,21 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""  # why it is a failure when the exit code alone does not say so ("could not be started: ...")
     evidence: Evidence = Evidence()
     asked_to_end: bool = False  # it had failed, and then it was we who ended it: the exit code is our doing
+    host: str = ""  # where it ran
+
+    def shifted(self, by_s: float) -> Failure:
+        """The same on another clock. Nodes have their own; only differences travel."""
+        raised_at = self.evidence.raised_at
+        evidence = self.evidence
+        if raised_at is not None:
+            evidence = msgspec.structs.replace(evidence, raised_at=raised_at + by_s)
+        return msgspec.structs.replace(self, seen_at=self.seen_at + by_s, evidence=evidence)
+
+
+def when_it_began(failure: Failure) -> float:
+    """An exception that was raised earlier is the earlier cause, however long its process took to die."""
+    raised_at = failure.evidence.raised_at
+    return failure.seen_at if raised_at is None else min(raised_at, failure.seen_at)
 
 
 class Stopped(msgspec.Struct, frozen=True):
@@ -100,17 +118,20 @@ class Outcome(enum.Enum):
     FAILED = "failed"  # a worker failed and the budget is spent, or the policy gave up
     CANCELLED = "cancelled"  # someone asked the agent to stop
     ABANDONED = "abandoned"  # a process survived SIGKILL: this host needs attention
-    BROKEN = "broken"  # the launcher itself could not do its work
+    BROKEN = "broken"  # the launcher itself could not do its work: no keeper, no rendezvous, too few nodes
 
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How the run ended on this node, and why, in words."""
+    """How the run ended, and why, in words. Decided once for the whole run, unless this node left it before."""
 
     outcome: Outcome
     why: str
-    failures: tuple[Failure, ...] = ()  # of the last generation, first cause first
+    failures: tuple[Failure, ...] = ()  # of the last generation, on all nodes, first cause first
     stopped: tuple[Stopped, ...] = ()
     restarts_used: int = 0
     generation: int = 0
     signal: int = 0  # the signal that cancelled the run
     stuck_pids: tuple[int, ...] = ()
+    earlier: tuple[Failure, ...] = ()  # the first cause of each generation that was tried again
+    membership_changes: int = 0  # generations that ended because nodes came or went: free of charge
+    drains: int = 0  # ... because a node was asked to leave

@@ -1,6 +1,6 @@
 """The restart policy: given this failure and this history, what now?
 
-A seam of its own. The agent machine asks once per failed generation, after the node is clear and the evidence is in;
+A seam of its own. The coordinator asks once per failed generation, after every node is clear and the evidence is in;
 the answer is a value with its reason in words. A policy is pure: the same failure and history give the same answer.
 """
 
@@ -11,6 +11,13 @@ from typing import Protocol
 import msgspec
 
 from tenax.core.model import Failure
+
+# A generation that lived no longer than this had not got beyond its start.
+START_S = 60.0
+# What a program that has not changed does again.
+_INCURABLE = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError"}
+)
 
 
 class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="decision", omit_defaults=True):
@@ -37,12 +44,16 @@ AnyDecision = Restart | Wait | GiveUp
 
 
 class History(msgspec.Struct, frozen=True):
-    """What happened before this failure."""
+    """What happened before this failure, and beside it."""
 
     restarts_used: int
     max_restarts: int
     # The first cause of every generation that failed before this one, oldest first; bounded by the machine.
     earlier: tuple[Failure, ...] = ()
+    failures: tuple[Failure, ...] = ()  # all of this generation, on all nodes, first cause first
+    world_size: int = 0
+    lived_s: float = START_S + 1  # how long this generation had run when the first cause began
+    longest_s: float = 0.0  # how long the most successful generation before it had run
 
     @property
     def restarts_left(self) -> int:
@@ -56,13 +67,53 @@ class RestartPolicy(Protocol):
 
 
 class BudgetPolicy:
-    """Restart at once until ``max_restarts`` are used. What TorchElastic does, and the default."""
+    """Restart at once until ``max_restarts`` are used, but do not try again what cannot succeed. The default.
 
-    def decide(self, failure: Failure, history: History) -> AnyDecision:  # noqa: ARG002 - the seam offers it
-        if history.restarts_left > 0:
-            return Restart(f"restart {history.restarts_used + 1} of {history.max_restarts}")
+    ``fatal_exit_codes`` and ``fatal_errors`` (names of exception classes) are what the user knows to be hopeless.
+    """
+
+    def __init__(self, fatal_exit_codes: tuple[int, ...] = (), fatal_errors: tuple[str, ...] = ()) -> None:
+        self._fatal_exit_codes = frozenset(fatal_exit_codes)
+        self._fatal_errors = frozenset(fatal_errors)
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
         if history.max_restarts == 0:
             return GiveUp("no restarts are allowed (--max-restarts 0)")
+        hopeless = self._why_hopeless(failure) or _why_it_will_fail_again(failure, history)
+        if hopeless and history.restarts_left > 0:
+            return GiveUp(f"{hopeless}, so the {_restarts(history.restarts_left)} left would not help")
+        if history.restarts_left > 0:
+            return Restart(f"restart {history.restarts_used + 1} of {history.max_restarts}")
         return GiveUp(
             "the one restart is used" if history.max_restarts == 1 else f"all {history.max_restarts} restarts are used"
         )
+
+    def _why_hopeless(self, failure: Failure) -> str:
+        if failure.exit_code in self._fatal_exit_codes:
+            return f"exit code {failure.exit_code} is marked as fatal (--fatal-exit-codes)"
+        kind = failure.evidence.error_type
+        if kind and not self._fatal_errors.isdisjoint({kind, kind.rpartition(".")[2]}):
+            return f"{kind} is marked as fatal (--fatal-errors)"
+        return ""
+
+
+def _why_it_will_fail_again(failure: Failure, history: History) -> str:
+    """Only what fails at its start, before any generation got beyond that, is thought to be hopeless."""
+    if max(history.lived_s, history.longest_s) > START_S:
+        return ""
+    if failure.evidence.error_type in _INCURABLE:
+        return f"{failure.evidence.error_type} at the start is an error of the program itself"
+    everybody = {_signature(each) for each in history.failures}
+    is_everybody = len(history.failures) == history.world_size >= 2 and len(everybody) == 1
+    is_the_same_again = bool(history.earlier) and _signature(history.earlier[-1]) == _signature(failure)
+    if is_everybody and is_the_same_again and failure.evidence.message:
+        return f"all {history.world_size} workers failed at the start with the same error as the time before"
+    return ""
+
+
+def _signature(failure: Failure) -> tuple[str, str]:
+    return failure.evidence.error_type, failure.evidence.message
+
+
+def _restarts(count: int) -> str:
+    return "restart" if count == 1 else f"{count} restarts"

@@ -111,13 +111,13 @@ def launch(
     from tenax.agent.node import Node, NodePlan
     from tenax.core.model import AgentSettings
     from tenax.failures.exit_codes import exit_code_for
-    from tenax.rendezvous.local import LocalRendezvousHandler
+    from tenax.rendezvous.engine import EngineRendezvousHandler
     from tenax.runtime.entrypoints import make_entrypoint
     from tenax.runtime.places import decide_places
 
     handler = rendezvous_handler(config)
     run_id = config.run_id
-    if not isinstance(handler, LocalRendezvousHandler):
+    if not isinstance(handler, EngineRendezvousHandler):
         return _launch_by_asking(handler, config, entrypoint, args)
     name = entrypoint_name(entrypoint, args)
     node = Node(
@@ -133,7 +133,7 @@ def launch(
             entrypoint=make_entrypoint(
                 entrypoint, dict.fromkeys(range(config.nproc_per_node), tuple(args)), config.start_method, name
             ),
-            rendezvous=handler.engine(),
+            control=handler.engine(),
             logs_specs=config.logs_specs or _default_logs_specs(),
             prefix_template=config.log_line_prefix_template,
             stdout_filters=config.duplicate_stdout_filters or [],
@@ -270,7 +270,7 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
         max_restarts=config.max_restarts,
         log_dir=node.log_dir,
         journal=node.journal_path,
-        history=tuple(summary(failure) for failure in node.earlier_failures),
+        history=tuple(summary(failure) for failure in verdict.earlier),
     )
     text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
     if report_path:

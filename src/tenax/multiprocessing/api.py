@@ -182,7 +182,7 @@ class PContext(ABC):
             supervisor = Supervisor(
                 AgentSettings(self.name, self.name, self.nprocs, max_restarts=0, grace_s=self.grace_s),
                 loop=loop,
-                rendezvous=LocalRendezvous(self.name),
+                control=LocalRendezvous(self.name),
                 processes=keeper,
                 entrypoint=entrypoint,
                 logs=self._logs,

@@ -108,6 +108,9 @@ class KeeperProcess:
     def kill(self, generation: int) -> None:
         self._send(("kill", generation))
 
+    def hold(self, seconds: float) -> None:
+        self._send(("hold", seconds))
+
     def _send(self, message: tuple[Any, ...], descriptors: list[int] | None = None) -> None:
         if self._channel is not None:  # else it is lost, which has been said
             with suppress(ChannelClosed):  # the loss itself is seen, once, by on_readable
@@ -193,6 +196,8 @@ def _event(message: tuple[Any, ...]) -> fact.AnyEvent:
             return fact.WorkerExited(generation, local_rank, exit_code, unasked=not asked)
         case ("cleared", generation):
             return fact.NodeCleared(generation)
+        case ("fenced", generation):
+            return fact.Fenced(generation, "this node was cut off from the others for too long")
     raise AssertionError(f"the keeper said {message!r}")
 
 

@@ -12,6 +12,11 @@ Orders from the agent                                       Answers
   signal, generation, signum                                  exited, generation, local_rank, exit code, asked
   clear, generation                                           cleared, generation
   kill, generation                                            cleared, generation
+  hold, seconds                                               fenced, generation
+
+"Hold" is a lease on the workers' lives: unless it is said again in time, everything below is killed. An agent that was
+cut off from the other nodes must not keep its workers, and one that is stopped itself cannot see to it. 0 seconds: no
+limit.
 
 "Cleared" has a proof: ``waitpid`` says that this process has no children. Every descendant is below a child of ours or,
 as an orphan, is one.
@@ -25,6 +30,7 @@ import os
 import select
 import signal
 import sys
+import time
 from contextlib import suppress
 
 from tenax.channel import Channel, ChannelClosed
@@ -64,6 +70,8 @@ class Keeper:
         self._own_descriptors: tuple[int, ...] = ()
         self._clearing = 0  # the generation whose end the agent waits for; 0: none
         self._killing = False
+        self._held_until: float | None = None
+        self._is_fenced = False  # the lease ran out; what is alive is being killed
         self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
         self._pid = os.getpid()
         self._prctl = _prctl()
@@ -85,12 +93,14 @@ class Keeper:
         try:
             while True:
                 poll.modify(self._channel.fileno(), _interest(self._channel))
-                ready = poll.poll()
+                ready = poll.poll(self._patience_ms())
                 if any(descriptor == deaths for descriptor, _ in ready):
                     _drain(deaths)
                     self._settle()
                 if any(descriptor != deaths for descriptor, _ in ready):
                     self._serve()
+                if self._held_until is not None and time.monotonic() >= self._held_until:
+                    self._fence()
         except ChannelClosed:
             self._end_everything(poll, deaths)
 
@@ -110,6 +120,22 @@ class Keeper:
                     self._clearing = generation
                     self._killing = True
                     self._settle()
+                case ("hold", seconds):
+                    self._held_until = time.monotonic() + seconds if seconds > 0 else None
+
+    def _patience_ms(self) -> float | None:
+        return None if self._held_until is None else max(0.0, self._held_until - time.monotonic()) * 1000
+
+    def _fence(self) -> None:
+        self._held_until = None
+        alive = [worker for worker in self._workers.values() if worker.alive]
+        if not alive:
+            return
+        self._is_fenced = True
+        for worker in alive:
+            worker.asked = True
+        self._channel.send(("fenced", alive[0].generation))
+        self._kill_below(set())
 
     def _start(self, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]) -> None:
         try:
@@ -166,8 +192,12 @@ class Keeper:
         """After a death or an order: report who ended, push who must go, and say so when nobody is left."""
         if not self._reap():
             self._say_cleared()
-        elif self._clearing:
-            spared = set() if self._killing else {worker.pid for worker in self._workers.values() if worker.asked}
+        elif self._clearing or self._is_fenced:
+            spared = (
+                set()
+                if self._killing or self._is_fenced
+                else {worker.pid for worker in self._workers.values() if worker.asked}
+            )
             self._kill_below(spared)
 
     def _reap(self) -> bool:
@@ -213,6 +243,7 @@ class Keeper:
                     _kill(pid, seen)
 
     def _say_cleared(self) -> None:
+        self._is_fenced = False
         if self._clearing:
             generation, self._clearing, self._killing = self._clearing, 0, False
             self._workers.clear()

@@ -1,71 +1,102 @@
-"""The local engine: a group of one node, agreed at once, in this process.
+"""The local engine: a run of one node. The coordinator lives in the agent's own process and is asked directly.
 
-Every generation gets a fresh port for the workers' store, so that no key of an older generation can be read.
+Every generation has a store of its own, on a port of its own, so that no key of an older generation can be read.
 """
 
 from __future__ import annotations
 
+import os
+
+from tenax.core.coordinator import Heard, Opened, RunSettings
 from tenax.core.events import GenerationFormed, JoinRefused
-from tenax.core.model import Assignment
-from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from tenax.rendezvous.port import free_port
+from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax.rendezvous.api import RendezvousClosedError, RendezvousInfo, RendezvousStoreInfo
+from tenax.rendezvous.engine import EngineRendezvousHandler
+from tenax.rendezvous.seat import CoordinatorSeat
+from tenax.rendezvous.store_place import StorePlace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.ports import Emit
+    from tenax.core.coordinator import Say
+    from tenax.core.messages import FromNode
+    from tenax.ports import ControlledNode, Emit, EventLoop
 
 LOOPBACK = "127.0.0.1"
 
 
 class LocalRendezvous:
-    """Implements ``ports.Rendezvous``."""
+    """Implements ``ports.Control``. Without a ``place`` there is no store: nobody will look for one."""
 
-    def __init__(self, run_id: str, master_addr: str = LOOPBACK, master_port: int = 0) -> None:
+    def __init__(self, run_id: str, place: StorePlace | None = None) -> None:
         self.run_id = run_id
-        self._master_addr = master_addr
-        self._master_port = master_port  # 0: a fresh one for every generation
+        self._place = place
         self._emit: Emit = lambda _: None
+        self._seat: CoordinatorSeat | None = None
+        self._node_id = ""
 
-    def open(self, emit: Emit) -> None:
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
+        settings = node.settings
         self._emit = emit
-
-    def join(self, generation: int, local_world_size: int, role: str) -> None:  # noqa: ARG002 - one node, one role
-        try:
-            port = self._master_port or free_port()
-        except OSError as error:
-            self._emit(JoinRefused(f"there is no free port for the workers' store: {error}"))
-            return
-        self._emit(
-            GenerationFormed(
-                Assignment(
-                    generation=generation,
-                    world_size=local_world_size,
-                    role_world_size=local_world_size,
-                    master_addr=self._master_addr,
-                    master_port=port,
-                )
-            )
+        if self._place is not None:
+            self._place.open(loop, node.say)
+        self._seat = CoordinatorSeat(
+            RunSettings(self.run_id, max_restarts=settings.max_restarts), node.policy, loop, self._deliver
         )
+        info = NodeInfo("local", os.uname().nodename, settings.local_world_size, settings.role)
+        self._node_id = info.node_id
+        self._seat.step(Opened())
+        self._seat.step(Heard(info.node_id, NodeJoined(info)))
+
+    def tell(self, message: FromNode) -> None:
+        assert self._seat is not None, "opened before"
+        if isinstance(message, NodeReady) and self._place is not None:
+            try:
+                message = self._place.offer(message)
+            except OSError as error:
+                self._emit(JoinRefused(f"there is no port for the workers' store: {error.strerror or error}"))
+                return
+        self._seat.step(Heard(self._node_id, message))
+
+    def _deliver(self, say: Say) -> None:
+        if isinstance(say.event, GenerationFormed) and self._place is not None:
+            self._place.serve(say.event.assignment)
+        self._emit(say.event)
+
+    def stays_for_others(self) -> bool:
+        return False
 
     def close(self) -> None:
-        """There is nothing to release."""
+        if self._seat is not None:
+            self._seat.close()
+        if self._place is not None:
+            self._place.close()
 
 
-class LocalRendezvousHandler(RendezvousHandler):
+class LocalRendezvousHandler(EngineRendezvousHandler):
     """The same for people who hold a handler: one node, always ready. One node needs no store, so ``store`` is None."""
 
     def __init__(
-        self, run_id: str, *, backend: str = "local", master_addr: str = LOOPBACK, master_port: int = 0
+        self,
+        run_id: str,
+        *,
+        backend: str = "local",
+        master_addr: str = LOOPBACK,
+        master_port: int = 0,
+        use_agent_store: bool = True,
     ) -> None:
         self._run_id = run_id
         self._backend = backend
         self._closed = False
+        self._use_agent_store = use_agent_store
         self.master_addr = master_addr
         self.master_port = master_port
 
     def engine(self, master_addr: str | None = None, master_port: int | None = None) -> LocalRendezvous:
         """What the runtime uses instead of the blocking methods below. A spec may name the workers' store itself."""
-        return LocalRendezvous(self._run_id, master_addr or self.master_addr, master_port or self.master_port)
+        place = StorePlace(
+            master_addr or self.master_addr, master_port or self.master_port, in_agent=self._use_agent_store
+        )
+        return LocalRendezvous(self._run_id, place)
 
     def get_backend(self) -> str:
         return self._backend
@@ -73,6 +104,8 @@ class LocalRendezvousHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         if self._closed:
             raise RendezvousClosedError(f"the run {self._run_id!r} was closed")
+        from tenax.rendezvous.port import free_port
+
         port = self.master_port or free_port()
         return RendezvousInfo(None, 0, 1, RendezvousStoreInfo(self.master_addr, port))
 

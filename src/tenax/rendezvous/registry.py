@@ -8,8 +8,9 @@ from tenax.rendezvous.local import LOOPBACK, LocalRendezvousHandler
 __all__ = ["get_rendezvous_handler"]
 
 _ENTRY_POINT_GROUP = "torchrun.handlers"
-# Names on old command lines that mean "one node" when there is one node.
-_SINGLE_NODE_BACKENDS = ("local", "tcp", "c10d", "static", "etcd", "etcd-v2")
+# For one node they all mean the same; for more, the tcp engine. ``static`` is the tcp engine with fixed ranks.
+_TCP_BACKENDS = ("tcp", "c10d", "static")
+_OWN_BACKENDS = ("local", *_TCP_BACKENDS, "etcd", "etcd-v2")
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -19,17 +20,43 @@ def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
     return rendezvous_handler_registry.create_handler(params)
 
 
-def _create_single_node_handler(params: RendezvousParameters) -> RendezvousHandler:
+def _create_own_handler(params: RendezvousParameters) -> RendezvousHandler:
     if params.max_nodes > 1:
-        raise ValueError(
-            f"the rendezvous backend {params.backend!r} was asked for up to {params.max_nodes} nodes, but this release "
-            "of tenax runs one node; bring a RendezvousHandler of your own or use one node"
-        )
+        return _create_handler_for_many(params)
     addr, port = params.local_addr or LOOPBACK, 0
     if params.backend == "static" and params.endpoint:
         host, _, digits = params.endpoint.rpartition(":")
         addr, port = (host.strip("[]") or LOOPBACK, int(digits)) if digits.isdigit() else (params.endpoint, 0)
-    return LocalRendezvousHandler(params.run_id, backend=params.backend, master_addr=addr, master_port=port)
+    return LocalRendezvousHandler(
+        params.run_id,
+        backend=params.backend,
+        master_addr=addr,
+        master_port=port,
+        use_agent_store=_may_use_agent_store(params),
+    )
+
+
+def _may_use_agent_store(params: RendezvousParameters) -> bool:
+    import os
+
+    disabled = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
+    return bool(params.get_as_bool("use_agent_store", not disabled))
+
+
+def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
+    if params.backend not in _TCP_BACKENDS:
+        raise ValueError(
+            f"the rendezvous backend {params.backend!r} cannot join {params.max_nodes} nodes in this release; use 'tcp' "
+            "with --rdzv-endpoint HOST[:PORT], or bring a RendezvousHandler of your own"
+        )
+    if params.backend == "static" and (params.min_nodes != params.max_nodes or params.get("rank") is None):
+        raise ValueError(
+            "the rendezvous backend 'static' needs a fixed number of nodes and the rank of each (--node-rank); use 'tcp' "
+            "for nodes that come and go"
+        )
+    from tenax.rendezvous.tcp.handler import TcpRendezvousHandler
+
+    return TcpRendezvousHandler(params)
 
 
 def _register_from_entry_points(backend: str) -> None:
@@ -41,5 +68,5 @@ def _register_from_entry_points(backend: str) -> None:
             rendezvous_handler_registry.register(backend, entry.load()())
 
 
-for _name in _SINGLE_NODE_BACKENDS:
-    rendezvous_handler_registry.register(_name, _create_single_node_handler)
+for _name in _OWN_BACKENDS:
+    rendezvous_handler_registry.register(_name, _create_own_handler)

@@ -18,9 +18,8 @@ from tenax import __version__
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.model import AgentSettings
-from tenax.core.policy import AnyDecision
 
-FORMAT = 1
+FORMAT = 2
 _LIMIT_BYTES = 16 << 20
 
 
@@ -32,7 +31,6 @@ class Header(msgspec.Struct, frozen=True, tag="header", tag_field="line", omit_d
     settings: AgentSettings
     entrypoint: str
     host: str
-    policy: str  # the class; a replay takes the decisions of one it does not know from the journal
     wall_time: float  # of the same moment as `at`
     at: float
 
@@ -43,7 +41,6 @@ class Step(msgspec.Struct, frozen=True, tag="step", tag_field="line", omit_defau
     at: float
     event: AnyEvent
     commands: list[AnyCommand] = []
-    decision: AnyDecision | None = None
 
 
 class Footer(msgspec.Struct, frozen=True, tag="end", tag_field="line", omit_defaults=True):
@@ -77,12 +74,12 @@ class Journal:
             except OSError:  # a run is worth more than its journal; the story goes on without
                 self.path = ""
 
-    def begin(self, settings: AgentSettings, entrypoint: str, policy: str, now: float) -> None:
+    def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
         host = os.uname().nodename
-        self._write(Header(FORMAT, __version__, settings, entrypoint, host, policy, time.time(), now))
+        self._write(Header(FORMAT, __version__, settings, entrypoint, host, time.time(), now))
 
-    def step(self, at: float, event: AnyEvent, commands: list[AnyCommand], decision: AnyDecision | None) -> None:
-        self._write(Step(at, event, commands, decision))
+    def step(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        self._write(Step(at, event, commands))
 
     def close(self, now: float) -> None:
         self._left += 1024  # the last line always fits

@@ -10,6 +10,7 @@ import selectors
 import time
 from collections import deque
 from contextlib import suppress
+from heapq import heappop, heappush
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
 
     from tenax.core.events import AnyEvent
     from tenax.ports import Watchable
+
+
+class Timer:
+    """A call that will be made, unless it is cancelled."""
+
+    def __init__(self, when: float, call: Callable[[], None] | None) -> None:
+        self.when = when
+        self.call = call
+
+    def cancel(self) -> None:
+        self.call = None
 
 
 class Loop:
@@ -30,6 +42,8 @@ class Loop:
         # Not epoll: it would forget a descriptor that was closed and whose number a successor got meanwhile.
         self._selector = selectors.PollSelector() if selector is None else selector
         self._watched: list[Watchable] = []
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._made = 0
         self._wake_reader, self._wake_writer = os.pipe()
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
@@ -45,6 +59,13 @@ class Loop:
         self._mailbox.append(event)
         self.wake()
 
+    def at(self, when: float, call: Callable[[], None]) -> Timer:
+        """Call it then, in the loop. What has arrived by then is read first: lateness of ours is nobody's silence."""
+        timer = Timer(when, call)
+        self._made += 1
+        heappush(self._timers, (when, self._made, timer))
+        return timer
+
     def wake(self) -> None:
         with suppress(BlockingIOError):  # full: the loop will wake up anyway
             os.write(self._wake_writer, b"\0")
@@ -52,15 +73,36 @@ class Loop:
     def watch(self, thing: Watchable) -> None:
         self._watched.append(thing)
 
+    def unwatch(self, thing: Watchable) -> None:
+        self._watched.remove(thing)
+
     def next_event(self, deadline: Callable[[], float | None]) -> AnyEvent | None:
         """The next fact, or None when the deadline has come first."""
         while not self._mailbox:
             until = deadline()
-            timeout = None if until is None else until - self.now()
-            if timeout is not None and timeout <= 0:
+            if until is not None and until <= self.now():
                 return None
-            self._wait(timeout)
+            timer_at = self._next_timer()
+            if timer_at is not None and timer_at <= self.now():
+                self._wait(0)
+                self._run_due_timers()
+                continue
+            moments = [moment for moment in (until, timer_at) if moment is not None]
+            self._wait(max(0.0, min(moments) - self.now()) if moments else None)
         return self._mailbox.popleft()
+
+    def _next_timer(self) -> float | None:
+        while self._timers and self._timers[0][2].call is None:
+            heappop(self._timers)
+        return self._timers[0][0] if self._timers else None
+
+    def _run_due_timers(self) -> None:
+        now = self.now()
+        while self._timers and self._timers[0][0] <= now:
+            timer = heappop(self._timers)[2]
+            if timer.call is not None:
+                call, timer.call = timer.call, None
+                call()
 
     def _wait(self, timeout: float | None) -> None:
         registered = self._refresh()

@@ -10,14 +10,13 @@ import msgspec
 
 from tenax.core.agent import AgentMachine
 from tenax.core.invariants import InvariantBroken, InvariantChecker
-from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy
 from tenax.runtime.story import tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenax.core.model import Failure, Verdict
+    from tenax.core.model import Verdict
     from tenax.runtime.journal import Footer, Header, Step
 
 
@@ -37,22 +36,9 @@ class Replayed(msgspec.Struct, frozen=True):
     is_complete: bool  # the journal has its last line, and nothing was left out of it
 
 
-class RecordedPolicy:
-    """Stands for a policy whose code is not here: it answers what it answered then."""
-
-    def __init__(self, decisions: list[AnyDecision]) -> None:
-        self._decisions = list(decisions)
-
-    def decide(self, failure: Failure, history: History) -> AnyDecision:  # noqa: ARG002 - the seam's signature
-        return self._decisions.pop(0) if self._decisions else GiveUp("the journal holds no further decision")
-
-
 def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed:
     """Go through the journal as if it happened now."""
-    policy: RestartPolicy = BudgetPolicy()
-    if header.policy != type(policy).__name__:
-        policy = RecordedPolicy([step.decision for step in steps if step.decision is not None])
-    machine = AgentMachine(header.settings, policy)
+    machine = AgentMachine(header.settings)
     checker = InvariantChecker(machine.state)
     story: list[Told] = []
     differences: list[str] = []

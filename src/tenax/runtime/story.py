@@ -10,16 +10,16 @@ from typing import NamedTuple
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core import messages as word
 from tenax.core.agent import SIGINT, AgentState, Phase, Rung
 from tenax.core.model import Outcome, WorkerPhase
-from tenax.core.policy import Wait
 from tenax.failures.words import ended_in_words, signal_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.core.commands import AnyCommand
     from tenax.core.events import AnyEvent
-
+    from tenax.core.model import Assignment
 
 _AGAIN = "; Ctrl-C again kills them at once"
 
@@ -34,8 +34,6 @@ def tell(event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list
     lines = _of_event(event, state)
     for command in commands:
         lines += _of_command(command, state)
-    if commands == [] and state.phase is Phase.PAUSED and isinstance(state.decision, Wait):
-        lines.append(Line(f"waiting {state.decision.seconds:g} s before the next try: {state.decision.why}"))
     if commands == [] and state.phase is Phase.STOPPING and isinstance(event, fact.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are being ended already{hint}"))
@@ -55,9 +53,31 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
             return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
         case fact.SignalReceived(number):
             return [Line(f"got {signal_in_words(number)}")]
+        case fact.Waiting(why):
+            return [Line(why)]
+        case fact.GenerationEnded(generation, why) if generation == state.generation:
+            # Told by the order that follows, unless there was nothing to end here.
+            return [Line(f"generation {generation} is over: {why}")] if state.phase is Phase.JOINING else []
+        case fact.LeaveNoticed(generation, host, why) if generation == state.generation:
+            return [Line(f"{host} is going to leave{_soon(event.in_s)}: {why}")]
+        case fact.NoticeReceived(why, in_s):
+            return [Line(f"this node is going to leave{_soon(in_s)}: {why}")]
         case fact.NodeCleared(generation) if generation == state.generation:
             return [Line("no process of this generation is left", important=False)]
     return []
+
+
+def _of_start(state: AgentState, part: Assignment) -> str:
+    count, first = state.settings.local_world_size, part.first_global_rank
+    ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
+    workers = "1 worker" if count == 1 else f"{count} workers"
+    among = f", node {part.group_rank} of {part.group_world_size}" if part.group_world_size > 1 else ""
+    why = f" ({part.why})" if part.generation > 1 and part.why else ""
+    return f"generation {part.generation}{why}: starting {workers}, {ranks} of {part.world_size}{among}"
+
+
+def _soon(in_s: float | None) -> str:
+    return "" if in_s is None else f" in {in_s:g} s"
 
 
 def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> Line:
@@ -72,13 +92,13 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
     match command:
-        case order.Join(generation, why):
-            return [Line(f"{why}: forming generation {generation}", important=generation > 1)]
+        case order.Tell(word.NodeReady(generation)):
+            return [Line("ready for a generation" if not generation else "ready for the next one", important=False)]
+        case order.Tell(word.NodeSucceeded()) if state.assignment is not None and state.phase is Phase.DONE:
+            others = state.assignment.group_world_size - 1
+            return [Line("all workers of this node succeeded; the run ends when all nodes did")] if others else []
         case order.StartWorkers(assignment):
-            count, first = state.settings.local_world_size, assignment.first_global_rank
-            ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
-            workers = "1 worker" if count == 1 else f"{count} workers"
-            return [Line(f"generation {assignment.generation}: starting {workers}, {ranks} of {assignment.world_size}")]
+            return [Line(_of_start(state, assignment))]
         case order.SignalWorkers(_, number, why):
             grace = f"{state.settings.grace_s:g} s"
             hint = _AGAIN if state.cancelled_by == SIGINT else ""
@@ -108,7 +128,9 @@ def live_line(state: AgentState) -> str:
     settings = state.settings
     match state.phase:
         case Phase.JOINING | Phase.NEW:
-            what = f"joining generation {state.generation + 1}"
+            what = "waiting for the next generation" if state.generation else "waiting for the first generation"
+        case Phase.DONE:
+            what = f"generation {state.generation}: done here, waiting for the other nodes"
         case Phase.RUNNING:
             done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
             what = f"generation {state.generation} running, {len(state.workers) - done} of {len(state.workers)} workers"
@@ -118,8 +140,6 @@ def live_line(state: AgentState) -> str:
             what = f"generation {state.generation} ending, " + (
                 f"waiting for local rank {ranks}" if waited else "clearing what is left"
             )
-        case Phase.PAUSED:
-            what = "waiting before the next try"
         case Phase.ENDED:
             return ""
     left = settings.max_restarts - state.restarts_used

@@ -10,9 +10,9 @@ import os
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.agent import AgentMachine, Phase
-from tenax.core.policy import BudgetPolicy
+from tenax.core.agent import AgentMachine, Phase, words_on_connecting
 from tenax.failures.plain_text import harmless
+from tenax.ports import ControlledNode
 from tenax.runtime.story import live_line, tell
 
 TYPE_CHECKING = False
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from tenax.core.commands import AnyCommand
     from tenax.core.events import AnyEvent
+    from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import AgentSettings, Evidence, Verdict
     from tenax.core.policy import RestartPolicy
-    from tenax.ports import Entrypoint, Launch, Logs, Processes, Rendezvous
+    from tenax.ports import Control, Entrypoint, Launch, Logs, Processes
     from tenax.runtime.journal import Journal
     from tenax.runtime.loop import Loop
 
@@ -36,7 +37,7 @@ class Supervisor:
         settings: AgentSettings,
         *,
         loop: Loop,
-        rendezvous: Rendezvous,
+        control: Control,
         processes: Processes,
         entrypoint: Entrypoint,
         logs: Logs,
@@ -44,18 +45,20 @@ class Supervisor:
         environments: Callable[[order.StartWorkers], dict[int, dict[str, str]]],
         policy: RestartPolicy | None = None,
         place: Callable[[int, Launch], Launch] = lambda _, launch: launch,
+        pass_on_notice: Callable[[order.PassOnNotice], None] = lambda _: None,
         observe: Callable[[AgentMachine], None] = lambda _: None,
     ) -> None:
-        self.machine = AgentMachine(settings, policy)
-        self._policy_name = policy_name(policy) if policy is not None else BudgetPolicy.__name__
+        self.machine = AgentMachine(settings)
         self._loop = loop
-        self._rendezvous = rendezvous
+        self._control = control
+        self._policy = policy
         self._processes = processes
         self._entrypoint = entrypoint
         self._logs = logs
         self._journal = journal
         self._environments = environments  # what is added for each worker, by local rank
         self._place = place
+        self._pass_on_notice = pass_on_notice
         self._observe = observe
         self._verdict: Verdict | None = None
 
@@ -65,19 +68,38 @@ class Supervisor:
         loop.watch(self._logs)
         loop.watch(self._processes)
         self._processes.open(self._from_processes)
-        self._rendezvous.open(loop.post)
-        self._journal.begin(self.machine.state.settings, self._entrypoint.name, self._policy_name, loop.now())
+        self._journal.begin(self.machine.state.settings, self._entrypoint.name, loop.now())
         loop.post(fact.RunRequested())
         try:
+            self._control.open(loop, loop.post, self._node())
             while self._verdict is None:
                 event = loop.next_event(self.machine.state.next_deadline)
                 self._step(event if event is not None else fact.TimePassed())
+            self._stay_for_others()
         finally:
             self._processes.close()
             self._entrypoint.close()
-            self._rendezvous.close()
+            self._control.close()
             self._journal.close(loop.now())
         return self._verdict
+
+    def _node(self) -> ControlledNode:
+        return ControlledNode(
+            settings=self.machine.state.settings,
+            policy=self._policy,
+            words=self._words,
+            hold=self._processes.hold,
+            say=lambda text: self._logs.say(f"tenax: {harmless(text)}"),
+        )
+
+    def _words(self, node: NodeInfo) -> list[FromNode]:
+        return words_on_connecting(self.machine.state, node, self._loop.now())
+
+    def _stay_for_others(self) -> None:
+        """The coordinator may live in this process, and others may still need it. Until the next signal."""
+        while self._control.stays_for_others():
+            if isinstance(self._loop.next_event(lambda: None), fact.SignalReceived):
+                return
 
     def _from_processes(self, event: AnyEvent) -> None:
         """A worker that ended is asked for its result before anybody judges it."""
@@ -93,10 +115,8 @@ class Supervisor:
     def _step(self, event: AnyEvent) -> None:
         now = self._loop.now()
         state = self.machine.state
-        decided_before = state.decision
         commands = self.machine.step(event, now)
-        decision = state.decision if state.decision is not decided_before else None
-        self._journal.step(now, event, commands, decision)
+        self._journal.step(now, event, commands)
         # Told first, so that the console shows an order before what the workers answer to it.
         for line in tell(event, commands, state):
             if line.important:
@@ -108,9 +128,10 @@ class Supervisor:
 
     def _perform(self, command: AnyCommand) -> None:
         match command:
-            case order.Join(generation):
-                settings = self.machine.state.settings
-                self._rendezvous.join(generation, settings.local_world_size, settings.role)
+            case order.Tell(message):
+                self._control.tell(message)
+            case order.PassOnNotice():
+                self._pass_on_notice(command)
             case order.StartWorkers():
                 self._start_workers(command)
             case order.ExamineFailure(generation, local_rank):
@@ -151,12 +172,6 @@ class Supervisor:
             finally:
                 os.close(output.stdout)
                 os.close(output.stderr)
-
-
-def policy_name(policy: RestartPolicy) -> str:
-    """What the journal calls it: a replay knows ours by their bare names, and takes no other for one of them."""
-    kind = type(policy)
-    return kind.__name__ if kind.__module__ == BudgetPolicy.__module__ else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _with_streams(launch: Launch, stdout: int, stderr: int) -> Launch:

@@ -147,6 +147,9 @@ class FakeProcesses:
         self._clearing, self._killing = generation, True
         self._settle()
 
+    def hold(self, seconds: float) -> None:
+        """Nothing runs out here: a test says when a lease does."""
+
     def close(self) -> None:
         for worker in self.workers.values():
             worker.is_alive = worker.is_stuck

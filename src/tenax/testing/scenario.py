@@ -3,16 +3,18 @@
 A scenario is text. It tells the machine what happened and when; indented below each fact stands what the machine
 answered. ``play_scenario`` repeats the conversation and returns the same text with the answers of today's machine, so a
 test is ``play_scenario(text) == text``, a change of behaviour is a diff, and writing the result back accepts it.
+(``tenax.testing.run_scenario`` does the same for the coordinator machine.)
 
-    scenario one worker fails, the other is stopped, and both start again
-    settings workers=2 max_restarts=1
+    scenario one worker fails, the other is stopped, and the node is ready for the next generation
+    settings workers=2
 
     at 0 generation 1 up
-        join generation 1: first generation
+        tell ready
         start generation 1, restarts used 0
         new -> joining -> running
     at 5 worker 1 exited 3
         examine worker 1 of generation 1, pid 101: exited 3
+        tell failure of rank 1 (pid 101): exited 3
         signal generation 1 with SIGTERM: rank 1 failed
         running -> stopping
         deadlines: examine 7, grace 35
@@ -22,14 +24,17 @@ Lines that begin in the first column are the script; blank lines and those that 
 ``scenario TITLE``
     Begins a conversation with a new machine. A file may hold many.
 ``settings NAME=VALUE ...``
-    Fields of ``AgentSettings``; ``workers`` is short for ``local_world_size``. Unsaid: one worker, no restarts.
-``policy NAME``
-    A restart policy that the caller of ``play_scenario`` provides. Unsaid: ``budget``.
+    Fields of ``AgentSettings``; ``workers`` is short for ``local_world_size``. Unsaid: one worker.
 ``at TIME FACT``
     One event. Times are seconds and never decrease. The facts:
 
     - ``run requested``
-    - ``generation 1 formed`` (``..., ranks from 4``), ``join refused: REASON``
+    - ``generation 1 formed`` (``..., ranks from 4``) (``..., restarts used 2``), ``generation 1 ended: REASON``
+    - ``run ended: OUTCOME, WHY`` (``run ended, sent at TIME: ...``: on a coordinator's clock that shows that time).
+      The verdict names the failures that this node told of, or if there are none and the outcome is ``failed``, one of
+      another node.
+    - ``join refused: REASON``, ``waiting: TEXT``, ``fenced: WHY``
+    - ``leave noticed from HOST: WHY`` and ``notice: WHY``; before the colon may stand ``, in 120 s``
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; before the colon may stand
       ``, unasked`` (our request to end had not reached it) and ``, error written`` (it left an error file)
@@ -37,32 +42,41 @@ Lines that begin in the first column are the script; blank lines and those that 
     - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``time passed``
 
     Facts about a worker or the node mean the machine's current generation unless they say ``of generation 1`` after
-    ``worker 0`` or ``node cleared``. ``generation 1 up`` is short for an uneventful start: the run is requested, if it
-    was not yet, the generation forms, and each of its workers starts, rank 1 of generation 2 as process 201.
+    ``worker 0``, ``node cleared``, ``fenced`` or ``leave noticed``. ``generation 1 up`` is short for an uneventful
+    start: the run is requested, if it was not yet, the generation forms, and each of its workers starts, rank 1 of
+    generation 2 as process 201.
 
-An answer is the orders, one per line, then what changed: the phase, and the deadlines that stand now. ``noted`` means
-that the machine only remembered something, ``ignored`` that it did not even do that. The promises of the machine are
-checked after every step (``tenax.core.invariants``).
+An answer is the orders, one per line (``tell ...`` is what the coordinator is told), then what changed: the phase, and
+the deadlines that stand now. ``noted`` means that the machine only remembered something, ``ignored`` that it did not
+even do that. The promises of the machine are checked after every step (``tenax.core.invariants``).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from signal import Signals
 
 import msgspec
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.agent import AgentMachine, Phase
+from tenax.core import messages as word
+from tenax.core.agent import AgentMachine, AgentState, Phase, stopped_workers
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantBroken, InvariantChecker
-from tenax.core.model import AgentSettings, Assignment, Evidence, Verdict
-from tenax.core.policy import BudgetPolicy, RestartPolicy
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict, when_it_began
 
-__all__ = ["Scenario", "ScenarioError", "describe_command", "parse_event", "play_scenario", "split_scenarios"]
+__all__ = [
+    "Scenario",
+    "ScenarioError",
+    "describe_command",
+    "parse_event",
+    "play_lines",
+    "play_scenario",
+    "split_scenarios",
+]
 
 _INDENT = "    "
 
@@ -90,60 +104,53 @@ def split_scenarios(text: str) -> list[Scenario]:
     ]
 
 
-def play_scenario(text: str, policies: Mapping[str, RestartPolicy] | None = None) -> str:
-    """Repeat every conversation of ``text``; return it with what the machine answers now.
-
-    ``policies`` are the restart policies that ``policy NAME`` may name, besides ``budget``.
-    """
-    known = {"budget": BudgetPolicy(), **(policies or {})}
-    player = _Player(known)
+def play_lines(text: str, take: Callable[[str], list[str]]) -> str:
+    """The script in ``text``, each of its lines followed by what ``take`` answers to it; old answers are dropped."""
     lines: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith((" ", "\t")):
             continue  # what was answered when this was written
         lines.append(line)
+        if not line or line.startswith("#"):
+            continue
         try:
-            lines.extend(_INDENT + answer for answer in player.take(line))
+            lines.extend(_INDENT + answer for answer in take(line.strip()))
         except (ScenarioError, InvariantBroken) as error:
             raise type(error)(f"line {number}: {error}") from error
     return "\n".join(lines) + "\n"
 
 
+def play_scenario(text: str) -> str:
+    """Repeat every conversation of ``text``; return it with what the machine answers now."""
+    return play_lines(text, _Player().take)
+
+
 class _Player:
     """Takes the script line by line and says what the machine answered."""
 
-    def __init__(self, policies: Mapping[str, RestartPolicy]) -> None:
-        self._policies = policies
+    def __init__(self) -> None:
         self._begin()
 
     def _begin(self) -> None:
         self._settings = _settings("")
-        self._policy = self._policies["budget"]
         self._conversation: _Conversation | None = None
 
     def take(self, line: str) -> list[str]:
-        if not line or line.startswith("#"):
-            return []
-        keyword, _, rest = line.strip().partition(" ")
+        keyword, _, rest = line.partition(" ")
         match keyword:
             case "scenario":
                 self._begin()
                 return []
-            case "settings" | "policy" if self._conversation is not None:
-                raise ScenarioError(f"{keyword} must stand before the first fact")
+            case "settings" if self._conversation is not None:
+                raise ScenarioError("settings must stand before the first fact")
             case "settings":
                 self._settings = _settings(rest)
                 return []
-            case "policy":
-                if rest not in self._policies:
-                    raise ScenarioError(f"there is no policy {rest!r}; there are {', '.join(self._policies)}")
-                self._policy = self._policies[rest]
-                return []
             case "at":
                 if self._conversation is None:
-                    self._conversation = _Conversation(AgentMachine(self._settings, self._policy))
+                    self._conversation = _Conversation(AgentMachine(self._settings))
                 return self._conversation.hear(rest)
-        raise ScenarioError(f"{line!r} is no part of a scenario; write scenario, settings, policy, at, or indent it")
+        raise ScenarioError(f"{line!r} is no part of a scenario; write scenario, settings, at, or indent it")
 
 
 class _Conversation:
@@ -157,7 +164,7 @@ class _Conversation:
     def hear(self, sentence: str) -> list[str]:
         """``5 worker 1 exited 3``: step the machine and say what it answered."""
         when, _, what = sentence.strip().partition(" ")
-        now = self._now = self._time(when)
+        now = self._now = parse_time(when, self._now)
         state = self._machine.state
         before = msgspec.json.encode(state)
         deadlines = dict(state.deadlines)
@@ -174,38 +181,45 @@ class _Conversation:
             answers.append(" -> ".join(phase.value for phase in phases))
         if state.deadlines != deadlines and state.phase is not Phase.ENDED:
             standing = sorted((deadline.value, at) for deadline, at in state.deadlines.items())
-            answers.append("deadlines: " + (", ".join(f"{name} {_time(at)}" for name, at in standing) or "none"))
+            answers.append("deadlines: " + (", ".join(f"{name} {say_time(at)}" for name, at in standing) or "none"))
         return answers or ["ignored" if msgspec.json.encode(state) == before else "noted"]
 
-    def _time(self, word: str) -> float:
-        try:
-            now = float(word)
-        except ValueError:
-            raise ScenarioError(f"{word!r} is no time; write 'at SECONDS FACT'") from None
-        if now < self._now:
-            raise ScenarioError(f"time went back from {self._now:g} to {now:g}")
-        return now
-
     def _events(self, sentence: str) -> Iterator[AnyEvent]:
-        short = re.fullmatch(r"generation (\d+) up", sentence)
+        state = self._machine.state
+        if (over := _RUN_ENDED.fullmatch(sentence)) is not None:
+            yield _run_ended(over["outcome"], over["why"], over["sent_at"], self._now, state)
+            return
+        short = re.fullmatch(rf"generation (?P<formed>\d+) up{_RESTARTS}", sentence)
         if short is None:
-            state = self._machine.state
             yield parse_event(sentence, state.generation, state.settings.local_world_size)
             return
-        if self._machine.state.phase is Phase.NEW:
+        if state.phase is Phase.NEW:
             yield fact.RunRequested()
-        generation = int(short[1])
-        count = self._machine.state.settings.local_world_size
-        yield fact.GenerationFormed(_assignment(generation, 0, count))
+        generation, count = int(short["formed"]), state.settings.local_world_size
+        yield fact.GenerationFormed(_assignment(generation, 0, count, int(short["restarts"] or 0)))
         for rank in range(count):
             yield fact.WorkerStarted(generation, rank, 100 * generation + rank)
+
+
+def parse_time(word: str, now: float) -> float:
+    """The time that stands after ``at``, which is not before ``now``."""
+    try:
+        time = float(word)
+    except ValueError:
+        raise ScenarioError(f"{word!r} is no time; write 'at SECONDS FACT'") from None
+    if time < now:
+        raise ScenarioError(f"time went back from {now:g} to {time:g}")
+    return time
 
 
 # --- facts ------------------------------------------------------------------------------------------------------------
 
 
 def parse_event(sentence: str, generation: int = 1, local_world_size: int = 1) -> AnyEvent:
-    """The event that a sentence of a scenario speaks of. ``generation`` is meant where the sentence names none."""
+    """The event that a sentence of a scenario speaks of. ``generation`` is meant where the sentence names none.
+
+    ``run ended`` is not among them: what it means depends on what was told before.
+    """
     for pattern, build in _GRAMMAR:
         match = pattern.fullmatch(sentence)
         if match is not None:
@@ -220,10 +234,11 @@ _Said = dict[str, str]  # the named parts of a sentence; one that was left unsai
 
 
 def _formed(said: _Said) -> AnyEvent:
-    return fact.GenerationFormed(_assignment(int(said["formed"]), int(said["first"] or 0), int(said["workers"])))
+    first, restarts = int(said["first"] or 0), int(said["restarts"] or 0)
+    return fact.GenerationFormed(_assignment(int(said["formed"]), first, int(said["workers"]), restarts))
 
 
-def _assignment(generation: int, first_global_rank: int, local_world_size: int) -> Assignment:
+def _assignment(generation: int, first_global_rank: int, local_world_size: int, restarts_used: int) -> Assignment:
     world_size = first_global_rank + local_world_size
     return Assignment(
         generation,
@@ -231,7 +246,31 @@ def _assignment(generation: int, first_global_rank: int, local_world_size: int) 
         world_size=world_size,
         first_role_rank=first_global_rank,
         role_world_size=world_size,
+        restarts_used=restarts_used,
     )
+
+
+def _run_ended(outcome: str, why: str, sent_at: str | None, now: float, state: AgentState) -> AnyEvent:
+    """What a coordinator would say that has heard of this node what it told, and nothing else."""
+    if outcome not in {each.value for each in Outcome}:
+        known = ", ".join(each.value for each in Outcome)
+        raise ScenarioError(f"{outcome!r} is no outcome; there are {known}")
+    failures, stopped = sorted(state.failures, key=when_it_began), stopped_workers(state)
+    if outcome == Outcome.SUCCEEDED.value:
+        failures, stopped = [], ()
+    elif outcome == Outcome.FAILED.value and not failures:
+        rank = state.settings.local_world_size  # the first that is not ours
+        failures = [Failure(state.generation, 0, rank, 900, 1, now, host="elsewhere")]
+    clock = now if sent_at is None else float(sent_at)
+    verdict = Verdict(
+        outcome=Outcome(outcome),
+        why=why,
+        failures=tuple(failure.shifted(clock - now) for failure in failures),
+        stopped=stopped,
+        restarts_used=state.restarts_used,
+        generation=state.generation,
+    )
+    return fact.RunEnded(verdict, clock)
 
 
 def _started(said: _Said) -> AnyEvent:
@@ -247,7 +286,7 @@ def _exited(said: _Said) -> AnyEvent:
 
 
 def _killed(said: _Said) -> AnyEvent:
-    return _ended(said, -_signal(said["signal"]), "")
+    return _ended(said, -parse_signal(said["signal"]), "")
 
 
 def _ended(said: _Said, exit_code: int, fault: str) -> AnyEvent:
@@ -256,29 +295,50 @@ def _ended(said: _Said, exit_code: int, fault: str) -> AnyEvent:
 
 
 def _examined(said: _Said) -> AnyEvent:
-    message = said["message"]
-    evidence = Evidence(
-        error_type=message.partition(":")[0] if ":" in message else "",
-        message=message,
-        raised_at=float(said["raised_at"]) if said["raised_at"] else None,
+    raised_at = float(said["raised_at"]) if said["raised_at"] else None
+    return fact.FailureExamined(int(said["generation"]), int(said["rank"]), evidence(said["message"], raised_at))
+
+
+def evidence(message: str, raised_at: float | None) -> Evidence:
+    """``RuntimeError: boom`` as what was found out."""
+    return Evidence(
+        error_type=message.partition(":")[0] if ":" in message else "", message=message, raised_at=raised_at
     )
-    return fact.FailureExamined(int(said["generation"]), int(said["rank"]), evidence)
 
 
 def _signalled(said: _Said) -> AnyEvent:
-    return fact.SignalReceived(_signal(said["signal"]), float(said["grace_s"]) if said["grace_s"] else None)
+    return fact.SignalReceived(parse_signal(said["signal"]), _seconds(said["grace_s"]))
+
+
+def _noticed(said: _Said) -> AnyEvent:
+    return fact.LeaveNoticed(int(said["generation"]), said["host"], said["why"], _seconds(said["in_s"]))
+
+
+def _seconds(said: str) -> float | None:
+    return float(said) if said else None
 
 
 _OF = r"(?: of generation (?P<generation>\d+))?"
 _WORKER = rf"worker (?P<rank>\d+){_OF}"
 _HOW = r"(?P<unasked>, unasked)?(?P<wrote_error>, error written)?"
+_IN = r"(?:, in (?P<in_s>[\d.]+) s)?"
+_RESTARTS = r"(?:, restarts used (?P<restarts>\d+))?"
+_RUN_ENDED = re.compile(r"run ended(?:, sent at (?P<sent_at>[\d.]+))?: (?P<outcome>\w+), (?P<why>.+)")
 
 _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tuple(
     (re.compile(pattern), build)
     for pattern, build in (
         (r"run requested", lambda _: fact.RunRequested()),
-        (r"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?", _formed),
+        (rf"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?{_RESTARTS}", _formed),
+        (
+            r"generation (?P<generation>\d+) ended: (?P<why>.+)",
+            lambda said: fact.GenerationEnded(int(said["generation"]), said["why"]),
+        ),
         (r"join refused: (?P<reason>.+)", lambda said: fact.JoinRefused(said["reason"])),
+        (r"waiting: (?P<why>.+)", lambda said: fact.Waiting(said["why"])),
+        (rf"fenced{_OF}: (?P<why>.+)", lambda said: fact.Fenced(int(said["generation"]), said["why"])),
+        (rf"leave noticed{_OF} from (?P<host>[^\s,:]+){_IN}: (?P<why>.+)", _noticed),
+        (rf"notice{_IN}: (?P<why>.+)", lambda said: fact.NoticeReceived(said["why"], _seconds(said["in_s"]))),
         (rf"{_WORKER} started as (?P<pid>\d+)", _started),
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
         (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
@@ -292,20 +352,27 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
 )
 
 
-def _signal(name: str) -> int:
+def parse_signal(name: str) -> int:
+    """The number of ``SIGTERM``."""
     if name not in Signals.__members__:
         raise ScenarioError(f"this system has no signal {name}")
     return Signals[name].value
 
 
-def _settings(words: str) -> AgentSettings:
-    """``workers=2 max_restarts=1``"""
-    said: dict[str, str] = {"run_id": "run", "role": "trainer", "local_world_size": "1", "max_restarts": "0"}
-    for word in words.split():
-        name, equals, value = word.partition("=")
+def parse_settings(words: str) -> dict[str, str]:
+    """``workers=2 grace_s=1`` as names and values."""
+    said: dict[str, str] = {}
+    for pair in words.split():
+        name, equals, value = pair.partition("=")
         if not equals:
-            raise ScenarioError(f"{word!r} is no setting; write NAME=VALUE")
-        said["local_world_size" if name == "workers" else name] = value
+            raise ScenarioError(f"{pair!r} is no setting; write NAME=VALUE")
+        said[name] = value
+    return said
+
+
+def _settings(words: str) -> AgentSettings:
+    said = {"run_id": "run", "role": "trainer", "local_world_size": "1", "max_restarts": "0"}
+    said |= {"local_world_size" if name == "workers" else name: value for name, value in parse_settings(words).items()}
     try:
         return msgspec.convert(said, AgentSettings, strict=False)
     except msgspec.ValidationError as error:
@@ -320,43 +387,78 @@ def _settings(words: str) -> AgentSettings:
 def describe_command(command: AnyCommand) -> list[str]:
     """An order in words: one line, and for a verdict some more, indented."""
     match command:
-        case order.Join(generation=generation, why=why):
-            return [f"join generation {generation}: {why}"]
-        case order.StartWorkers(assignment=assignment, restarts_used=restarts_used):
-            return [f"start generation {assignment.generation}, restarts used {restarts_used}"]
+        case order.Tell(message):
+            return list(_describe_message(message))
+        case order.StartWorkers(assignment):
+            return [f"start generation {assignment.generation}, restarts used {assignment.restarts_used}"]
         case order.ExamineFailure(generation=generation, local_rank=local_rank, pid=pid, exit_code=exit_code):
-            return [f"examine worker {local_rank} of generation {generation}, pid {pid}: {_end(exit_code)}"]
+            return [f"examine worker {local_rank} of generation {generation}, pid {pid}: {say_end(exit_code)}"]
         case order.SignalWorkers(generation=generation, signal=signal, why=why):
             return [f"signal generation {generation} with {Signals(signal).name}: {why}"]
         case order.ClearNode(generation=generation):
             return [f"clear generation {generation}"]
         case order.KillNode(generation=generation, why=why):
             return [f"kill generation {generation}: {why}"]
+        case order.PassOnNotice(host=host, why=why, in_s=in_s):
+            return [f"pass on notice{f' from {host}' if host else ''}{_soon(in_s)}: {why}"]
         case order.Finish(verdict=verdict):
-            return list(_describe_verdict(verdict))
+            return [f"finish: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
 
 
-def _describe_verdict(verdict: Verdict) -> Iterator[str]:
-    yield f"finish: {verdict.outcome.value}, {verdict.why}"
-    for failure in verdict.failures:
-        evidence = failure.evidence
-        parts = [f"rank {failure.global_rank} (pid {failure.pid}) failed: {_end(failure.exit_code)}"]
-        parts.append(f"seen at {_time(failure.seen_at)}")
-        if evidence.raised_at is not None:
-            parts.append(f"raised at {_time(evidence.raised_at)}")
-        parts.extend(text for text in (failure.reason, evidence.message) if text)
-        yield _INDENT + ", ".join(parts)
-    for stopped in verdict.stopped:
-        yield f"{_INDENT}rank {stopped.global_rank} (pid {stopped.pid}) stopped by us: {_end(stopped.exit_code)}"
+def _describe_message(message: word.FromNode) -> Iterator[str]:
+    match message:
+        case word.NodeReady(generation):
+            yield f"tell ready after generation {generation}" if generation else "tell ready"
+        case word.FailureSeen(_, failure):
+            yield f"tell failure of rank {failure.global_rank} (pid {failure.pid}): {say_end(failure.exit_code)}"
+        case word.NodeStopped(_, _, failures, stopped):
+            yield "tell stopped"
+            yield from describe_failures(failures, stopped)
+        case word.NodeSucceeded():
+            yield "tell succeeded"
+        case word.NodeDraining(_, grace_s, why):
+            yield f"tell draining, grace {grace_s:g}: {why}"
+        case word.NodeWillLeave(_, why, in_s):
+            yield f"tell will leave{_soon(in_s)}: {why}"
+        case word.NodeLeft(why, is_clear):
+            yield f"tell left{'' if is_clear else ', not clear'}: {why}"
+        case word.NodeJoined(node):
+            yield f"tell joined: {node.node_id}"
+
+
+def _soon(in_s: float | None) -> str:
+    return f", in {in_s:g} s" if in_s is not None else ""
+
+
+def describe_verdict(verdict: Verdict) -> Iterator[str]:
+    """What stands below the outcome and its reason, indented."""
+    yield from describe_failures(verdict.failures, verdict.stopped)
     if verdict.stuck_pids:
         yield f"{_INDENT}stuck: {', '.join(map(str, verdict.stuck_pids))}"
     by = f", by {Signals(verdict.signal).name}" if verdict.signal else ""
     yield f"{_INDENT}generation {verdict.generation}, restarts used {verdict.restarts_used}{by}"
 
 
-def _end(exit_code: int) -> str:
+def describe_failures(failures: tuple[Failure, ...], stopped: tuple[Stopped, ...]) -> Iterator[str]:
+    """Who failed and whom we ended, indented."""
+    for failure in failures:
+        found = failure.evidence
+        where = f" on {failure.host}" if failure.host else ""
+        parts = [f"rank {failure.global_rank}{where} (pid {failure.pid}) failed: {say_end(failure.exit_code)}"]
+        parts.append(f"seen at {say_time(failure.seen_at)}")
+        if found.raised_at is not None:
+            parts.append(f"raised at {say_time(found.raised_at)}")
+        parts.extend(text for text in (failure.reason, found.message) if text)
+        yield _INDENT + ", ".join(parts)
+    for each in stopped:
+        yield f"{_INDENT}rank {each.global_rank} (pid {each.pid}) stopped by us: {say_end(each.exit_code)}"
+
+
+def say_end(exit_code: int) -> str:
+    """How a process ended."""
     return f"killed by {Signals(-exit_code).name}" if exit_code < 0 else f"exited {exit_code}"
 
 
-def _time(seconds: float) -> str:
+def say_time(seconds: float) -> str:
+    """A time as a person would write it."""
     return f"{seconds:.9g}"

@@ -17,7 +17,7 @@ from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment, Outcome
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
-from tenax.rendezvous.local import LocalRendezvousHandler
+from tenax.rendezvous.engine import EngineRendezvousHandler
 from tenax.runtime.places import decide_places
 from tenax.runtime.signals import DEFAULT_SIGNALS
 
@@ -105,7 +105,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._health_check_server is not None:
             self._health_check_server.start()
         try:
-            if not isinstance(handler, LocalRendezvousHandler) or self._has_old_hooks():
+            if not isinstance(handler, EngineRendezvousHandler) or self._has_old_hooks():
                 return super().run(role)
             return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
         finally:
@@ -117,7 +117,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # --- with events --------------------------------------------------------------------------------------------------
 
-    def _run_node(self, rendezvous: Any) -> RunResult:
+    def _run_node(self, control: Any) -> RunResult:
         from tenax.agent.node import Node, NodePlan
 
         spec = self._worker_group.spec
@@ -125,7 +125,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             NodePlan(
                 settings=self._settings(),
                 entrypoint=_entrypoint(spec, self._start_method),
-                rendezvous=rendezvous,
+                control=control,
                 logs_specs=self._logs_specs,
                 prefix_template=self._log_line_prefix_template,
                 stdout_filters=spec.duplicate_stdout_filters or [],
@@ -207,12 +207,12 @@ class LocalElasticAgent(SimpleElasticAgent):
             master_addr=worker_group.master_addr or "127.0.0.1",
             master_port=worker_group.master_port or 0,
             use_agent_store=bool(getattr(handler, "use_agent_store", False)),
+            restarts_used=spec.max_restarts - self._remaining_restarts,
         )
-        used = spec.max_restarts - self._remaining_restarts
         threads = decide_places(spec.numa_options, spec.local_world_size).omp_num_threads
         options = WorkerEnvironment(spec.virtual_local_rank, threads)
         ranks = range(spec.local_world_size)
-        envs = {rank: worker_environment(self._settings(), part, rank, used, os.environ, options) for rank in ranks}
+        envs = {rank: worker_environment(self._settings(), part, rank, os.environ, options) for rank in ranks}
         prefixes = None
         if self._log_line_prefix_template is not None:
             from tenax.logs.prefix import line_prefix

@@ -1,0 +1,738 @@
+"""The coordinator machine: the life of one run.
+
+    GATHERING -> RUNNING -> ENDING -> GATHERING ...     nodes meet, work, and meet again when something has changed
+                    |          '----> PAUSED -> GATHERING   ... after a pause that the policy wanted
+                    '-----> OVER                        all succeeded, given up, cancelled, too few nodes for too long
+    RECOVERING -> RUNNING | GATHERING                   a new coordinator finds nodes that are at work already
+
+One machine for every engine: alone in the agent's process, behind a tcp server, in etcd, in the simulator. It hears
+nodes (``messages``), and says events to them (``events.FromCoordinator``). Its state is one serialisable value.
+
+What always holds (tests cite the numbers; the simulator checks them):
+
+C1  A generation is formed once, with one list of members; its number is greater than that of every one before.
+C2  A generation is formed only of nodes that said they were clear, and only when every live member of the one
+    before has stopped.
+C3  The ranks of a generation are a permutation; every member hears the same world size, store and restart count.
+C4  Restarts are charged once per run and never exceed what the policy granted. A generation that lost a node, was
+    drained or let nodes in is never charged.
+C5  When a generation ends, every live member is told, with the reason; the first cause is kept for the report.
+C6  When the run is over, every node that is there is told the same verdict, and nothing is formed any more.
+C7  Nobody waits without a deadline: too few nodes for too long end the run with a reason.
+C8  A word about another generation changes nothing but the number of the next one.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.events import FromCoordinator
+from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, when_it_began
+from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
+from tenax.core.ranks import Candidate, arrange, choose, number
+
+_HISTORY_KEPT = 100
+_STOPPED_KEPT = 10_000
+_NAMES_SAID = 8
+
+
+class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the coordinator is told before its first step."""
+
+    run_id: str
+    min_nodes: int = 1
+    max_nodes: int = 1
+    max_restarts: int = 0
+    # How long fewer nodes than the least are waited for: at the first gathering, and whenever nodes were lost.
+    join_timeout_s: float = 600.0
+    # How long strangers are waited for at the first gathering when there are enough nodes, but not all.
+    last_call_s: float = 5.0
+    scale_up: bool = True  # whether a newcomer ends the running generation, or waits for the next
+    tell_waiting_every_s: float = 10.0
+    serving_node: str = ""  # the node whose agent serves this coordinator
+
+
+# --- what the coordinator hears ---------------------------------------------------------------------------------------
+
+
+class CoordinatorEvent(msgspec.Struct, frozen=True, tag=True, tag_field="event", omit_defaults=True):
+    """Base of all facts for the coordinator."""
+
+
+class Opened(CoordinatorEvent, frozen=True):
+    """The first event. With ``recover_s``, an earlier coordinator of this run may have left a generation at work:
+    its members have that long to show up before another one is formed."""
+
+    recover_s: float = 0.0
+    dead_rank: int = -1  # the group rank of a member that is known to be dead: the one that served
+    generation: int = 0  # what is known of the past
+    restarts_used: int = 0
+
+
+class Heard(CoordinatorEvent, frozen=True):
+    """A node said something."""
+
+    node_id: str
+    message: word.FromNode
+
+
+class NodeLost(CoordinatorEvent, frozen=True):
+    """A node's connection was closed, or it was silent for too long."""
+
+    node_id: str
+    why: str
+
+
+class CancelRequested(CoordinatorEvent, frozen=True):
+    """An operator ends the run for everybody."""
+
+    why: str
+
+
+class TimeWentBy(CoordinatorEvent, frozen=True):
+    """Some deadline may be due."""
+
+
+AnyCoordinatorEvent = Opened | Heard | NodeLost | CancelRequested | TimeWentBy
+
+
+class Say(msgspec.Struct, frozen=True):
+    """What to say, and to whom."""
+
+    to: tuple[str, ...]
+    event: FromCoordinator
+
+
+# --- what the coordinator remembers -----------------------------------------------------------------------------------
+
+
+class RunPhase(enum.Enum):
+    GATHERING = "gathering"
+    RECOVERING = "recovering"
+    RUNNING = "running"
+    ENDING = "ending"
+    PAUSED = "paused"
+    OVER = "over"
+
+
+class NodePhase(enum.Enum):
+    JOINED = "joined"  # here, but not ready for a generation
+    READY = "ready"  # clear, and waiting for the next
+    MEMBER = "member"  # at work
+    DONE = "done"  # its workers succeeded
+
+
+class RunDeadline(enum.Enum):
+    JOIN = "join"  # there must be enough nodes
+    LAST_CALL = "last call"  # who is not here by then is not in the first generation
+    PAUSE = "pause"  # the policy's pause is over
+    RECOVER = "recover"  # members of an earlier coordinator's generation must have shown up
+    TELL = "tell"  # say again who is waited for
+
+
+class Ending(enum.Enum):
+    """Why a generation ended."""
+
+    FAILURE = "failure"
+    LOSS = "loss"
+    DRAIN = "drain"
+    JOIN = "join"
+
+
+class NodeRecord(msgspec.Struct):
+    info: word.NodeInfo
+    arrival: int
+    phase: NodePhase = NodePhase.JOINED
+    last_rank: int = -1  # in the last generation that was formed
+    is_draining: bool = False
+    store_addr: str = ""
+    store_port: int = 0
+    is_agent_store: bool = False
+
+
+class CoordinatorState(msgspec.Struct):
+    settings: RunSettings
+    phase: RunPhase = RunPhase.GATHERING
+    generation: int = 0
+    nodes: dict[str, NodeRecord] = {}
+    arrivals: int = 0
+    ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they came (a set with an order)
+    members: dict[str, int] = {}  # of the current generation, with their group ranks; also those that are gone
+    done: set[str] = set()  # members whose workers all succeeded
+    unstopped: set[str] = set()  # live members of an ended generation that have not said that they are ready
+    world_size: int = 0
+    formed_at: float = 0.0
+    ended_by: Ending | None = None
+    ended_why: str = ""
+    ended_at: float = 0.0
+    gone: set[str] = set()  # members that left or were lost; what they say later is not about this generation
+    lost: dict[str, str] = {}  # hosts that this generation lost, and why
+    drained: list[str] = []  # hosts that were asked to leave this generation
+    failures: list[Failure] = []  # of this generation, on our clock
+    stopped: list[Stopped] = []
+    # The ledger.
+    restarts_used: int = 0
+    membership_changes: int = 0
+    drains: int = 0
+    earlier: list[Failure] = []
+    longest_s: float = 0.0
+    # Of an earlier coordinator's generation.
+    expected: int = 0  # members it had; 0: not known
+    dead_rank: int = -1
+    is_broken: bool = False  # some member of it does not run any more
+    ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
+    next_why: str = "first generation"
+    gathering_since: float = 0.0
+    deadlines: dict[RunDeadline, float] = {}
+    decision: AnyDecision | None = None
+    verdict: Verdict | None = None
+
+    def next_deadline(self) -> float | None:
+        return min(self.deadlines.values(), default=None)
+
+
+class CoordinatorMachine:
+    """``step(event, now)`` returns what to say. One instance per run; the state may come from elsewhere."""
+
+    def __init__(
+        self, settings: RunSettings, policy: RestartPolicy | None = None, state: CoordinatorState | None = None
+    ) -> None:
+        self.state = state if state is not None else CoordinatorState(settings)
+        self._policy = policy or BudgetPolicy()
+        self._says: list[Say] = []
+
+    def step(self, event: AnyCoordinatorEvent, now: float) -> list[Say]:
+        """Take one fact, return what to say about it."""
+        self._says = []
+        match event:
+            case Heard(node_id, message):
+                self._on_heard(node_id, message, now)
+            case NodeLost(node_id, why):
+                self._on_gone(node_id, why, now, is_loss=True)
+            case TimeWentBy():
+                self._on_time(now)
+            case Opened():
+                self._on_opened(event, now)
+            case CancelRequested(why):
+                if self.state.phase is not RunPhase.OVER:
+                    self._over(Outcome.CANCELLED, why, now)
+        return self._says
+
+    def _say(self, event: FromCoordinator, *to: str) -> None:
+        if to:
+            self._says.append(Say(to, event))
+
+    def _on_opened(self, opened: Opened, now: float) -> None:
+        state = self.state
+        state.generation = max(state.generation, opened.generation)
+        state.restarts_used = max(state.restarts_used, opened.restarts_used)
+        state.dead_rank = opened.dead_rank
+        self._gather(state.next_why, now)
+        if opened.recover_s > 0:
+            state.phase = RunPhase.RECOVERING
+            state.deadlines = {RunDeadline.RECOVER: now + opened.recover_s}
+
+    def _on_heard(self, node_id: str, message: word.FromNode, now: float) -> None:
+        if isinstance(message, word.NodeJoined):
+            self._on_joined(message, now)
+            return
+        record = self.state.nodes.get(node_id)
+        if record is None:
+            return
+        match message:
+            case word.NodeReady():
+                self._on_ready(record, message, now)
+            case word.FailureSeen(generation, failure, sent_at):
+                if self._is_ours(record, generation):
+                    self._take_failures(record, (failure,), now - sent_at, now)
+            case word.NodeStopped(generation, sent_at, failures, stopped):
+                if self._is_ours(record, generation):
+                    self.state.stopped += stopped[: max(0, _STOPPED_KEPT - len(self.state.stopped))]
+                    self._take_failures(record, failures, now - sent_at, now)
+            case word.NodeSucceeded(generation):
+                if self._is_ours(record, generation):
+                    self._on_succeeded(record, now)
+            case word.NodeDraining(generation, grace_s, why):
+                if self._is_ours(record, generation):
+                    self._on_draining(record, grace_s, why)
+            case word.NodeWillLeave(generation, why, in_s):
+                if self._is_ours(record, generation):
+                    self._pass_on_notice(record, why, in_s)
+            case word.NodeLeft(why):
+                self._on_gone(node_id, why, now, is_loss=False)
+
+    def _is_ours(self, record: NodeRecord, generation: int) -> bool:
+        """Whether a word about a generation is about the current one, from one of its members (C8)."""
+        state = self.state
+        is_current = generation == state.generation and state.phase is not RunPhase.OVER
+        return is_current and self._is_member(record.info.node_id)
+
+    def _is_member(self, node_id: str) -> bool:
+        return node_id in self.state.members and node_id not in self.state.gone
+
+    # --- nodes come ---------------------------------------------------------------------------------------------------
+
+    def _on_joined(self, joined: word.NodeJoined, now: float) -> None:
+        state, node = self.state, joined.node
+        if state.phase is RunPhase.OVER:
+            assert state.verdict is not None
+            if joined.generation:
+                self._say(fact.RunEnded(state.verdict, now), node.node_id)
+            else:
+                self._say(fact.JoinRefused(f"the run is over: {state.verdict.why}"), node.node_id)
+            return
+        refusal = self._why_not(node)
+        if refusal:
+            self._say(fact.JoinRefused(refusal), node.node_id)
+            return
+        self._supersede(node, now)
+        record = state.nodes.get(node.node_id)
+        if record is None:
+            state.arrivals += 1
+            record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals)
+            record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
+        state.restarts_used = max(state.restarts_used, joined.restarts_used)
+        if joined.generation > state.generation:
+            self._on_greater_generation(joined.generation, now)
+        if joined.generation == state.generation > 0 and state.phase is RunPhase.RECOVERING:
+            self._adopt(record, joined, now)
+        elif joined.is_running or joined.has_succeeded:
+            self._on_at_work(record, joined, now)
+
+    def _why_not(self, node: word.NodeInfo) -> str:
+        settings = self.state.settings
+        if (node.min_nodes, node.max_nodes) != (settings.min_nodes, settings.max_nodes):
+            return (
+                f"it was started for {_span(node.min_nodes, node.max_nodes)} nodes and this run is for "
+                f"{_span(settings.min_nodes, settings.max_nodes)}; start every node with the same --nnodes"
+            )
+        if node.rank < 0:
+            return ""
+        if node.rank >= settings.max_nodes:
+            return f"it asks for node rank {node.rank}, and there are ranks 0 to {settings.max_nodes - 1}"
+        for other in self.state.nodes.values():
+            if other.info.rank == node.rank and other.info.node_id != node.node_id and other.info.host != node.host:
+                return f"it asks for node rank {node.rank}, which {other.info.host} has; give each node its own"
+        return ""
+
+    def _supersede(self, node: word.NodeInfo, now: float) -> None:
+        """A node with the name (or the rank, on the same host) of one that is here is that node, started again."""
+        if not node.name and node.rank < 0:
+            return
+        for old in list(self.state.nodes.values()):
+            same = (node.name and old.info.name == node.name) or (node.rank >= 0 and old.info.rank == node.rank)
+            if same and old.info.node_id != node.node_id:
+                why = "it was started again and its new self took its place"
+                self._say(fact.JoinRefused(why), old.info.node_id)
+                if old.info.name and old.last_rank >= 0:
+                    self.state.ranks_by_name[old.info.name] = old.last_rank
+                self._on_gone(old.info.node_id, why, now, is_loss=True)
+
+    def _on_greater_generation(self, generation: int, now: float) -> None:
+        """A node knows of a later generation than we do: an earlier coordinator got further. Ours must be later still."""
+        state = self.state
+        if state.phase is RunPhase.RUNNING:
+            self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
+        state.generation = generation
+        if state.phase is RunPhase.RECOVERING:
+            for node_id in list(state.members):
+                self._dismiss(node_id, "a later generation exists")
+            state.members, state.done = {}, set()
+
+    def _on_at_work(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
+        """A node came (back) with workers, or with their success."""
+        state, node_id = self.state, record.info.node_id
+        is_current = joined.generation == state.generation and self._is_member(node_id)
+        if is_current and state.phase is RunPhase.RUNNING:
+            if joined.has_succeeded:
+                self._on_succeeded(record, now)
+            return
+        if is_current and state.phase is RunPhase.ENDING:
+            self._say(fact.GenerationEnded(state.generation, state.ended_why), node_id)
+            return
+        self._say(fact.GenerationEnded(joined.generation, "the others went on without this node"), node_id)
+
+    def _dismiss(self, node_id: str, why: str) -> None:
+        record = self.state.nodes[node_id]
+        record.phase = NodePhase.JOINED
+        self._say(fact.GenerationEnded(self.state.generation, why), node_id)
+
+    # --- after an earlier coordinator ---------------------------------------------------------------------------------
+
+    def _adopt(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
+        state, node_id = self.state, record.info.node_id
+        state.expected = joined.group_world_size
+        state.members[node_id] = record.last_rank = joined.group_rank
+        state.formed_at = now
+        if joined.has_succeeded:
+            record.phase = NodePhase.DONE
+            state.done.add(node_id)
+        else:
+            record.phase = NodePhase.MEMBER
+            state.is_broken |= not joined.is_running
+        known = {*state.members.values(), state.dead_rank}
+        if known >= set(range(state.expected)):
+            self._recovered(now)
+
+    def _recovered(self, now: float) -> None:
+        """Everybody who can be expected is here, or the time for it is over."""
+        state = self.state
+        state.deadlines.clear()
+        if not state.members:
+            self._gather(state.next_why, now)
+            return
+        state.phase = RunPhase.RUNNING
+        missing = sorted(set(range(state.expected)) - set(state.members.values()))
+        for rank in missing:
+            state.lost[f"node {rank}"] = "it did not come back after the coordinator was lost"
+        if state.failures:
+            self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
+        elif missing or state.is_broken:
+            self._end_generation(Ending.LOSS, "the generation is not complete since the coordinator was lost", now)
+        elif state.done.issuperset(state.members):
+            self._succeeded(now)
+
+    # --- gathering ----------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, record: NodeRecord, ready: word.NodeReady, now: float) -> None:
+        state, node_id = self.state, record.info.node_id
+        record.store_addr, record.store_port = ready.store_addr, ready.store_port
+        record.is_agent_store = ready.is_agent_store
+        if state.phase is RunPhase.OVER or ready.generation > state.generation:
+            return
+        if record.phase is NodePhase.READY:
+            return
+        is_member = self._is_member(node_id)
+        record.phase = NodePhase.READY
+        state.ready[node_id] = True
+        match state.phase:
+            case RunPhase.RUNNING if is_member:
+                state.gone.add(node_id)
+                state.lost[record.info.host] = "it was cut off and stopped its workers"
+                self._end_generation(Ending.LOSS, f"{record.info.host} was cut off and stopped its workers", now)
+            case RunPhase.RUNNING:
+                self._consider_newcomer(record, now)
+            case RunPhase.ENDING:
+                state.unstopped.discard(node_id)
+                self._after_generation_if_stopped(now)
+            case RunPhase.GATHERING:
+                self._form_if_possible(now)
+            case RunPhase.RECOVERING:
+                state.is_broken |= is_member
+        if node_id in state.ready:  # not taken meanwhile
+            self._say(fact.Waiting(self._waiting_in_words(now)), node_id)
+
+    def _consider_newcomer(self, record: NodeRecord, now: float) -> None:
+        """Room for one more: when may it come in?"""
+        state = self.state
+        if len(state.members) >= state.settings.max_nodes or state.done or not state.settings.scale_up:
+            return
+        self._end_generation(Ending.JOIN, f"{record.info.host} joins", now)
+
+    def _gather(self, why: str, now: float) -> None:
+        state = self.state
+        state.phase = RunPhase.GATHERING
+        state.next_why = why
+        state.gathering_since = now
+        state.deadlines = {
+            RunDeadline.JOIN: now + state.settings.join_timeout_s,
+            RunDeadline.TELL: now + state.settings.tell_waiting_every_s,
+        }
+        self._form_if_possible(now)
+
+    def _form_if_possible(self, now: float) -> None:
+        state, settings = self.state, self.state.settings
+        count = len(state.ready)
+        if count >= settings.max_nodes or (count >= settings.min_nodes and state.generation > 0):
+            self._form(now)
+        elif count >= settings.min_nodes:
+            state.deadlines.setdefault(RunDeadline.LAST_CALL, now + settings.last_call_s)
+        else:
+            state.deadlines.pop(RunDeadline.LAST_CALL, None)
+
+    def _form(self, now: float) -> None:
+        state, settings = self.state, self.state.settings
+        candidates = [self._candidate(node_id) for node_id in state.ready]
+        arranged = arrange(choose(candidates, settings.max_nodes))
+        places = number(arranged)
+        first = state.nodes[arranged[0].node_id]
+        state.phase = RunPhase.RUNNING
+        state.generation += 1
+        state.world_size = sum(candidate.slots for candidate in arranged)
+        state.members = {place.node_id: place.group_rank for place in places}
+        state.done, state.unstopped = set(), set()
+        state.failures, state.stopped = [], []
+        state.gone, state.lost, state.drained = set(), {}, []
+        state.ended_by, state.ended_why = None, ""
+        state.is_broken, state.dead_rank, state.expected = False, -1, 0
+        state.formed_at = now
+        state.deadlines.clear()
+        state.decision = None
+        for record in state.nodes.values():
+            record.last_rank = -1
+        coordinator_rank = state.members.get(settings.serving_node, -1)
+        for place in places:
+            record = state.nodes[place.node_id]
+            record.phase = NodePhase.MEMBER
+            record.last_rank = place.group_rank
+            if record.info.name:
+                state.ranks_by_name[record.info.name] = place.group_rank
+            del state.ready[place.node_id]
+            part = Assignment(
+                generation=state.generation,
+                group_rank=place.group_rank,
+                group_world_size=len(places),
+                first_global_rank=place.first_global_rank,
+                world_size=state.world_size,
+                first_role_rank=place.first_role_rank,
+                role_world_size=place.role_world_size,
+                master_addr=first.store_addr,
+                master_port=first.store_port,
+                use_agent_store=first.is_agent_store,
+                restarts_used=state.restarts_used,
+                why=state.next_why,
+                coordinator_rank=coordinator_rank,
+            )
+            self._says.append(Say((place.node_id,), fact.GenerationFormed(part)))
+        if state.ready:
+            self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+
+    def _candidate(self, node_id: str) -> Candidate:
+        record = self.state.nodes[node_id]
+        info = record.info
+        return Candidate(node_id, record.arrival, record.last_rank, info.rank, info.order, info.slots, info.role)
+
+    def _waiting_in_words(self, now: float) -> str:
+        state, settings = self.state, self.state.settings
+        match state.phase:
+            case RunPhase.RUNNING:
+                is_full = len(state.members) >= settings.max_nodes
+                what = f"is a spare: all {settings.max_nodes} places are taken" if is_full else "is in the next one"
+                return f"generation {state.generation} is running; this node {what}"
+            case RunPhase.ENDING:
+                whom = _some([state.nodes[node_id].info.host for node_id in state.unstopped])
+                return f"generation {state.generation} is ending ({state.ended_why}); waiting for {whom}"
+            case RunPhase.PAUSED:
+                return f"a pause before the next try: {state.next_why}"
+            case RunPhase.RECOVERING:
+                return "waiting for the nodes of an earlier coordinator to come back"
+        count = len(state.ready)
+        here = f"{_nodes(count)} of {_span(settings.min_nodes, settings.max_nodes)} here"
+        if RunDeadline.LAST_CALL in state.deadlines:
+            left = state.deadlines[RunDeadline.LAST_CALL] - now
+            return f"{here}; the last call for more ends in {left:.0f} s (--rdzv-conf last_call_timeout)"
+        left = state.deadlines.get(RunDeadline.JOIN, now) - now
+        return (
+            f"{here} ({_some([state.nodes[node_id].info.host for node_id in state.ready])}); waiting for "
+            f"{settings.min_nodes - count} more{self._lost_in_words()}, for {left:.0f} s at most"
+        )
+
+    def _lost_in_words(self) -> str:
+        lost = self.state.lost
+        return f", lost were {_some([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
+
+    # --- a generation at work -----------------------------------------------------------------------------------------
+
+    def _take_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
+        state = self.state
+        known = {failure.global_rank: index for index, failure in enumerate(state.failures)}
+        for failure in failures:
+            ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
+            if ours.global_rank in known:
+                state.failures[known[ours.global_rank]] = ours  # the same, with what was found out since
+            else:
+                state.failures.append(ours)
+        if state.phase is RunPhase.RUNNING and state.failures and not state.ended_by:
+            self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
+
+    def _first_cause_in_words(self) -> str:
+        first = min(self.state.failures, key=when_it_began)
+        return f"rank {first.global_rank} on {first.host} failed"
+
+    def _on_succeeded(self, record: NodeRecord, now: float) -> None:
+        state = self.state
+        if state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING):
+            return
+        record.phase = NodePhase.DONE
+        state.done.add(record.info.node_id)
+        if state.phase is RunPhase.RUNNING and len(state.done) == len(state.members):
+            self._succeeded(now)
+
+    def _succeeded(self, now: float) -> None:
+        count = self.state.world_size
+        why = "the worker succeeded" if count == 1 else f"all {count} workers succeeded" if count else "all succeeded"
+        self._over(Outcome.SUCCEEDED, why, now)
+
+    def _on_draining(self, record: NodeRecord, grace_s: float, why: str) -> None:
+        """It goes on until its workers have ended: all may want to save their work together."""
+        if not record.is_draining:
+            record.is_draining = True
+            self.state.drained.append(record.info.host)
+            self._pass_on_notice(record, why, grace_s)
+
+    def _pass_on_notice(self, record: NodeRecord, why: str, in_s: float | None) -> None:
+        state = self.state
+        others = (each for each in state.members if each != record.info.node_id and each in state.nodes)
+        self._say(fact.LeaveNoticed(state.generation, record.info.host, why, in_s), *others)
+
+    def _on_gone(self, node_id: str, why: str, now: float, *, is_loss: bool) -> None:
+        state = self.state
+        record = state.nodes.pop(node_id, None)
+        if record is None:
+            return
+        state.ready.pop(node_id, None)
+        was_stopping = node_id in state.unstopped
+        state.unstopped.discard(node_id)
+        if self._is_member(node_id) and node_id not in state.done:
+            state.gone.add(node_id)
+            is_drain = record.is_draining or not is_loss
+            if is_drain and record.info.host not in state.drained:
+                state.drained.append(record.info.host)
+            elif not is_drain:
+                state.lost[record.info.host] = why
+            if state.phase is RunPhase.RUNNING:
+                kind = Ending.DRAIN if is_drain else Ending.LOSS
+                said = "was asked to leave" if is_drain else f"was lost: {why}"
+                self._end_generation(kind, f"{record.info.host} {said}", now)
+            elif state.phase is RunPhase.RECOVERING:
+                state.is_broken = True
+        if was_stopping:
+            self._after_generation_if_stopped(now)
+        elif state.phase is RunPhase.GATHERING:
+            self._form_if_possible(now)
+
+    # --- a generation ends --------------------------------------------------------------------------------------------
+
+    def _end_generation(self, kind: Ending, why: str, now: float) -> None:
+        state = self.state
+        state.phase = RunPhase.ENDING
+        state.ended_by, state.ended_why, state.ended_at = kind, why, now
+        state.unstopped = {
+            node_id
+            for node_id in state.members
+            if node_id in state.nodes and state.nodes[node_id].phase in (NodePhase.MEMBER, NodePhase.DONE)
+        }
+        self._say(fact.GenerationEnded(state.generation, why), *sorted(state.unstopped))
+        self._after_generation_if_stopped(now)
+
+    def _after_generation_if_stopped(self, now: float) -> None:
+        if self.state.phase is RunPhase.ENDING and not self.state.unstopped:
+            self._after_generation(now)
+
+    def _after_generation(self, now: float) -> None:
+        """Every member has stopped or is gone, and all evidence is in: what now, and who pays?"""
+        state = self.state
+        if state.drained and not state.lost:
+            state.drains += 1
+            self._gather(f"{_some(state.drained)} was asked to leave", now)
+        elif state.lost or not state.failures or state.ended_by is Ending.JOIN:
+            state.membership_changes += 1
+            self._gather(state.ended_why, now)
+        else:
+            self._after_failure(now)
+        state.longest_s = max(state.longest_s, state.ended_at - state.formed_at)
+
+    def _after_failure(self, now: float) -> None:
+        state = self.state
+        state.failures.sort(key=when_it_began)
+        first = state.failures[0]
+        history = History(
+            state.restarts_used,
+            state.settings.max_restarts,
+            tuple(state.earlier),
+            tuple(state.failures),
+            state.world_size,
+            when_it_began(first) - state.formed_at,
+            state.longest_s,
+        )
+        decision = state.decision = self._ask_policy(first, history)
+        if isinstance(decision, GiveUp):
+            self._over(Outcome.FAILED, decision.why, now)
+            return
+        state.restarts_used += 1
+        state.earlier = [*state.earlier[-_HISTORY_KEPT + 1 :], first]
+        if isinstance(decision, Wait):
+            state.phase = RunPhase.PAUSED
+            state.next_why = decision.why
+            state.deadlines = {RunDeadline.PAUSE: now + decision.seconds}
+            why = f"waiting {decision.seconds:g} s before the next try: {decision.why}"
+            self._say(fact.Waiting(why), *state.nodes)
+        else:
+            self._gather(decision.why, now)
+
+    def _ask_policy(self, failure: Failure, history: History) -> AnyDecision:
+        """A policy is somebody's code: what it throws ends the run with a reason, not the agent without one."""
+        try:
+            return self._policy.decide(failure, history)
+        except Exception as error:
+            return GiveUp(f"the restart policy {type(self._policy).__name__} raised {type(error).__name__}: {error}")
+
+    # --- time, and the end --------------------------------------------------------------------------------------------
+
+    def _on_time(self, now: float) -> None:
+        state = self.state
+        due = [deadline for deadline, at in state.deadlines.items() if at <= now]
+        for deadline in due:
+            if deadline not in state.deadlines:
+                continue  # an earlier one has changed everything
+            del state.deadlines[deadline]
+            match deadline:
+                case RunDeadline.LAST_CALL:
+                    self._form(now)
+                case RunDeadline.PAUSE:
+                    self._gather(state.next_why, now)
+                case RunDeadline.RECOVER:
+                    self._recovered(now)
+                case RunDeadline.TELL:
+                    state.deadlines[RunDeadline.TELL] = now + state.settings.tell_waiting_every_s
+                    self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+                case RunDeadline.JOIN:
+                    self._too_few(now)
+
+    def _too_few(self, now: float) -> None:
+        settings = self.state.settings
+        if len(self.state.ready) >= settings.min_nodes:
+            self._form(now)
+            return
+        self._over(
+            Outcome.BROKEN,
+            f"only {_nodes(len(self.state.ready))} of at least {settings.min_nodes} came together within "
+            f"{settings.join_timeout_s:g} s{self._lost_in_words()}; start the missing ones, or allow more time with "
+            "--rdzv-conf join_timeout=SECONDS",
+            now,
+        )
+
+    def _over(self, outcome: Outcome, why: str, now: float) -> None:
+        state = self.state
+        state.phase = RunPhase.OVER
+        state.deadlines.clear()
+        state.verdict = Verdict(
+            outcome=outcome,
+            why=why,
+            failures=tuple(sorted(state.failures, key=when_it_began)) if outcome is not Outcome.SUCCEEDED else (),
+            stopped=tuple(state.stopped) if outcome is not Outcome.SUCCEEDED else (),
+            restarts_used=state.restarts_used,
+            generation=state.generation,
+            earlier=tuple(state.earlier),
+            membership_changes=state.membership_changes,
+            drains=state.drains,
+        )
+        self._say(fact.RunEnded(state.verdict, now), *state.nodes)
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _some(names: list[str]) -> str:
+    """A few names, however many there are."""
+    shown = ", ".join(names[:_NAMES_SAID])
+    return shown if len(names) <= _NAMES_SAID else f"{shown} and {len(names) - _NAMES_SAID} more"

@@ -1,0 +1,101 @@
+"""What a node says to the coordinator. What the coordinator says are events (``events.FromCoordinator``).
+
+These travel between hosts, so they are typed, tagged and hold no time of day: ``sent_at`` is the sender's own clock at
+the moment of sending, and the receiver makes a difference out of it. A word about a generation carries its number.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core.model import Failure, Stopped
+
+
+class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Who a node is. Nothing in it changes while its agent lives."""
+
+    node_id: str  # random, new at every start: hosts and process ids repeat, this does not
+    host: str  # for people
+    slots: int = 1  # workers
+    role: str = "default"
+    rank: int = -1  # the group rank that was asked for; -1: any
+    name: str = ""  # a name that outlives the agent: a new node of that name takes the old one's place at once
+    order: str = ""  # where in the order of ranks this node belongs: switch, rack, SLURM_PROCID
+    min_nodes: int = 1
+    max_nodes: int = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, tag_field="message", omit_defaults=True):
+    """Base of what a node says."""
+
+
+class NodeJoined(Message, frozen=True):
+    """The first word on every connection: who we are, and what we are doing already."""
+
+    node: NodeInfo
+    generation: int = 0  # the last one we were part of
+    is_running: bool = False  # its workers are alive here
+    has_succeeded: bool = False  # its workers all succeeded here
+    group_rank: int = -1
+    group_world_size: int = 0
+    coordinator_rank: int = -1
+    restarts_used: int = 0
+
+
+class NodeReady(Message, frozen=True):
+    """Nothing of any generation is alive here: we take a part in the next."""
+
+    generation: int  # the last one we were part of
+    # Where we would host the store of the workers, if we came to be rank 0; filled in by the edge.
+    store_addr: str = ""
+    store_port: int = 0
+    is_agent_store: bool = False
+
+
+class FailureSeen(Message, frozen=True):
+    """A worker failed. Sent at once; what can be found out about it follows with ``NodeStopped``."""
+
+    generation: int
+    failure: Failure
+    sent_at: float
+
+
+class NodeStopped(Message, frozen=True):
+    """All our workers of this generation have ended, not all of them well, and the node is clear."""
+
+    generation: int
+    sent_at: float
+    failures: tuple[Failure, ...] = ()
+    stopped: tuple[Stopped, ...] = ()
+
+
+class NodeSucceeded(Message, frozen=True):
+    """All our workers of this generation succeeded, and the node is clear."""
+
+    generation: int
+
+
+class NodeDraining(Message, frozen=True):
+    """We were asked to leave. Our workers are being asked to end, and have so many seconds."""
+
+    generation: int
+    grace_s: float
+    why: str
+
+
+class NodeWillLeave(Message, frozen=True):
+    """We shall be asked to leave. Our workers go on for now."""
+
+    generation: int
+    why: str
+    in_s: float | None = None
+
+
+class NodeLeft(Message, frozen=True):
+    """We go."""
+
+    why: str
+    is_clear: bool = True  # False: a process of ours survived SIGKILL, and this host needs attention
+
+
+FromNode = NodeJoined | NodeReady | FailureSeen | NodeStopped | NodeSucceeded | NodeDraining | NodeWillLeave | NodeLeft

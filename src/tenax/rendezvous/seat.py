@@ -1,0 +1,87 @@
+"""The seat of the coordinator: the pure machine, with a clock and somewhere to speak.
+
+Every engine that holds the coordinator in its own process gives it a seat: facts go in, what the machine says is
+delivered, and its deadlines are kept. The seat decides nothing. One fact at a time: one that arises while another's
+answers are being delivered (a link that breaks when it is written to) waits until they are all out, so that every node
+hears everything in the order in which it was decided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tenax.core.coordinator import CoordinatorMachine, TimeWentBy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
+    from tenax.core.policy import RestartPolicy
+    from tenax.ports import Cancellable, EventLoop
+
+    Record = Callable[[float, AnyCoordinatorEvent, list[Say]], None]
+
+
+class CoordinatorSeat:
+    """One coordinator. Not thread-safe: its owner is one loop."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        policy: RestartPolicy | None,
+        loop: EventLoop,
+        deliver: Callable[[Say], None],
+        record: Record = lambda *_: None,
+    ) -> None:
+        self._machine = CoordinatorMachine(settings, policy)
+        self._loop = loop
+        self._deliver = deliver
+        self._record = record
+        self._timer: Cancellable | None = None
+        self._timer_at: float | None = None
+        self._facts: deque[AnyCoordinatorEvent] = deque()
+        self._is_busy = False
+
+    @property
+    def state(self) -> CoordinatorState:
+        return self._machine.state
+
+    def step(self, event: AnyCoordinatorEvent) -> None:
+        self._facts.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._facts:
+                self._take(self._facts.popleft())
+        finally:
+            self._is_busy = False
+        self._keep_deadline()
+
+    def _take(self, event: AnyCoordinatorEvent) -> None:
+        now = self._loop.now()
+        says = self._machine.step(event, now)
+        self._record(now, event, says)
+        for say in says:
+            self._deliver(say)
+
+    def _keep_deadline(self) -> None:
+        wanted = self._machine.state.next_deadline()
+        if wanted == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = wanted
+        if wanted is not None:
+            self._timer = self._loop.at(wanted, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        self._timer, self._timer_at = None, None
+        self.step(TimeWentBy())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

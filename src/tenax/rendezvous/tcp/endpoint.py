@@ -1,0 +1,160 @@
+"""The endpoint: where the coordinator is served, as the user named it, and the addresses behind the name.
+
+An address is used as given, IPv4 or IPv6. A name is looked up in a thread of its own, so that slow name servers never
+hold the agent; an address is never turned into a name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+DEFAULT_PORT = 29400
+_BACKLOG = 4096
+
+
+class Endpoint:
+    """Host and port."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+
+    @classmethod
+    def parse(cls, text: str) -> Endpoint:
+        """``host``, ``host:port``, ``1.2.3.4:port``, ``::1``, ``[::1]:port``. Raises ValueError with a sentence."""
+        text = text.strip()
+        if text.startswith("["):
+            host, _, rest = text[1:].partition("]")
+            port = rest.removeprefix(":")
+        elif text.count(":") > 1:
+            host, port = text, ""
+        else:
+            host, _, port = text.partition(":")
+        if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+            raise ValueError(
+                f"the rendezvous endpoint is {text!r}; expected HOST or HOST:PORT with a port from 1 to 65535"
+            )
+        return cls(host, int(port) if port else DEFAULT_PORT)
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_address(self) -> bool:
+        return bool(_literal(self.host, self.port))
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host == "localhost" or self.host == "::1" or (self.is_address and self.host.startswith("127."))
+
+
+Address = tuple["socket.AddressFamily", "tuple[Any, ...]"]
+
+
+def _literal(host: str, port: int) -> list[Address]:
+    """The address, if the host is one. Asks nobody."""
+    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    except (OSError, UnicodeError):
+        return []
+    return [(family, address) for family, _, _, _, address in found]
+
+
+class Lookup:
+    """Finds the addresses behind an endpoint. Watched by the loop; answers once with ``found`` or ``failed``."""
+
+    def __init__(
+        self, endpoint: Endpoint, found: Callable[[list[Address]], None], failed: Callable[[str], None]
+    ) -> None:
+        self._endpoint = endpoint
+        self._found = found
+        self._failed = failed
+        self._answer: list[Address] | str = ""
+        self._reader = self._writer = -1
+
+    def start(self) -> bool:
+        """Whether the answer will come later; without a name to look up it has come already."""
+        known = _literal(self._endpoint.host, self._endpoint.port)
+        if known:
+            self._found(known)
+            return False
+        import threading
+
+        self._reader, self._writer = os.pipe()
+        threading.Thread(target=self._look, name="tenax lookup", daemon=True).start()
+        return True
+
+    def _look(self) -> None:
+        try:
+            found = socket.getaddrinfo(self._endpoint.host, self._endpoint.port, type=socket.SOCK_STREAM)
+            self._answer = [(family, address) for family, _, _, _, address in found]
+        except (OSError, UnicodeError) as error:
+            self._answer = getattr(error, "strerror", None) or str(error)
+        writer, self._writer = self._writer, -1
+        os.close(writer)  # which wakes the loop
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """Nothing is written."""
+
+    def on_readable(self) -> None:
+        reader, self._reader = self._reader, -1
+        os.close(reader)
+        if isinstance(self._answer, str):
+            self._failed(self._answer)
+        else:
+            self._found(self._answer)
+
+
+def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
+    """Listening sockets at those of the addresses that are this host's. None if none is, or another serves there.
+
+    A name that this host knows as a loopback address (Debian writes its own name so into /etc/hosts) means this host
+    as the others know it: then we listen everywhere.
+    """
+    wanted = addresses
+    if not endpoint.is_loopback and not endpoint.is_address and all(_is_loopback(each) for each in addresses):
+        wanted = [(socket.AF_INET, ("0.0.0.0", endpoint.port))]  # noqa: S104 - see above
+    listeners: list[socket.socket] = []
+    for family, address in wanted:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                with suppress(OSError):
+                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            sock.bind(address)
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            sock.close()
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EAFNOSUPPORT):
+                for other in listeners:
+                    other.close()
+                raise
+            if error.errno == errno.EADDRINUSE:
+                for other in listeners:
+                    other.close()
+                return []  # somebody serves here; all of it is theirs
+        else:
+            listeners.append(sock)
+    return listeners
+
+
+def _is_loopback(address: Address) -> bool:
+    host = str(address[1][0])
+    return host == "::1" or host.startswith("127.")

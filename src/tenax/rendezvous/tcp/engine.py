@@ -1,0 +1,526 @@
+"""The tcp engine: this node's way to the coordinator, and the coordinator itself if the endpoint is ours.
+
+    look up -> bind? -> serve              whoever can bind the endpoint serves it; no name is compared with any other
+                    -> connect -> greet -> linked -> lost -> connect ...
+
+Laws:
+
+- Whatever the coordinator must know of this node is said at the beginning of every link, from the agent's state; in
+  between nothing has to be kept.
+- A coordinator that is *gone* (its host tells us so: closed, refused) harms nobody: nobody else can form a generation.
+  Workers keep running, and this node looks for it, or takes its place if the endpoint is on this host.
+- A coordinator that is *silent* may have given us up: workers are killed when the lease ends (``core/lease.py``), also
+  if this very process is stopped (``hold``).
+- After ``join_timeout`` without a coordinator the node gives up, with a reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import msgspec
+
+from tenax.core.coordinator import Opened, RunSettings
+from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
+from tenax.core.lease import Lease, LeaseTerms
+from tenax.core.messages import NodeInfo, NodeReady
+from tenax.rendezvous.store_place import StorePlace
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.endpoint import Endpoint, Lookup, listen
+from tenax.rendezvous.tcp.link import Link
+from tenax.rendezvous.tcp.marker import Marker
+from tenax.rendezvous.tcp.server import WRONG_SECRET, CoordinatorServer
+from tenax.rendezvous.tcp.tls import TlsFiles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.core.messages import FromNode
+    from tenax.ports import Cancellable, ControlledNode, Emit, EventLoop
+    from tenax.rendezvous.tcp.endpoint import Address
+
+_CONNECT_S = 2.0
+_GREETING_S = 5.0
+_SOON_S, _LATER_S = 0.1, 1.0
+_SAY_EVERY_S = 10.0
+_LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
+
+
+class TcpSettings(msgspec.Struct, frozen=True):
+    """What the engine is told: the same on every node, but for what names the node."""
+
+    endpoint: str
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    secret: bytes = b""
+    tls: TlsFiles | None = None
+    terms: LeaseTerms = LeaseTerms()
+    join_timeout_s: float = 600.0
+    last_call_s: float = 5.0
+    scale_up: bool = True
+    node_rank: int = -1
+    node_name: str = ""
+    node_order: str = ""
+    local_addr: str = ""
+    store_port: int = 0
+    use_agent_store: bool = True
+
+
+class TcpRendezvous:
+    """Implements ``ports.Control``."""
+
+    def __init__(self, settings: TcpSettings, master_addr: str = "", master_port: int = 0) -> None:
+        self._settings = settings
+        self._endpoint = Endpoint.parse(settings.endpoint)
+        self._place = StorePlace(
+            master_addr or settings.local_addr,
+            master_port or settings.store_port,
+            in_agent=settings.use_agent_store,
+        )
+        self._has_own_address = bool(master_addr or settings.local_addr)
+        self._loop: EventLoop
+        self._emit: Emit
+        self._node: ControlledNode
+        self._info: NodeInfo
+        self._addresses: list[Address] = []
+        self._server: CoordinatorServer | None = None
+        self._marker = Marker(settings.run_id, str(self._endpoint))
+        self._connecting: _Connecting | None = None
+        self._link: Link | None = None
+        self._hello: wire.Hello | None = None
+        self._is_linked = False  # greeted, and accepted
+        self._lease: Lease
+        self._is_guarding = False
+        self._generation = 0
+        self._coordinator_rank = -1
+        self._restarts_used = 0
+        self._saw_it_die = False
+        self._lost_since = 0.0
+        self._said_at = -_SAY_EVERY_S
+        self._failures_in_a_row = 0
+        self._is_finished = False
+        self._linger_until: float | None = None
+        self._timers: dict[str, Cancellable] = {}
+
+    # --- ports.Control ------------------------------------------------------------------------------------------------
+
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
+        settings, agent = self._settings, node.settings
+        self._loop, self._emit, self._node = loop, emit, node
+        self._info = NodeInfo(
+            node_id=os.urandom(16).hex(),
+            host=os.uname().nodename,
+            slots=agent.local_world_size,
+            role=agent.role,
+            rank=settings.node_rank,
+            name=settings.node_name,
+            order=settings.node_order,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+        )
+        self._lost_since = loop.now()
+        self._lease = Lease(settings.terms, loop.now())
+        self._place.open(loop, node.say)
+        self._look_up()
+
+    def tell(self, message: FromNode) -> None:
+        if self._is_linked:
+            self._say_word(message)
+
+    def cancel(self, why: str) -> None:
+        """An operator's wish: end the run for every node."""
+        if self._is_linked and self._link is not None:
+            self._link.send(wire.encode(wire.Cancel(why)))
+
+    def stays_for_others(self) -> bool:
+        server = self._server
+        if server is None or not server.others(self._info.node_id):
+            return False
+        if not server.is_over:
+            if self._linger_until is None:
+                self._linger_until = 0.0
+                self._node.say(
+                    "this node has left the run, but it serves the coordinator of the others: it stays until they are "
+                    "done; a further signal (Ctrl-C) ends it at once, and they must do without"
+                )
+            return True
+        if not self._linger_until:
+            self._linger_until = self._loop.now() + _LINGER_S
+            self._later("linger", _LINGER_S, lambda: self._emit(TimePassed()))
+        return self._loop.now() < self._linger_until
+
+    def close(self) -> None:
+        self._is_finished = True
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._connecting is not None:
+            self._connecting.close()
+        if self._link is not None:
+            self._link.flush(1.0)
+            self._loop.unwatch(self._link)
+            self._link.close()
+            self._link = None
+        if self._server is not None:
+            self._server.close()
+            self._marker.remove()
+        self._place.close()
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        def found(addresses: list[Address]) -> None:
+            self._addresses = addresses
+            self._serve_if_ours()
+            self._connect()
+
+        def failed(why: str) -> None:
+            self._try_again(f"the name {self._endpoint.host!r} cannot be looked up: {why}", _LATER_S, self._look_up)
+
+        lookup = Lookup(self._endpoint, found, failed)
+        if lookup.start():
+            self._loop.watch(lookup)
+
+    def _serve_if_ours(self) -> bool:
+        """Serve the endpoint if it is an address of this host and nobody else serves it."""
+        if self._server is not None:
+            return False
+        try:
+            listeners = listen(self._endpoint, self._addresses)
+        except OSError as error:
+            self._refused(f"the endpoint {self._endpoint} cannot be served on this host: {error.strerror}")
+            return False
+        if not listeners:
+            return False
+        settings = self._settings
+        left_behind = self._marker.read()
+        is_heir = self._generation > 0 or left_behind is not None
+        self._server = CoordinatorServer(
+            listeners,
+            RunSettings(
+                settings.run_id,
+                settings.min_nodes,
+                settings.max_nodes,
+                self._node.settings.max_restarts,
+                join_timeout_s=settings.join_timeout_s,
+                last_call_s=settings.last_call_s,
+                scale_up=settings.scale_up,
+                serving_node=self._info.node_id,
+            ),
+            settings.terms,
+            settings.secret,
+            self._loop,
+            policy=self._node.policy,
+            tls=settings.tls.for_server() if settings.tls is not None else None,
+            on_fewer=self._on_fewer,
+            on_formed=self._marker.write,
+        )
+        self._marker.write(max(self._generation, left_behind or 0))
+        self._say_that_we_serve(is_heir)
+        self._server.open(
+            Opened(
+                recover_s=settings.terms.lease_s if is_heir else 0.0,
+                dead_rank=self._coordinator_rank if self._saw_it_die else -1,
+                generation=max(self._generation, left_behind or 0),
+                restarts_used=self._restarts_used,
+            )
+        )
+        return True
+
+    def _say_that_we_serve(self, is_heir: bool) -> None:
+        run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
+        if is_heir:
+            self._node.say(f"this node takes over {run}; the nodes of the last generation have a moment to come back")
+        elif self._endpoint.is_loopback:
+            self._node.say(f"this node serves {run}: a loopback address, so only agents on this host can join")
+        else:
+            self._node.say(f"this node serves {run}")
+        if not self._settings.secret and not self._endpoint.is_loopback:
+            self._node.say(
+                f"warning: whoever reaches {self._endpoint} can join this run, because there is no secret; give every "
+                "node the same one, with --rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN"
+            )
+
+    def _connect(self, index: int = 0, was_refused: bool = False) -> None:
+        if self._is_finished:
+            return
+        family, address = self._addresses[index]
+
+        def connected(sock: socket.socket) -> None:
+            self._connecting = None
+            self._greet(sock)
+
+        def failed(number: int) -> None:
+            self._connecting = None
+            refused = was_refused or number == errno.ECONNREFUSED
+            if index + 1 < len(self._addresses):
+                self._connect(index + 1, refused)
+            else:
+                self._on_nobody_there(refused, os.strerror(number))
+
+        self._connecting = _Connecting(self._loop, family, address, connected, failed)
+        self._connecting.start()
+
+    def _on_nobody_there(self, was_refused: bool, why: str) -> None:
+        if was_refused:
+            # Its host is there and says that nobody serves: so nobody forms a generation without us.
+            self._lease = Lease(self._settings.terms, self._loop.now())
+            self._hold()
+            self._guard()
+            if self._serve_if_ours():
+                self._connect()
+                return
+        self._try_again(f"there is no coordinator at {self._endpoint}: {why}", self._patience(), self._connect)
+
+    def _patience(self) -> float:
+        """Short for a member, longer and longer for a stranger; never the same for two of them."""
+        longest = _SOON_S if self._generation else min(_LATER_S, _SOON_S * 2 ** min(self._failures_in_a_row, 8))
+        self._failures_in_a_row += 1
+        return longest * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
+
+    def _try_again(self, why: str, after_s: float, call: Callable[[], None]) -> None:
+        if self._is_finished:
+            return
+        now = self._loop.now()
+        waited = now - self._lost_since
+        if waited > self._settings.join_timeout_s:
+            self._refused(
+                f"{why}, for {waited:.0f} s; start the node that is to serve it, check the address and the network, or "
+                "allow more time with --rdzv-conf join_timeout=SECONDS"
+            )
+            return
+        if now - self._said_at >= _SAY_EVERY_S and waited > 0.5:
+            self._said_at = now
+            left = self._settings.join_timeout_s - waited
+            self._node.say(f"{why}; still trying, for {left:.0f} s at most")
+        self._later("again", after_s, call)
+
+    def _refused(self, reason: str) -> None:
+        if not self._is_finished:
+            self._is_finished = True
+            self._emit(JoinRefused(reason))
+
+    # --- a link -------------------------------------------------------------------------------------------------------
+
+    def _greet(self, sock: socket.socket) -> None:
+        tls = self._settings.tls
+        link = self._link = Link(
+            sock,
+            self._on_body,
+            self._on_link_closed,
+            tls.for_client() if tls is not None else None,
+            server_hostname=self._endpoint.host if tls is not None else None,
+        )
+        if link.is_closed:  # TLS refused at once
+            return
+        self._loop.watch(link)
+        self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
+        link.send(wire.encode(self._hello))
+        self._later("greeting", _GREETING_S, lambda: link.close("it did not answer a greeting"))
+
+    def _on_body(self, body: bytes) -> None:
+        frame = wire.decode_from_server(body)
+        match frame:
+            case wire.Event(event):
+                self._on_event(event)
+            case wire.BeatAnswer(number):
+                self._lease.answered(number)
+                self._hold()
+            case wire.Challenge():
+                self._on_challenge(frame)
+            case wire.Accepted(beat_s, lease_s):
+                self._on_accepted(LeaseTerms(beat_s, lease_s))
+            case wire.Refused(reason, is_final):
+                if is_final:
+                    self._refused(reason)
+                elif self._link is not None:
+                    self._link.close(reason, was_told=True)
+
+    def _on_challenge(self, challenge: wire.Challenge) -> None:
+        if self._hello is None or self._link is None:
+            raise wire.WireError("a challenge without a greeting")
+        secret = self._settings.secret
+        if not wire.is_same(challenge.proof, wire.prove(secret, "coordinator", self._hello, challenge.nonce)):
+            self._refused(WRONG_SECRET)
+            return
+        proof = wire.prove(secret, "agent", self._hello, challenge.nonce)
+        self._link.send(wire.encode(wire.Proof(proof)))
+
+    def _on_accepted(self, terms: LeaseTerms) -> None:
+        link = self._link
+        assert link is not None
+        self._timers.pop("greeting").cancel()
+        link.trust()
+        self._is_linked = True
+        self._failures_in_a_row = 0
+        self._said_at = self._loop.now() - _SAY_EVERY_S
+        self._lease = Lease(terms, self._loop.now())
+        if not self._has_own_address:
+            # The address under which the coordinator sees this host is one that the others can reach as well.
+            self._place.addr = self._place.bind_to = link.local_address
+        for message in self._node.words(self._info):
+            self._say_word(message)
+        self._beat()
+        self._guard()
+
+    def _say_word(self, message: FromNode) -> None:
+        if isinstance(message, NodeReady):
+            try:
+                message = self._place.offer(message)
+            except OSError as error:
+                self._refused(f"there is no port for the workers' store: {error.strerror or error}")
+                return
+        if self._link is not None:
+            self._link.send(wire.encode(wire.Word(message)))
+
+    def _on_event(self, event: object) -> None:
+        match event:
+            case GenerationFormed(part):
+                self._generation = part.generation
+                self._coordinator_rank = part.coordinator_rank
+                self._restarts_used = part.restarts_used
+                self._place.serve(part)
+                self._hold()
+                self._emit(event)
+            case RunEnded() | JoinRefused():
+                self._is_finished = True
+                self._emit(event)
+            case _:
+                self._emit(event)  # type: ignore[arg-type]
+
+    def _on_link_closed(self, why: str, was_told: bool) -> None:
+        link, self._link = self._link, None
+        if link is not None and self._hello is not None:
+            self._loop.unwatch(link)
+        self._hello = None
+        for name in ("beat", "greeting"):
+            if name in self._timers:
+                self._timers.pop(name).cancel()
+        was_linked, self._is_linked = self._is_linked, False
+        if self._is_finished:
+            return
+        if was_linked:
+            self._lost_since = self._loop.now()
+            self._saw_it_die = was_told
+            goes_on = "; workers go on, and this node looks for it" if self._generation else ""
+            self._node.say(f"the coordinator at {self._endpoint} was lost: {why}{goes_on}")
+        if was_told:
+            self._lease = Lease(self._settings.terms, self._loop.now())
+            self._hold()
+        unreachable = f"the coordinator at {self._endpoint} cannot be reached: {why}"
+        self._try_again(unreachable, 0.0 if was_linked else _SOON_S, self._connect)
+
+    # --- the lease ----------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        link = self._link
+        if link is None or not self._is_linked:
+            return
+        if link.all_has_arrived():
+            self._lease.all_has_arrived()
+            self._hold()
+        link.send(wire.encode(wire.Beat(self._lease.beat(self._loop.now()))))
+        self._later("beat", self._lease.terms.beat_s, self._beat)
+
+    def _hold(self) -> None:
+        """Tell the keeper how long the workers may live, should this process be stopped."""
+        if self._generation:
+            self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
+
+    def _guard(self) -> None:
+        """Be there when the lease ends."""
+        if self._is_finished:
+            return
+        left = self._lease.ends_at() - self._loop.now()
+        if left > 0:
+            self._later("guard", left, self._guard)
+            return
+        if self._link is not None and self._link.all_has_arrived():
+            self._lease.all_has_arrived()
+            if self._lease.ends_at() > self._loop.now():
+                self._hold()
+                self._guard()
+                return
+        why = f"nothing was heard of the coordinator at {self._endpoint} for {self._lease.terms.fence_s:.1f} s"
+        if self._generation:
+            self._emit(Fenced(self._generation, f"{why}, and the others may go on without this node"))
+        if self._link is not None:
+            self._link.close(why)
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+
+    def _on_fewer(self) -> None:
+        if self._linger_until is not None:
+            self._emit(TimePassed())  # wakes who waits for the others
+
+    def _later(self, name: str, after_s: float, call: Callable[[], None]) -> None:
+        if name in self._timers:
+            self._timers[name].cancel()
+        self._timers[name] = self._loop.at(self._loop.now() + after_s, call)
+
+
+class _Connecting:
+    """One attempt to connect. Watched by the loop; answers once."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        family: socket.AddressFamily,
+        address: tuple[object, ...],
+        connected: Callable[[socket.socket], None],
+        failed: Callable[[int], None],
+    ) -> None:
+        self._loop = loop
+        self._address = address
+        self._connected = connected
+        self._failed = failed
+        self._sock = socket.socket(family, socket.SOCK_STREAM)
+        self._sock.setblocking(False)
+        self._timer: Cancellable | None = None
+
+    def start(self) -> None:
+        number = self._sock.connect_ex(self._address)
+        self._loop.watch(self)
+        # Never answered from within: whoever starts us need not think of it.
+        is_decided = number not in (errno.EINPROGRESS, errno.EAGAIN, errno.EINTR)
+        self._timer = self._loop.at(
+            self._loop.now() + (0.0 if is_decided else _CONNECT_S),
+            lambda: self._end(number if is_decided else errno.ETIMEDOUT),
+        )
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return True
+
+    def on_readable(self) -> None:
+        """Writable is what counts."""
+
+    def on_writable(self) -> None:
+        self._end(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+
+    def _end(self, number: int) -> None:
+        if self._timer is None:
+            return
+        self._stop()
+        if number == 0:
+            self._connected(self._sock)
+        else:
+            self._sock.close()
+            self._failed(number)
+
+    def _stop(self) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        self._timer = None
+        self._loop.unwatch(self)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._stop()
+            self._sock.close()

@@ -1,0 +1,228 @@
+"""A link: one connection, as frames. It never blocks, bounds what it holds, and says once how it ended.
+
+With a TLS context the same link runs through it: the bytes pass an ``SSLObject`` in memory, and the socket stays ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from contextlib import suppress
+
+from tenax.rendezvous.tcp.wire import MOST_BYTES, FrameReader, WireError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+_READ_BYTES = 256 << 10
+_MOST_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
+_SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
+
+
+class Link:
+    """``on_body`` gets each frame's bytes; ``on_closed`` once a sentence, and whether the other host has told us so."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_body: Callable[[bytes], None],
+        on_closed: Callable[[str, bool], None],
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+        is_server: bool = False,
+    ) -> None:
+        sock.setblocking(False)
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._on_body = on_body
+        self._on_closed = on_closed
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._is_closed = False
+        self._tls: ssl.SSLObject | None = None
+        self._is_in_handshake = False
+        self._held_back: list[bytes] = []  # until the TLS handshake is done
+        if tls is not None:
+            import ssl
+
+            self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+            self._tls = tls.wrap_bio(
+                self._incoming, self._outgoing, server_side=is_server, server_hostname=server_hostname
+            )
+            self._is_in_handshake = True
+            if not is_server:
+                self._advance_handshake()
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._unsent)
+
+    @property
+    def local_address(self) -> str:
+        return str(self._sock.getsockname()[0])
+
+    def trust(self) -> None:
+        """The peer has proved itself: it may send more than a stranger."""
+        self._reader.most_bytes = MOST_BYTES
+
+    def all_has_arrived(self) -> bool:
+        """Whether the other host's system has acknowledged every byte we sent. False where this cannot be known."""
+        if self._unsent or self._is_closed:
+            return False
+        import fcntl
+        import sys
+
+        if sys.platform != "linux":
+            return False
+        left = bytearray(4)
+        fcntl.ioctl(self._sock.fileno(), _SIOCOUTQ, left)
+        return left == b"\0\0\0\0"
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        if self._is_closed:
+            return
+        if self._tls is not None:
+            if self._is_in_handshake:
+                self._held_back.append(data)
+                return
+            self._tls.write(data)
+            data = self._outgoing.read()
+        self._push(data)
+
+    def _push(self, data: bytes) -> None:
+        if self._unsent:
+            self._unsent += data
+            if len(self._unsent) > _MOST_UNSENT_BYTES:
+                self.close("the other side does not read what it is sent")
+            return
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._break(error)
+            return
+        if sent < len(data):
+            self._unsent += data[sent:]
+
+    def on_writable(self) -> None:
+        if self._is_closed or not self._unsent:
+            return
+        try:
+            sent = self._sock.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._break(error)
+            return
+        del self._unsent[:sent]
+
+    def flush(self, patience_s: float) -> None:
+        """Before leaving: give what is unsent a moment. Blocks."""
+        import select
+        import time
+
+        until = time.monotonic() + patience_s
+        while self._unsent and not self._is_closed and (left := until - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            poll.poll(left * 1000)
+            self.on_writable()
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def on_readable(self) -> None:
+        while not self._is_closed:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._break(error)
+                return
+            if not data:
+                self.close("its connection was closed", was_told=True)
+                return
+            self._take(data)
+            if len(data) < _READ_BYTES:
+                return
+
+    def _take(self, data: bytes) -> None:
+        try:
+            if self._tls is not None:
+                data = self._decrypt(data)
+            for body in self._reader.feed(data):
+                if self._is_closed:
+                    return
+                self._on_body(body)
+        except WireError as error:
+            self.close(f"it sent {error}")
+
+    def _decrypt(self, data: bytes) -> bytes:
+        import ssl
+
+        assert self._tls is not None
+        self._incoming.write(data)
+        if self._is_in_handshake:
+            self._advance_handshake()
+        plain = b""
+        if not self._is_in_handshake and not self._is_closed:
+            try:
+                while chunk := self._tls.read(_READ_BYTES):
+                    plain += chunk
+            except ssl.SSLWantReadError:
+                pass
+            except ssl.SSLError as error:
+                raise WireError(f"what TLS rejects: {error.reason or error}") from error
+        return plain
+
+    def _advance_handshake(self) -> None:
+        import ssl
+
+        assert self._tls is not None
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLError as error:
+            self._push(self._outgoing.read())  # the alert that tells the other side why
+            self.close(f"TLS could not be agreed on: {getattr(error, 'verify_message', '') or error.reason or error}")
+            return
+        else:
+            self._is_in_handshake = False
+        self._push(self._outgoing.read())
+        if not self._is_in_handshake:
+            held, self._held_back = self._held_back, []
+            for each in held:
+                self.send(each)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _break(self, error: OSError) -> None:
+        if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED):
+            self.close("its connection was closed", was_told=True)
+        else:
+            self.close(f"its connection broke: {error.strerror or error}")
+
+    def close(self, why: str = "", *, was_told: bool = False) -> None:
+        """Without a reason it is our own wish, and nobody is told."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        if why:
+            self._on_closed(why, was_told)

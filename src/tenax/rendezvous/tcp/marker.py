@@ -1,0 +1,59 @@
+"""The marker: a coordinator's note to its successor on the same host, should it die without a word.
+
+It says up to which generation the run had come. Who finds one gives the members of that generation time to show up
+before it forms another. An orderly end removes it; one that is old is not believed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+import msgspec
+
+_BELIEVED_S = 3600.0
+_MOST_BYTES = 1024
+
+
+class _Note(msgspec.Struct, frozen=True):
+    generation: int
+
+
+class Marker:
+    """One file per run and endpoint. What cannot be written or read is as if it were not there."""
+
+    def __init__(self, run_id: str, endpoint: str, directory: str | None = None) -> None:
+        import hashlib
+
+        name = hashlib.sha256(f"{run_id}\0{endpoint}".encode()).hexdigest()[:16]
+        folder = directory or os.environ.get("TMPDIR") or "/tmp"
+        self._path = os.path.join(folder, f"tenax-coordinator-{os.geteuid()}-{name}.json")
+
+    def read(self) -> int | None:
+        """The generation that an earlier coordinator had formed; None: there was none that died."""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            return None
+        with open(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            is_recent = time.time() - about.st_mtime < _BELIEVED_S
+            if about.st_uid != os.geteuid() or not is_recent:
+                return None
+            try:
+                return msgspec.json.decode(file.read(_MOST_BYTES), type=_Note).generation
+            except msgspec.DecodeError:
+                return None
+
+    def write(self, generation: int) -> None:
+        new = f"{self._path}.{os.getpid()}"
+        with suppress(OSError):
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            with open(descriptor, "wb") as file:
+                file.write(msgspec.json.encode(_Note(generation)))
+            os.replace(new, self._path)
+
+    def remove(self) -> None:
+        with suppress(OSError):
+            os.unlink(self._path)

@@ -1,0 +1,358 @@
+"""The coordinator's server: one seat, many links.
+
+It lives in an agent's loop as one watched thing (its own selector is a descriptor), so that a thousand links cost the
+agent nothing when they are quiet. What a node's link says becomes a fact for the coordinator; a link that closes, or is
+silent for the length of the lease, is a node lost. Before anybody is judged to be silent everything that has arrived is
+read: a pause of our own is nobody's silence.
+
+Strangers get little: few bytes, few seconds, a bounded number of places, one sentence of refusal. What they cost is
+counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+
+from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, RunPhase
+from tenax.core.events import JoinRefused, RunEnded
+from tenax.core.messages import NodeJoined
+from tenax.rendezvous.seat import CoordinatorSeat
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.link import Link
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from tenax.core.coordinator import RunSettings, Say
+    from tenax.core.lease import LeaseTerms
+    from tenax.core.policy import RestartPolicy
+    from tenax.ports import Cancellable, EventLoop
+
+_MOST_LINKS = 65_536
+_MOST_STRANGERS = 2048  # links that have not proved themselves
+_STRANGER_S = 5.0  # how long they may take
+_TICKS_PER_LEASE = 20
+_ACCEPTS_AT_ONCE = 256
+_RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
+
+
+class _Peer:
+    """One link and what is known of who is at its other end."""
+
+    def __init__(self, since: float) -> None:
+        self.link: Link
+        self.descriptor = -1  # also after the link has closed it
+        self.node_id = ""
+        self.hello: wire.Hello | None = None
+        self.nonce = b""
+        self.is_trusted = False
+        self.is_leaving = False  # it got its last word
+        self.since = since
+        self.heard_at = since
+        self.interest = selectors.EVENT_READ
+
+
+class CoordinatorServer:
+    """Watched by the agent's loop. ``on_fewer`` is called when a node's link has gone."""
+
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        settings: RunSettings,
+        terms: LeaseTerms,
+        secret: bytes,
+        loop: EventLoop,
+        *,
+        policy: RestartPolicy | None = None,
+        tls: ssl.SSLContext | None = None,
+        on_fewer: Callable[[], None] = lambda: None,
+        on_formed: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._listeners = listeners
+        self._settings = settings
+        self._terms = terms
+        self._secret = secret
+        self._loop = loop
+        self._tls = tls
+        self._on_fewer = on_fewer
+        self._on_formed = on_formed
+        self._formed = 0
+        self._selector = selectors.DefaultSelector()
+        self._peers: set[_Peer] = set()
+        self._strangers = 0
+        self._nodes: dict[str, _Peer] = {}
+        self._seat = CoordinatorSeat(settings, policy, loop, self._deliver)
+        self._timer: Cancellable | None = None
+        self._is_listening = False
+        self.refused = 0  # links that were closed because of what they sent, or did not send
+        self._most_links = _most_links()
+
+    @property
+    def seat(self) -> CoordinatorSeat:
+        return self._seat
+
+    def open(self, opened: Opened) -> None:
+        for listener in self._listeners:
+            listener.setblocking(False)
+        self._listen()
+        self._loop.watch(self)
+        self._seat.step(opened)
+        self._tick_later()
+
+    def others(self, node_id: str) -> int:
+        """How many nodes besides this one are linked."""
+        return len(self._nodes) - (node_id in self._nodes)
+
+    @property
+    def is_over(self) -> bool:
+        return self._seat.state.phase is RunPhase.OVER
+
+    # --- watched by the loop ------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._selector.fileno() if self._is_open() else -1
+
+    def _is_open(self) -> bool:
+        return self._timer is not None
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """The selector inside takes care of that."""
+
+    def on_readable(self) -> None:
+        self._serve()
+
+    def _serve(self) -> bool:
+        """Everything that is ready now. Says whether there was anything."""
+        ready = self._selector.select(0)
+        for key, mask in ready:
+            if key.data is None:
+                self._accept(key.fileobj)  # type: ignore[arg-type]
+                continue
+            peer: _Peer = key.data
+            if mask & selectors.EVENT_WRITE:
+                peer.link.on_writable()
+            if mask & selectors.EVENT_READ and not peer.link.is_closed:
+                peer.link.on_readable()
+            self._watch_rightly(peer)
+        return bool(ready)
+
+    def _watch_rightly(self, peer: _Peer) -> None:
+        if peer.link.is_closed:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.link.wants_to_write else 0)
+        if wanted != peer.interest:
+            peer.interest = wanted
+            self._selector.modify(peer.link.fileno(), wanted, peer)
+
+    # --- strangers ----------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            for listener in self._listeners:
+                self._selector.register(listener, selectors.EVENT_READ, None)
+
+    def _stop_listening(self) -> None:
+        """Full. Whoever comes now waits in the system's queue until the next tick."""
+        if self._is_listening:
+            self._is_listening = False
+            for listener in self._listeners:
+                self._selector.unregister(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if self._strangers >= _MOST_STRANGERS or len(self._peers) >= self._most_links:
+                self._stop_listening()
+                return
+            try:
+                sock, _address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._stop_listening()
+                return  # anything else is this one connection's trouble, and it is gone
+            self._welcome(sock)
+
+    def _welcome(self, sock: socket.socket) -> None:
+        peer = _Peer(self._loop.now())
+
+        def on_body(body: bytes) -> None:
+            self._on_body(peer, body)
+
+        def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
+            self._on_closed(peer, why)
+
+        peer.descriptor = sock.fileno()
+        peer.link = Link(sock, on_body, on_closed, self._tls, is_server=True)
+        self._peers.add(peer)
+        self._strangers += 1
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+
+    def _on_body(self, peer: _Peer, body: bytes) -> None:
+        peer.heard_at = self._loop.now()
+        frame = wire.decode_from_agent(body)
+        if peer.is_trusted:
+            self._on_trusted(peer, frame)
+        elif isinstance(frame, wire.Hello) and peer.hello is None:
+            self._on_hello(peer, frame)
+        elif isinstance(frame, wire.Proof) and peer.hello is not None:
+            self._on_proof(peer, peer.hello, frame)
+        else:
+            raise wire.WireError("the wrong frame for its place")
+
+    def _on_hello(self, peer: _Peer, hello: wire.Hello) -> None:
+        if hello.version != wire.VERSION:
+            self._refuse(
+                peer,
+                f"it speaks version {hello.version} of tenax's rendezvous and the coordinator speaks {wire.VERSION}; "
+                "use the same tenax on every node",
+            )
+        elif hello.run_id != self._settings.run_id:
+            self._refuse(
+                peer,
+                f"this endpoint serves the run {self._settings.run_id!r}, and the node was started for "
+                f"{hello.run_id!r}; use another port, or the same --rdzv-id on every node",
+                is_final=not self.is_over,
+            )
+        elif len(hello.nonce) != wire.NONCE_BYTES or not 0 < len(hello.node_id) <= 64:
+            raise wire.WireError("a greeting that is not ours")
+        else:
+            peer.hello = hello
+            peer.nonce = os.urandom(wire.NONCE_BYTES)
+            proof = wire.prove(self._secret, "coordinator", hello, peer.nonce)
+            self._send(peer, wire.encode(wire.Challenge(peer.nonce, proof)))
+
+    def _on_proof(self, peer: _Peer, hello: wire.Hello, proof: wire.Proof) -> None:
+        if not wire.is_same(proof.proof, wire.prove(self._secret, "agent", hello, peer.nonce)):
+            self._refuse(peer, WRONG_SECRET)
+            return
+        peer.is_trusted = True
+        peer.node_id = hello.node_id
+        peer.link.trust()
+        self._strangers -= 1
+        old = self._nodes.get(hello.node_id)
+        self._nodes[hello.node_id] = peer
+        if old is not None:  # the same agent, and its old link is of no use to it any more
+            self._forget(old)
+        self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s)))
+
+    def _refuse(self, peer: _Peer, reason: str, *, is_final: bool = True) -> None:
+        self.refused += 1
+        self._send(peer, wire.encode(wire.Refused(reason, is_final)))
+        self._forget(peer, is_flushed=True)
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
+        match frame:
+            case wire.Beat(number):
+                self._send(peer, wire.encode(wire.BeatAnswer(number)))
+            case wire.Word(message):
+                if isinstance(message, NodeJoined) and message.node.node_id != peer.node_id:
+                    raise wire.WireError("the words of another node")
+                self._seat.step(Heard(peer.node_id, message))
+            case wire.Cancel(why):
+                self._seat.step(CancelRequested(why))
+            case _:
+                raise wire.WireError("the wrong frame for its place")
+
+    def _deliver(self, say: Say) -> None:
+        data = wire.encode(wire.Event(say.event))
+        is_last_word = isinstance(say.event, RunEnded | JoinRefused)
+        for node_id in say.to:
+            peer = self._nodes.get(node_id)
+            if peer is not None:
+                peer.is_leaving |= is_last_word
+                self._send(peer, data)
+        formed = self._seat.state.generation
+        if formed != self._formed:
+            self._formed = formed
+            self._on_formed(formed)
+
+    def cancel(self, why: str) -> None:
+        self._seat.step(CancelRequested(why))
+
+    def _send(self, peer: _Peer, data: bytes) -> None:
+        peer.link.send(data)
+        self._watch_rightly(peer)
+
+    def _on_closed(self, peer: _Peer, why: str) -> None:
+        if not peer.is_trusted:
+            self.refused += 1
+        self._forget(peer)
+        if peer.is_trusted and self._nodes.get(peer.node_id) is peer:
+            del self._nodes[peer.node_id]
+            self._seat.step(NodeLost(peer.node_id, why))
+            self._on_fewer()
+
+    def _forget(self, peer: _Peer, *, is_flushed: bool = False) -> None:
+        """Let the link go. What it was still to be told has a moment if it is the reason of a refusal."""
+        if peer not in self._peers:
+            return
+        self._peers.discard(peer)
+        if not peer.is_trusted:
+            self._strangers -= 1
+        self._selector.unregister(peer.descriptor)
+        if is_flushed:
+            peer.link.flush(0.0)
+        peer.link.close()
+        self._listen()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _tick_later(self) -> None:
+        every_s = self._terms.lease_s / _TICKS_PER_LEASE
+        self._timer = self._loop.at(self._loop.now() + every_s, self._on_tick)
+
+    def _on_tick(self) -> None:
+        while self._serve():  # first hear everybody
+            pass
+        now = self._loop.now()
+        for peer in list(self._peers):
+            if not peer.is_trusted:
+                if now - peer.since > _STRANGER_S:
+                    self.refused += 1
+                    self._forget(peer)
+            elif now - peer.heard_at > self._terms.lease_s:
+                peer.link.close(f"it was silent for {self._terms.lease_s:g} s")
+        if self._strangers < _MOST_STRANGERS and len(self._peers) < self._most_links:
+            self._listen()
+        self._tick_later()
+
+    def close(self) -> None:
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._loop.unwatch(self)
+        self._seat.close()
+        for listener in self._listeners:
+            listener.close()
+        for peer in list(self._peers):
+            peer.link.flush(0.2)
+            peer.link.close()
+        self._selector.close()
+
+
+WRONG_SECRET = (
+    "the node and the coordinator do not have the same secret; give every node the same one, with "
+    "--rdzv-conf token=..., token_file=... or the variable TENAX_RDZV_TOKEN"
+)
+
+
+def _most_links() -> int:
+    import resource
+
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    in_use = len(os.listdir("/dev/fd"))
+    return _MOST_LINKS if soft == resource.RLIM_INFINITY else max(16, min(_MOST_LINKS, soft - in_use - _RESERVE))

@@ -1,0 +1,158 @@
+"""The wire between an agent and the coordinator: frames, and how two strangers come to trust each other.
+
+A frame is a length (4 bytes, big-endian) and that many bytes of JSON with a known type. The first words prove on both
+sides that the other knows the job's secret, without sending it, and name the run:
+
+    agent                                       coordinator
+    Hello(version, run_id, node_id, nonce)  ->
+                                            <-  Challenge(nonce, proof)      or Refused(reason)
+    Proof(proof)                            ->
+                                            <-  Accepted(terms)              or Refused(reason)
+    Word(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
+
+Pure: bytes and values. Whatever cannot be understood raises ``WireError``, and the connection is over. Nothing that
+arrives here is ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core.events import FromCoordinator
+from tenax.core.messages import FromNode
+
+VERSION = 1
+MOST_BYTES_OF_STRANGERS = 4 << 10
+MOST_BYTES = 4 << 20
+NONCE_BYTES = 16
+
+
+class WireError(Exception):
+    """These bytes are not ours."""
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="frame", omit_defaults=True):
+    """Base of everything that travels."""
+
+
+class Hello(Frame, frozen=True):
+    version: int
+    run_id: str
+    node_id: str
+    nonce: bytes
+
+
+class Proof(Frame, frozen=True):
+    proof: bytes
+
+
+class Word(Frame, frozen=True):
+    """What a node says to the coordinator."""
+
+    message: FromNode
+
+
+class Beat(Frame, frozen=True):
+    number: int
+
+
+class Cancel(Frame, frozen=True):
+    """An operator ends the run."""
+
+    why: str
+
+
+class Challenge(Frame, frozen=True):
+    nonce: bytes
+    proof: bytes
+
+
+class Accepted(Frame, frozen=True):
+    """The handshake is done; this is how often to beat, and how long silence may last."""
+
+    beat_s: float
+    lease_s: float
+
+
+class Refused(Frame, frozen=True):
+    reason: str
+    is_final: bool = True  # trying again will not help
+
+
+class Event(Frame, frozen=True):
+    """What the coordinator says to a node."""
+
+    event: FromCoordinator
+
+
+class BeatAnswer(Frame, frozen=True):
+    number: int
+
+
+FromAgent = Hello | Proof | Word | Beat | Cancel
+FromServer = Challenge | Accepted | Refused | Event | BeatAnswer
+
+_encoder = msgspec.json.Encoder()
+_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+_from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
+_NOT_OURS = (msgspec.DecodeError, RecursionError, ValueError)
+
+
+def encode(frame: FromAgent | FromServer) -> bytes:
+    body = _encoder.encode(frame)
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode_from_agent(body: bytes) -> FromAgent:
+    try:
+        return _from_agent.decode(body)
+    except _NOT_OURS as error:
+        raise WireError(f"a frame that is not ours: {error}") from error
+
+
+def decode_from_server(body: bytes) -> FromServer:
+    try:
+        return _from_server.decode(body)
+    except _NOT_OURS as error:
+        raise WireError(f"a frame that is not ours: {error}") from error
+
+
+class FrameReader:
+    """Cuts a stream into frames, however it was cut on the way."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES_OF_STRANGERS) -> None:
+        self.most_bytes = most_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "big")
+            if size > self.most_bytes:
+                raise WireError(f"a frame of {size} bytes, where at most {self.most_bytes} are allowed")
+            end = start + 4 + size
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + 4 : end]))
+            start = end
+        if start:
+            del buffer[:start]
+        return bodies
+
+
+def prove(secret: bytes, who: str, hello: Hello, server_nonce: bytes) -> bytes:
+    """That ``who`` ("agent" or "coordinator") knows the secret, for this connection only."""
+    import hmac
+
+    parts = (who.encode(), hello.run_id.encode(), hello.node_id.encode(), hello.nonce, server_nonce)
+    text = b"tenax rendezvous 1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.digest(secret, text, "sha256")
+
+
+def is_same(one: bytes, other: bytes) -> bool:
+    import hmac
+
+    return hmac.compare_digest(one, other)

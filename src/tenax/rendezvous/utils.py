@@ -1,0 +1,50 @@
+"""Texts of the rendezvous' command line options: endpoints (``host:port``) and options (``key=value,key=value``)."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["parse_rendezvous_endpoint"]
+
+_HOST = re.compile(r"[\w.:-]+")
+_PORT = re.compile(r"[0-9]{1,5}")
+_MOST_PORTS = 1 << 16
+
+
+def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
+    """The host and the port of ``host``, ``host:port``, ``[v6]`` or ``[v6]:port``. Empty: this host.
+
+    An IPv6 address with a port needs its brackets: without them what follows the last colon is the port.
+    """
+    text = (endpoint or "").strip()
+    if not text:
+        return "localhost", default_port
+    host, port = text, default_port
+    is_bracketed = text.startswith("[") and text.endswith("]")
+    if not is_bracketed and ":" in text:
+        host, _, digits = text.rpartition(":")
+        port = int(digits) if _PORT.fullmatch(digits) else _MOST_PORTS
+        if port >= _MOST_PORTS:
+            raise ValueError(
+                f"the port of the rendezvous endpoint {text!r} is {digits!r}; expected a number below 65536"
+            )
+    if len(host) > 1 and host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"the host of the rendezvous endpoint {text!r} is {host!r}; expected a name or an IP address")
+    return host, port
+
+
+def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
+    """``key=value,key=value`` as a dictionary of texts. Every option needs a value."""
+    config: dict[str, str] = {}
+    if not config_str.strip():
+        return config
+    for option in config_str.strip().split(","):
+        key, _, value = (part.strip() for part in option.partition("="))
+        if not key:
+            raise ValueError(f"an option of the rendezvous in {config_str!r} has no name; write key=value,key=value")
+        if not value:
+            raise ValueError(f"the option {key!r} of the rendezvous has no value; write {key}=value")
+        config[key] = value
+    return config

@@ -1,0 +1,52 @@
+"""The notice file: how workers learn that a node of their generation is going to leave.
+
+One file per generation, named in every worker's environment (``TENAX_NOTICE_FILE``). It does not exist until there is
+a notice, and is replaced as a whole. ``tenax.preemption`` reads it; any language can. A notice that cannot be written
+costs the notice, never the run.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.core.commands import PassOnNotice
+
+VARIABLE = "TENAX_NOTICE_FILE"
+
+
+class NoticeFile:
+    """Writes it. Without a directory there is nothing to write, and nothing is promised to the workers."""
+
+    def __init__(self, directory: str = "") -> None:
+        self.directory = directory
+
+    def env(self, generation: int) -> dict[str, str]:
+        return {VARIABLE: self._path(generation)} if self.directory else {}
+
+    def _path(self, generation: int) -> str:
+        return os.path.join(self.directory, f"notice-{generation}.json")
+
+    def write(self, notice: PassOnNotice) -> None:
+        if not self.directory:
+            return
+        import msgspec
+
+        content = {
+            "version": 1,
+            "generation": notice.generation,
+            "host": notice.host or os.uname().nodename,
+            "is_this_host": not notice.host,
+            "why": notice.why,
+            # On this host's monotonic clock, which its workers share; null: nobody knows when.
+            "leaves_at": None if notice.in_s is None else time.monotonic() + notice.in_s,
+        }
+        path = self._path(notice.generation)
+        try:
+            with open(f"{path}.new", "wb") as file:
+                file.write(msgspec.json.encode(content))
+            os.replace(f"{path}.new", path)
+        except OSError:
+            return  # a full disk: the signal itself will come all the same

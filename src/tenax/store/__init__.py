@@ -1,0 +1,59 @@
+"""The workers' key-value store: torch's Store methods, its TCPStore protocol, and no torch.
+
+Stores: ``MemoryStore`` (threads), ``FileStore`` (processes of a host), ``TCPStore`` (a client of our server or of
+torch's), ``PrefixStore`` (a part of any). ``StoreServer`` serves torch's clients too; ``StoreHost`` is the agent's hold
+on one that runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax.store.api import QueueEmptyError as QueueEmptyError
+    from tenax.store.api import Store as Store
+    from tenax.store.api import StoreConnectionError as StoreConnectionError
+    from tenax.store.api import StoreError as StoreError
+    from tenax.store.api import StoreTimeoutError as StoreTimeoutError
+    from tenax.store.client import TCPStore as TCPStore
+    from tenax.store.file import FileStore as FileStore
+    from tenax.store.host import StoreHost as StoreHost
+    from tenax.store.limits import Limits as Limits
+    from tenax.store.memory import MemoryStore as MemoryStore
+    from tenax.store.prefix import PrefixStore as PrefixStore
+    from tenax.store.server import StoreServer as StoreServer
+
+__all__ = [
+    "FileStore",
+    "Limits",
+    "MemoryStore",
+    "PrefixStore",
+    "QueueEmptyError",
+    "Store",
+    "StoreConnectionError",
+    "StoreError",
+    "StoreHost",
+    "StoreServer",
+    "StoreTimeoutError",
+    "TCPStore",
+]
+
+# The server's own process imports this package as well, and needs next to nothing of it.
+_HOMES = {
+    "FileStore": "file",
+    "Limits": "limits",
+    "MemoryStore": "memory",
+    "PrefixStore": "prefix",
+    "StoreHost": "host",
+    "StoreServer": "server",
+    "TCPStore": "client",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)

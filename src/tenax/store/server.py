@@ -1,0 +1,409 @@
+"""StoreServer: a key-value store behind a listening socket, for clients that speak PyTorch's TCPStore protocol.
+
+One thread, one loop over epoll. ``serve`` runs until ``stop``; everything else happens in its thread.
+
+1. Nobody can stop the others: no call blocks on a peer, every buffer is bounded (``Limits``), whoever sends what is not
+   the protocol loses its connection, and whoever does not read is not read either.
+2. It never spins: without descriptors, or with as many connections as are allowed, it stops listening until there is
+   room again.
+3. It asks nobody for anything: peers are numbers, never names, and nothing is written to a stream. What was wrong is
+   counted (``counters``), and told in one line, at most once in ``NOTICE_EVERY_S``, to whoever asked for it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+
+from tenax.store.key_values import KeyValues
+from tenax.store.limits import Limits
+from tenax.store.protocol import Session
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from typing import Any
+
+    from tenax.store.server_thread import ServerThread
+
+NOTICE_EVERY_S = 60.0
+_READ_BYTES = 1 << 16
+_ACCEPTS_AT_ONCE = 64  # then those who are connected have their turn
+_OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_ROOM_PAUSE_S = 1.0  # others may have given descriptors back, which nobody tells us
+_NEVER = float("inf")
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_IN, _OUT = select.POLLIN, select.POLLOUT
+_MAPPED = "::ffff:"  # how an IPv6 socket writes an IPv4 peer
+
+
+class Counters:
+    """What happened, since the server was made."""
+
+    __slots__ = ("accepted", "dropped_for_memory", "out_of_room", "refused_peers", "refused_requests", "strangers")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        self.refused_peers = 0  # not on the list
+        self.strangers = 0  # did not greet, or not in time
+        self.refused_requests = 0  # malformed, or over a limit
+        self.dropped_for_memory = 0  # had most in buffers when all of them together were too much
+        self.out_of_room = 0  # times we had to stop listening
+
+    def __repr__(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)}" for name in self.__slots__)
+
+
+class _Connection(Session):
+    __slots__ = ("deadline", "descriptor", "interest", "recv", "send", "sent", "sock", "unsent")
+
+    def __init__(self, table: KeyValues, sock: socket.socket, deadline: float) -> None:
+        super().__init__(table)
+        self.sock = sock
+        self.descriptor = sock.fileno()  # -1 when it is closed
+        self.recv = sock.recv
+        self.send = sock.send
+        self.deadline = deadline  # for the greeting
+        self.interest = _IN
+        self.unsent = b""
+        self.sent = 0  # of the unsent
+
+
+class StoreServer:
+    """Owns the listener from now on."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        limits: Limits | None = None,
+        *,
+        allow: Collection[str] | None = None,
+        on_notice: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``allow``: the only peers that are served, as numeric addresses. ``on_notice``: told about what we closed."""
+        listener.setblocking(False)
+        self.counters = Counters()
+        self.table = KeyValues(limits or Limits())
+        self._limits = self.table.limits
+        self._allow = None if allow is None else {_plain_address(address) for address in allow}
+        self._on_notice = on_notice
+        self._clock = clock
+        self._listener = listener
+        self._is_listening = True
+        self._has_callers = False
+        self._listen_again_at = 0.0  # 0: when a connection is closed
+        self._connections: dict[int, _Connection] = {}
+        self._unknown: deque[_Connection] = deque()  # those that have not greeted yet, by deadline
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._last_fault = ""
+        self._next_notice = 0.0
+        self._told_faults = 0
+        self._is_stopped = False
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_writer, False)
+        self._poller, self._poll = _make_poller()
+        self._poller.register(listener.fileno(), _IN)
+        self.watch(self._wake_reader, self._on_wake)
+
+    @classmethod
+    def in_thread(cls, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> ServerThread:
+        """A server in a daemon thread of its own, as a context manager with ``host`` and ``port``."""
+        from tenax.store.listening import listen
+        from tenax.store.server_thread import ServerThread
+
+        listener = listen(host, port)
+        return ServerThread(cls(listener, limits), host, listener.getsockname()[1])
+
+    def watch(self, descriptor: int, on_readable: Callable[[], None]) -> None:
+        """Serve one more descriptor in this loop. Before ``serve``, or in its thread."""
+        self._watched[descriptor] = on_readable
+        self._poller.register(descriptor, _IN)
+
+    def stop(self) -> None:
+        """Make ``serve`` return. From any thread, and more than once."""
+        self._is_stopped = True
+        try:
+            os.write(self._wake_writer, b"\0")
+        except BlockingIOError:  # there is a wake-up in it already
+            return
+
+    def close(self) -> None:
+        """Close the listener and all connections at once: who was connected sees a reset. After ``serve``."""
+        for connection in list(self._connections.values()):
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            self._drop(connection)
+        self._listener.close()
+        if hasattr(self._poller, "close"):
+            self._poller.close()
+        if self._wake_reader >= 0:
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+            self._wake_reader = self._wake_writer = -1
+
+    def serve(self) -> None:
+        connections, woken = self._connections, self.table.woken
+        poll, read_bytes = self._poll, _READ_BYTES
+        while not self._is_stopped:
+            for descriptor, events in poll(self._keep_time() if self._unknown or not self._is_listening else None):
+                connection = connections.get(descriptor)
+                if connection is None:
+                    self._on_other(descriptor)
+                    continue
+                if events & ~_IN:
+                    self._on_unusual(connection, events)
+                    continue
+                try:
+                    data = connection.recv(read_bytes)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    data = b""
+                if not data:
+                    self._drop(connection)
+                    continue
+                answer = connection.receive(data)
+                if answer or connection.fault or connection.is_paused:
+                    self._answer(connection, answer)
+                if woken:
+                    self._answer_woken()
+            if self._has_callers:
+                self._accept()
+            if self.table.held_bytes > self._limits.held_bytes:
+                self._drop_whoever_holds_most()
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def _answer(self, connection: _Connection, answer: bytes) -> None:
+        """Send at once what the peer takes, keep the rest; close the connection if its session says so."""
+        if connection.unsent:
+            self._keep(connection, answer)
+        elif answer:
+            try:
+                sent = connection.send(answer)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._drop(connection)
+                return
+            if sent < len(answer):
+                self._keep(connection, answer[sent:])
+        if connection.fault:
+            self._refuse(connection)
+        elif connection.unsent or connection.is_paused:
+            self._set_interest(connection)
+
+    def _keep(self, connection: _Connection, more: bytes) -> None:
+        connection.unsent = connection.unsent[connection.sent :] + more
+        connection.sent = 0
+        self.table.held_bytes += len(more)
+
+    def _answer_woken(self) -> None:
+        woken = self.table.woken
+        for connection in woken:
+            assert isinstance(connection, _Connection)
+            if connection.descriptor >= 0:
+                self._answer(connection, connection.take())
+        woken.clear()
+
+    def _on_unusual(self, connection: _Connection, events: int) -> None:
+        """It can take more, or it is gone."""
+        if events & _OUT:
+            self._send_kept(connection)
+        elif events & _IN:  # gone, but its last requests may be there
+            self._on_last_words(connection)
+        else:
+            self._drop(connection)
+
+    def _send_kept(self, connection: _Connection) -> None:
+        if connection.unsent:
+            try:
+                sent = connection.send(memoryview(connection.unsent)[connection.sent :])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._drop(connection)
+                return
+            connection.sent += sent
+            self.table.held_bytes -= sent
+            if connection.sent < len(connection.unsent):
+                self._set_interest(connection)
+                return
+            connection.unsent = b""
+            connection.sent = 0
+        answer = b""
+        if connection.is_paused:
+            answer = connection.resume()
+        self._answer(connection, answer)
+        if connection.descriptor >= 0:
+            self._set_interest(connection)
+        if self.table.woken:
+            self._answer_woken()
+
+    def _on_last_words(self, connection: _Connection) -> None:
+        """The peer has reset or half-closed its side. What it asked before still has its effect."""
+        try:
+            data = connection.recv(_READ_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        self._answer(connection, connection.receive(data))
+        if self.table.woken:
+            self._answer_woken()
+
+    def _set_interest(self, connection: _Connection) -> None:
+        unread = len(connection.unsent) - connection.sent
+        interest = _OUT if unread or connection.is_paused else 0
+        if unread <= self._limits.unread_bytes and not connection.is_paused:
+            interest |= _IN
+        if interest != connection.interest:
+            connection.interest = interest
+            self._poller.modify(connection.descriptor, interest)
+
+    def _refuse(self, connection: _Connection) -> None:
+        if connection.is_known:
+            self.counters.refused_requests += 1
+        else:
+            self.counters.strangers += 1
+        self._last_fault = connection.fault
+        self._drop(connection)
+        self._give_notice()
+
+    def _drop(self, connection: _Connection) -> None:
+        if connection.descriptor < 0:
+            return
+        connection.close()
+        self.table.held_bytes -= len(connection.unsent) - connection.sent
+        del self._connections[connection.descriptor]
+        self._poller.unregister(connection.descriptor)
+        connection.descriptor = -1
+        connection.sock.close()
+        if not self._is_listening and self._listen_again_at != _NEVER:
+            self._listen()
+
+    def _drop_whoever_holds_most(self) -> None:
+        while self.table.held_bytes > self._limits.held_bytes:
+            most = max(self._connections.values(), key=_held)
+            self.counters.dropped_for_memory += 1
+            self._last_fault = f"it made us keep {_held(most)} bytes"
+            self._drop(most)
+        self._give_notice()
+
+    # --- everything else ----------------------------------------------------------------------------------------------
+
+    def _on_other(self, descriptor: int) -> None:
+        if descriptor == self._listener.fileno():
+            self._has_callers = True  # later: a new one may get the number of one that has an event in this round
+        elif descriptor in self._watched:
+            self._watched[descriptor]()
+        # else: a connection that was dropped in this very round
+
+    def _on_wake(self) -> None:
+        os.read(self._wake_reader, 4096)
+
+    def _accept(self) -> None:
+        self._has_callers = False
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if len(self._connections) >= self._limits.connections:
+                self._stop_listening(0.0)
+                return
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _OUT_OF_ROOM:
+                    self._stop_listening(self._clock() + _NO_ROOM_PAUSE_S)
+                    return
+                if error.errno == errno.EINVAL:  # somebody who holds it too has shut it down
+                    self._stop_listening(_NEVER)
+                    return
+                continue  # a network error of that one connection, which Linux tells here
+            if self._allow is not None and _plain_address(address[0]) not in self._allow:
+                self.counters.refused_peers += 1
+                self._last_fault = f"{address[0]} is not among the peers that are served"
+                sock.close()
+                self._give_notice()
+                continue
+            self._take_in(sock)
+
+    def _take_in(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = _Connection(self.table, sock, self._clock() + self._limits.handshake_s)
+        self._connections[connection.descriptor] = connection
+        self._poller.register(connection.descriptor, _IN)
+        self._unknown.append(connection)
+        self.counters.accepted += 1
+
+    def _stop_listening(self, until: float) -> None:
+        self._is_listening = False
+        self._listen_again_at = until
+        self._poller.unregister(self._listener.fileno())
+        self.counters.out_of_room += 1
+
+    def _listen(self) -> None:
+        self._is_listening = True
+        self._poller.register(self._listener.fileno(), _IN)
+
+    def _keep_time(self) -> float | None:
+        """Do what is due; returns the seconds until something is."""
+        now = self._clock()
+        while self._unknown:
+            first = self._unknown[0]
+            if not first.is_known and first.descriptor >= 0:
+                if now < first.deadline:
+                    break
+                first.fault = "it did not greet in time"
+                self._refuse(first)
+            self._unknown.popleft()
+        if not self._is_listening and self._listen_again_at and now >= self._listen_again_at:
+            self._listen()
+        due = [self._unknown[0].deadline] if self._unknown else []
+        if not self._is_listening and 0 < self._listen_again_at < _NEVER:
+            due.append(self._listen_again_at)
+        return max(0.0, min(due) - now) if due else None
+
+    def _give_notice(self) -> None:
+        """One line for whoever wants to know, now and then."""
+        if self._on_notice is None:
+            return
+        now = self._clock()
+        if now >= self._next_notice:
+            self._next_notice = now + NOTICE_EVERY_S
+            counters = self.counters
+            count = (
+                counters.strangers
+                + counters.refused_peers
+                + counters.refused_requests
+                + counters.dropped_for_memory
+                - self._told_faults
+            )
+            self._told_faults += count
+            connections = "one connection" if count == 1 else f"{count} connections"
+            self._on_notice(f"the workers' store closed {connections}, the last because {self._last_fault}")
+
+
+def _held(connection: _Connection) -> int:
+    return connection.held_bytes + len(connection.unsent) - connection.sent
+
+
+def _plain_address(address: str) -> str:
+    return address[len(_MAPPED) :] if address.startswith(_MAPPED) else address.partition("%")[0]
+
+
+def _make_poller() -> tuple[Any, Callable[[float | None], list[tuple[int, int]]]]:
+    """epoll, or poll where there is none, and how to wait with it for so many seconds."""
+    if hasattr(select, "epoll"):
+        epoll = select.epoll()
+        return epoll, epoll.poll
+    poll = select.poll()
+    return poll, lambda timeout: poll.poll(None if timeout is None else timeout * 1000)

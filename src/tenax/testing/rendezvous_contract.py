@@ -1,0 +1,226 @@
+"""The contract of a rendezvous handler: what agents rely on, as tests that run against anybody's handler.
+
+Subclass it in a test module, and pytest runs it::
+
+    from tenax.testing.rendezvous_contract import RendezvousHandlerContract
+
+    class TestMine(RendezvousHandlerContract):
+        def make_handler(self, run_id, min_nodes, max_nodes, join_timeout_s=60, last_call_s=0.1):
+            return MyHandler(...)
+
+Every call of ``make_handler`` is another node. Nodes of one run id meet; each runs in a thread of its own. A handler is
+shut down at the end of its test.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tenax.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousGracefulExitError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo
+
+__all__ = ["RendezvousHandlerContract"]
+
+_LIMIT_S = 60.0  # for what takes milliseconds on a machine with nothing else to do
+_ASK_EVERY_S = 0.02
+
+
+class _Call:
+    """A blocking call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._call = call
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as error:
+            self._error = error
+
+    def result(self) -> Any:
+        """What it returned; raises what it raised."""
+        assert self.has_ended_within(_LIMIT_S), f"the call did not return within {_LIMIT_S:g} s"
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def error(self) -> BaseException | None:
+        assert self.has_ended_within(_LIMIT_S), f"the call did not return within {_LIMIT_S:g} s"
+        return self._error
+
+    def has_ended_within(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+
+class RendezvousHandlerContract:
+    """Provide ``make_handler``; the tests are here."""
+
+    def make_handler(
+        self,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        join_timeout_s: float = _LIMIT_S,
+        last_call_s: float = 0.1,
+    ) -> RendezvousHandler:
+        """One more node. ``join_timeout_s``: how long it waits for a group. ``last_call_s``: how long a group that has
+        the least number of nodes waits for more."""
+        raise NotImplementedError
+
+    # --- help ---------------------------------------------------------------------------------------------------------
+
+    def setup_method(self) -> None:
+        self._run_id = f"run-{os.urandom(4).hex()}"
+        self._handlers: list[RendezvousHandler] = []
+
+    def teardown_method(self) -> None:
+        for handler in self._handlers:
+            handler.shutdown()
+
+    def node(self, min_nodes: int, max_nodes: int, **options: float) -> RendezvousHandler:
+        """One more node of this test's run."""
+        handler = self.make_handler(self._run_id, min_nodes, max_nodes, **options)
+        self._handlers.append(handler)
+        return handler
+
+    def nodes(self, count: int, min_nodes: int, max_nodes: int) -> list[RendezvousHandler]:
+        return [self.node(min_nodes, max_nodes) for _ in range(count)]
+
+    def meet(self, handlers: list[RendezvousHandler]) -> list[RendezvousInfo]:
+        """All of them join at the same time; what each of them got."""
+        calls = [_Call(handler.next_rendezvous) for handler in handlers]
+        return [call.result() for call in calls]
+
+    def ask_until(self, is_so: Callable[[], bool], what: str) -> None:
+        """Handlers can only be asked, so this asks."""
+        give_up_at = time.monotonic() + _LIMIT_S
+        while not is_so():
+            assert time.monotonic() < give_up_at, f"{what} did not happen within {_LIMIT_S:g} s"
+            threading.Event().wait(_ASK_EVERY_S)
+
+    # --- tests --------------------------------------------------------------------------------------------------------
+
+    def test_it_has_the_names_of_its_backend_and_run(self) -> None:
+        handler = self.node(1, 1)
+        assert handler.get_run_id() == self._run_id
+        assert handler.get_backend(), "get_backend() must return the name that the handler is registered under"
+
+    def test_a_group_forms(self) -> None:
+        """Ranks are 0 to n-1, each once; everybody has the same size and the same place of the workers' store."""
+        infos = self.meet(self.nodes(3, 3, 3))
+        assert sorted(info.rank for info in infos) == [0, 1, 2]
+        assert {info.world_size for info in infos} == {3}
+        where = [info.bootstrap_store_info for info in infos]
+        assert all(isinstance(each, RendezvousStoreInfo) for each in where)
+        assert len({(each.master_addr, each.master_port) for each in where}) == 1
+
+    def test_a_group_shares_a_store(self) -> None:
+        """What one member sets, another one that waits for it gets."""
+        first, second = self.meet(self.nodes(2, 2, 2))
+        getting = _Call(lambda: second.store.get("colour"))
+        first.store.set("colour", b"blue")
+        assert getting.result() == b"blue"
+
+    def test_a_group_of_fewer_than_the_most_forms_too(self) -> None:
+        infos = self.meet(self.nodes(2, 2, 4))
+        assert sorted(info.rank for info in infos) == [0, 1]
+        assert {info.world_size for info in infos} == {2}
+
+    def test_a_late_joiner_is_counted_and_let_in(self) -> None:
+        """A group is told that somebody waits; when it forms again, that one is in, and nobody waits any more."""
+        first = self.node(1, 2)
+        assert first.next_rendezvous().world_size == 1
+        assert first.num_nodes_waiting() == 0
+        late = _Call(self.node(1, 2).next_rendezvous)
+        self.ask_until(lambda: first.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
+        infos = [first.next_rendezvous(), late.result()]
+        assert sorted(info.rank for info in infos) == [0, 1]
+        assert {info.world_size for info in infos} == {2}
+        self.ask_until(lambda: first.num_nodes_waiting() == 0, "num_nodes_waiting() == 0")
+
+    def test_a_group_that_forms_again_has_fresh_keys(self) -> None:
+        """No key of the last round can be read in the next one, and its place is published anew."""
+        handlers = self.nodes(2, 2, 2)
+        for info in self.meet(handlers):
+            info.store.set(f"from-{info.rank}", b"old")
+        infos = self.meet(handlers)
+        assert not any(info.store.check([f"from-{rank}"]) for info in infos for rank in (0, 1))
+        where = [info.bootstrap_store_info for info in infos]
+        assert len({(each.master_addr, each.master_port) for each in where}) == 1
+
+    def test_members_keep_their_ranks(self) -> None:
+        handlers = self.nodes(3, 3, 3)
+        before = [info.rank for info in self.meet(handlers)]
+        assert [info.rank for info in self.meet(handlers)] == before
+
+    def test_one_member_that_joins_again_calls_the_others(self) -> None:
+        """Its workers failed: the others learn it from num_nodes_waiting(), and all meet again."""
+        one, other = self.nodes(2, 2, 2)
+        self.meet([one, other])
+        again = _Call(one.next_rendezvous)
+        self.ask_until(lambda: other.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
+        assert {other.next_rendezvous().rank, again.result().rank} == {0, 1}
+
+    def test_a_closed_run_refuses(self) -> None:
+        """Those who come afterwards, and those who wait already."""
+        waiting = _Call(self.node(2, 2).next_rendezvous)
+        operator = self.node(2, 2)
+        assert not operator.is_closed()
+        operator.set_closed()
+        self.ask_until(operator.is_closed, "is_closed()")
+        assert isinstance(waiting.error(), RendezvousClosedError)
+        assert isinstance(_Call(self.node(2, 2).next_rendezvous).error(), RendezvousClosedError)
+
+    def test_a_node_beyond_the_most_waits_and_never_errs(self) -> None:
+        """Longer than others may wait for a group, without disturbing this one, and until the run ends."""
+        handlers = self.nodes(2, 2, 2)
+        self.meet(handlers)
+        spare = _Call(self.node(2, 2, join_timeout_s=0.2).next_rendezvous)
+        assert not spare.has_ended_within(1.0), f"it should wait, but: {spare.error()!r}"
+        assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
+        infos = self.meet(handlers)
+        assert sorted(info.rank for info in infos) == [0, 1]
+        assert not spare.has_ended_within(0.1), f"it should wait, but: {spare.error()!r}"
+        handlers[0].set_closed()
+        assert isinstance(spare.error(), (RendezvousGracefulExitError, RendezvousClosedError))
+
+    def test_a_spare_takes_the_place_of_a_member_that_is_gone(self) -> None:
+        """The member left; whoever is left and the spare are the next group."""
+        stays, leaves = self.nodes(2, 2, 2)
+        self.meet([stays, leaves])
+        spare = _Call(self.node(2, 2).next_rendezvous)
+        self.leave(leaves)
+        self.ask_until(lambda: stays.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
+        infos = [stays.next_rendezvous(), spare.result()]
+        assert sorted(info.rank for info in infos) == [0, 1]
+
+    def leave(self, handler: RendezvousHandler) -> None:
+        """End this node as a signal would: its run goes on without it. Override it if your handler has a way for that.
+
+        (``shutdown()`` is told apart from the end of a run by the exception that is on its way.)
+        """
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            handler.shutdown()
+
+    def test_a_group_that_does_not_form_in_time(self) -> None:
+        alone = _Call(self.node(2, 2, join_timeout_s=0.3).next_rendezvous)
+        assert isinstance(alone.error(), RendezvousTimeoutError)
