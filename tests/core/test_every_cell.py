@@ -11,9 +11,7 @@ from tenax.core.agent import SIGINT, SIGTERM, AgentMachine, Phase, Rung
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantChecker
-from tenax.core.model import AgentSettings, Assignment, Evidence
-
-from .policies import Pausing
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 
 RUN = fact.RunRequested()
 FORMED = fact.GenerationFormed(Assignment(1))
@@ -21,6 +19,7 @@ STARTED = [fact.WorkerStarted(1, 0, 100), fact.WorkerStarted(1, 1, 101)]
 UP: list[AnyEvent] = [RUN, FORMED, *STARTED]
 FAILED = fact.WorkerExited(1, 0, 1)
 EXAMINED = fact.FailureExamined(1, 0, Evidence())
+SUCCEEDED = [fact.WorkerExited(1, 0, 0), fact.WorkerExited(1, 1, 0)]
 ENDED = [fact.WorkerExited(1, 1, -15), EXAMINED, fact.NodeCleared(1)]
 
 # How each situation is reached. Some phases have several: what the machine waits for is a part of the cell.
@@ -36,8 +35,15 @@ SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
     "stopping, clearing": (Phase.STOPPING, [*UP, FAILED, fact.WorkerExited(1, 1, -15)]),
     "stopping, killed": (Phase.STOPPING, [*UP, fact.SignalReceived(SIGINT), fact.SignalReceived(SIGINT)]),
     "stopping, evidence awaited": (Phase.STOPPING, [*UP, FAILED, fact.WorkerExited(1, 1, -15), fact.NodeCleared(1)]),
-    "paused": (Phase.PAUSED, [*UP, FAILED, *ENDED]),
-    "closing": (Phase.CLOSING, [*UP, fact.WorkerExited(1, 0, 0), fact.WorkerExited(1, 1, 0)]),
+    "stopping, ended elsewhere": (Phase.STOPPING, [*UP, fact.GenerationEnded(1, "b joins")]),
+    "stopping, fenced": (Phase.STOPPING, [*UP, fact.Fenced(1, "cut off")]),
+    "stopping, refused": (Phase.STOPPING, [*UP, fact.JoinRefused("no")]),
+    "stopping, the run is over": (Phase.STOPPING, [*UP, fact.RunEnded(Verdict(Outcome.CANCELLED, "enough"), 1.0)]),
+    "closing": (Phase.CLOSING, [*UP, *SUCCEEDED]),
+    "closing, ended elsewhere": (Phase.CLOSING, [*UP, *SUCCEEDED, fact.GenerationEnded(1, "b joins")]),
+    "closing, killed": (Phase.CLOSING, [*UP, *SUCCEEDED, fact.SignalReceived(SIGTERM)]),
+    "done": (Phase.DONE, [*UP, *SUCCEEDED, fact.NodeCleared(1)]),
+    "joining, called back": (Phase.JOINING, [*UP, *SUCCEEDED, fact.NodeCleared(1), fact.GenerationEnded(1, "no")]),
     "ended": (Phase.ENDED, [*UP, fact.KeeperLost("gone")]),
 }
 
@@ -48,8 +54,18 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
     match kind:
         case fact.GenerationFormed:
             return [fact.GenerationFormed(Assignment(generation)) for generation in generations]
-        case fact.JoinRefused | fact.KeeperLost:
+        case fact.JoinRefused | fact.KeeperLost | fact.Waiting:
             return [kind("no")]
+        case fact.GenerationEnded | fact.Fenced:
+            return [kind(generation, "no") for generation in generations]
+        case fact.RunEnded:
+            verdicts = [Verdict(outcome, "no") for outcome in Outcome if outcome is not Outcome.FAILED]
+            verdicts.append(Verdict(Outcome.FAILED, "no", (Failure(1, 0, 9, 900, 1, 5.0),)))
+            return [kind(verdict, sent_at) for verdict in verdicts for sent_at in (-1e6, 1e6)]
+        case fact.LeaveNoticed:
+            return [kind(generation, "b", "no", in_s) for generation in generations for in_s in (None, 30.0)]
+        case fact.NoticeReceived:
+            return [kind("no", in_s) for in_s in (None, 30.0)]
         case fact.WorkerStarted:
             return [kind(*where, 100) for where in itertools.product(generations, ranks)]
         case fact.WorkerStartFailed:
@@ -70,7 +86,7 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
 
 def reach(name: str) -> AgentMachine:
     phase, history = SITUATIONS[name]
-    machine = AgentMachine(AgentSettings("run", "trainer", 2, 3), Pausing() if name == "paused" else None)
+    machine = AgentMachine(AgentSettings("run", "trainer", 2, 3))
     for event in history:
         machine.step(event, 1.0)
     assert machine.state.phase is phase

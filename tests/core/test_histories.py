@@ -17,9 +17,8 @@ from tenax.core.agent import AgentMachine, AgentState, Phase
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantChecker
-from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 
-from .policies import POLICIES
 from .world import MOST_STEPS, World, tell
 
 CORE = settings.get_profile("core")
@@ -56,7 +55,7 @@ def test_the_random_world_visits_every_phase_and_event() -> None:
     seen = set()
     for seed in range(2_500):
         world = World(random.Random(seed), lies=True)
-        machine = AgentMachine(world.settings, world.policy)
+        machine = AgentMachine(world.settings)
         world.play()
         for event, now, _ in world.steps:
             seen.add((machine.state.phase, type(event)))
@@ -74,10 +73,23 @@ def test_promises_hold_in_histories_that_hypothesis_shrinks(dice: random.Random,
 ranks = st.integers(-1, 2)
 generations = st.integers(0, 3)
 evidence = st.builds(Evidence, message=st.sampled_from(["", "boom"]), raised_at=st.none() | st.floats(0, 50))
+verdicts = st.sampled_from(
+    [
+        Verdict(Outcome.SUCCEEDED, "all succeeded"),
+        Verdict(Outcome.CANCELLED, "enough"),
+        Verdict(Outcome.FAILED, "no", (Failure(1, 0, 9, 900, 1, 3.0), Failure(1, 0, 8, 900, 1, 4.0))),
+    ]
+)
 any_event = st.one_of(
     st.just(fact.RunRequested()),
     st.builds(fact.GenerationFormed, st.builds(Assignment, generations)),
     st.builds(fact.JoinRefused, st.just("no")),
+    st.builds(fact.GenerationEnded, generations, st.just("b joins")),
+    st.builds(fact.RunEnded, verdicts, st.floats(-1e6, 1e6)),
+    st.builds(fact.Fenced, generations, st.just("cut off")),
+    st.builds(fact.LeaveNoticed, generations, st.just("b"), st.just("no"), st.none() | st.floats(0, 50)),
+    st.builds(fact.NoticeReceived, st.just("no"), st.none() | st.floats(0, 50)),
+    st.builds(fact.Waiting, st.just("no")),
     st.builds(fact.WorkerStarted, generations, ranks, st.integers(100, 102)),
     st.builds(fact.WorkerStartFailed, generations, ranks, st.just("no such file"), st.sampled_from([0, 1, 127])),
     st.builds(fact.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])),
@@ -92,14 +104,12 @@ any_event = st.one_of(
 @given(
     soup=st.lists(st.tuples(any_event, st.floats(0, 20)), max_size=40),
     workers=st.integers(1, 2),
-    max_restarts=st.integers(0, 2),
-    policy=st.sampled_from([None, *POLICIES.values()]),
     running=st.booleans(),
 )
 @settings(CORE, max_examples=300)
-def test_promises_hold_for_any_events_in_any_order(soup, workers, max_restarts, policy, running) -> None:
+def test_promises_hold_for_any_events_in_any_order(soup, workers, running) -> None:
     """No list of events whatsoever, however absurd, makes the machine raise or break a promise."""
-    machine = AgentMachine(AgentSettings("run", "trainer", workers, max_restarts), policy)
+    machine = AgentMachine(AgentSettings("run", "trainer", workers, 0))
     checker = InvariantChecker(machine.state)
     opening: list[tuple[AnyEvent, float]] = []
     if running:
@@ -115,7 +125,7 @@ def test_a_history_has_one_answer(lies: bool) -> None:
     """The same events at the same times give the same orders and the same final state: a journal replays."""
     for seed in range(1_000):
         world = play(seed, lies=lies)
-        again = AgentMachine(world.settings, world.policy)
+        again = AgentMachine(world.settings)
         for event, now, commands in world.steps:
             assert again.step(event, now) == commands
         assert again.state == world.machine.state
@@ -125,10 +135,10 @@ def test_a_machine_goes_on_from_a_state_that_was_written_down() -> None:
     """The state is all that a machine remembers: one rebuilt from JSON at every step goes on as if nothing was."""
     for seed in range(300):
         world = play(seed, lies=True)
-        machine = AgentMachine(world.settings, world.policy)
+        machine = AgentMachine(world.settings)
         for event, now, commands in world.steps:
             written = msgspec.json.encode(machine.state)
-            machine = AgentMachine(world.settings, world.policy)
+            machine = AgentMachine(world.settings)
             machine.state = msgspec.json.decode(written, type=AgentState)
             assert machine.step(event, now) == commands
 
@@ -156,23 +166,3 @@ def test_the_bound_on_steps_is_generous() -> None:
     """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
     longest = max(len(play(seed, lies=True).steps) for seed in range(1_000))
     assert longest < MOST_STEPS / 4
-
-
-def test_more_restarts_than_the_history_keeps() -> None:
-    """The memory of earlier failures is bounded, the count of restarts is not."""
-    machine = AgentMachine(AgentSettings("run", "trainer", 1, 250))
-    checker = InvariantChecker(machine.state)
-
-    def step(event: AnyEvent) -> None:
-        checker.check(machine.state, event, machine.step(event, 0.0))
-
-    step(fact.RunRequested())
-    for generation in range(1, 252):
-        step(fact.GenerationFormed(Assignment(generation)))
-        step(fact.WorkerExited(generation, 0, 1))
-        step(fact.FailureExamined(generation, 0, Evidence()))
-        step(fact.NodeCleared(generation))
-    assert machine.state.verdict is not None
-    assert machine.state.verdict.outcome is Outcome.FAILED
-    assert machine.state.verdict.restarts_used == 250
-    assert [failure.generation for failure in machine.state.earlier] == list(range(151, 251))

@@ -11,7 +11,6 @@ from tenax.core import events as fact
 from tenax.testing.scenario import ScenarioError, parse_event, play_scenario, split_scenarios
 
 from .conftest import SCENARIOS
-from .policies import POLICIES
 
 FILES = sorted(SCENARIOS.glob("*.txt"))
 CONVERSATIONS = [
@@ -24,7 +23,7 @@ CONVERSATIONS = [
 @pytest.mark.parametrize("text", CONVERSATIONS)
 def test_the_machine_answers_as_written(text: str) -> None:
     """The machine's answers are those that a reviewer accepted (``--rewrite-scenarios`` proposes new ones)."""
-    assert play_scenario(text, POLICIES) == text
+    assert play_scenario(text) == text
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -53,8 +52,9 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
     played = play_scenario(script)
     assert played == (
         "# why\n\nscenario short\nsettings workers=1 grace_s=4\n\n"
-        "at 0 run requested\n    join generation 1: first generation\n    new -> joining\n"
-        "at 1.5 signal SIGINT\n    finish: cancelled, the agent was asked to stop\n"
+        "at 0 run requested\n    tell ready\n    new -> joining\n"
+        "at 1.5 signal SIGINT\n    tell left: the agent was asked to stop\n"
+        "    finish: cancelled, the agent was asked to stop\n"
         "        generation 0, restarts used 0, by SIGINT\n    joining -> ended\n"
     )
     assert play_scenario(played) == played
@@ -70,7 +70,8 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
         ("settings workers", "line 2: 'workers' is no setting"),
         ("settings wokers=2", "line 2: .*wokers.*the settings are workers, "),
         ("settings workers=two", "line 2: .*the settings are workers, "),
-        ("policy generous", "line 2: there is no policy 'generous'; there are budget, pausing"),
+        ("policy budget", "line 2: 'policy budget' is no part of a scenario"),
+        ("at 1 run ended: bravely, why not", "line 2: 'bravely' is no outcome; there are succeeded, failed, "),
         ("at 1 time passed\nsettings workers=2", "line 3: settings must stand before the first fact"),
         ("and then", "line 2: 'and then' is no part of a scenario"),
     ],
@@ -78,7 +79,7 @@ def test_playing_writes_the_answers_below_the_facts() -> None:
 def test_a_line_that_cannot_be_understood_is_named(line: str, complaint: str) -> None:
     """A mistake in a scenario is reported with its line number, what is wrong and what was expected."""
     with pytest.raises(ScenarioError, match=complaint):
-        play_scenario(f"scenario wrong\n{line}\n", POLICIES)
+        play_scenario(f"scenario wrong\n{line}\n")
 
 
 def test_a_file_without_a_scenario_is_refused() -> None:
@@ -92,3 +93,12 @@ def test_facts_mean_the_given_generation_unless_they_say_another() -> None:
     assert parse_event("worker 3 killed by SIGKILL", 7) == fact.WorkerExited(7, 3, -9)
     assert parse_event("worker 3 of generation 2 killed by SIGKILL", 7) == fact.WorkerExited(2, 3, -9)
     assert parse_event("node cleared of generation 2", 7) == fact.NodeCleared(2)
+    assert parse_event("fenced of generation 2: cut off", 7) == fact.Fenced(2, "cut off")
+    assert parse_event("leave noticed from b, in 30 s: x: y", 7) == fact.LeaveNoticed(7, "b", "x: y", 30.0)
+
+
+def test_a_verdict_names_what_this_node_told_of() -> None:
+    """``run ended`` means what a coordinator would say that has heard this node only, on its own clock."""
+    script = "scenario s\nat 0 generation 1 up\nat 5 worker 0 exited 3\nat 6 run ended, sent at 1006: failed, enough\n"
+    played = play_scenario(script + "at 7 worker 0 examined\nat 8 node cleared\n")
+    assert "    finish: failed, enough\n        rank 0 (pid 100) failed: exited 3, seen at 5\n" in played

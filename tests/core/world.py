@@ -1,4 +1,5 @@
-"""A node that obeys the agent machine's orders: in its own time, sometimes badly, and if asked for with lies.
+"""A node that obeys the agent machine's orders, and a coordinator that answers what it is told: each in its own time,
+sometimes badly, and if asked for with lies.
 
 Every choice is a throw of the dice that the caller gives, so a history is a function of its seed. The world knows the
 truth about its processes and complains when the machine acts against it; ``InvariantChecker`` watches as well.
@@ -12,18 +13,17 @@ from collections.abc import Callable
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core import messages as word
 from tenax.core.agent import SIGINT, SIGKILL, SIGTERM, AgentMachine, Phase
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantChecker
-from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
-from tenax.core.policy import BudgetPolicy, RestartPolicy
-
-from .policies import Pausing
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 
 SIGHUP = 1
 MOST_STEPS = 400  # a history that needs more has lost its way
 MOST_LIES = 60  # a world that only lies leads nowhere
+MOST_GENERATIONS = 4
 
 Step = tuple[AnyEvent, float, list[AnyCommand]]
 
@@ -40,7 +40,7 @@ class World:
         dice: random.Random,
         *,
         lies: bool = False,
-        make_machine: Callable[[AgentSettings, RestartPolicy], AgentMachine] = AgentMachine,
+        make_machine: Callable[[AgentSettings], AgentMachine] = AgentMachine,
     ) -> None:
         self._dice = dice
         self._lies = lies
@@ -54,19 +54,26 @@ class World:
             abandon_s=dice.choice((0.2, 3.0)),
             examine_s=dice.choice((0.0, 0.3, 3.0)),
         )
-        self.policy: RestartPolicy = Pausing() if dice.random() < 0.4 else BudgetPolicy()
-        self.machine = make_machine(self.settings, self.policy)
+        self.machine = make_machine(self.settings)
         self._checker = InvariantChecker(self.machine.state)
         self.steps: list[Step] = []
         self._now = 0.0
         self._pending: list[tuple[float, float, int, AnyEvent]] = []  # what comes at the same time comes in any order
         self._planned = 0
+        # The truth about the node.
         self._alive: set[int] = set()  # workers
         self._leftovers = False  # what they started and left behind
         self._asked = False  # somebody was asked to end
         self._failed_unasked: set[int] = set()
         self._all_succeeded = False
         self._signalled = False
+        # The coordinator.
+        self._formed = 0
+        self._generations = 0
+        self._restarts_used = 0
+        self._ended: Verdict | None = None  # what it said first
+        self._is_over = False
+        self._clock = dice.choice((0.0, 1e6, -1e3))  # how far its clock is ahead of ours
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -80,6 +87,8 @@ class World:
                 self._soon(signal, dice.choice((0.5, 5.0)))
         if dice.random() < 0.03:
             self._soon(fact.KeeperLost("it was killed"), 5.0)
+        if dice.random() < 0.1:
+            self._soon(fact.NoticeReceived("spot reclaim", dice.choice((None, 120.0))), 3.0)
         state = self.machine.state
         while state.phase is not Phase.ENDED:
             if len(self.steps) > MOST_STEPS:
@@ -124,11 +133,25 @@ class World:
         return True
 
     def _step(self, event: AnyEvent) -> None:
+        phase, generation = self.machine.state.phase, self.machine.state.generation
+        if isinstance(event, fact.RunEnded) and self._ended is None and self.machine.state.decided is None:
+            self._ended = event.verdict
         commands = self.machine.step(event, self._now)
         self.steps.append((event, self._now, commands))
         self._checker.check(self.machine.state, event, commands)
+        if phase is Phase.RUNNING and getattr(event, "generation", generation) == generation:
+            self._check_obedience(event, commands)
         for command in commands:
             self._obey(command)
+
+    def _check_obedience(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """What the coordinator decided has consequences at once."""
+        has_killed = any(isinstance(command, order.KillNode) for command in commands)
+        if isinstance(event, fact.Fenced) and not has_killed:
+            raise WorldBroken("fenced, and nobody was killed")
+        is_the_end = isinstance(event, fact.GenerationEnded | fact.RunEnded | fact.JoinRefused)
+        if is_the_end and self.machine.state.phase is Phase.RUNNING:
+            raise WorldBroken(f"goes on after {event}")
 
     def _soon(self, event: AnyEvent, within: float = 0.4) -> float:
         return self._plan(self._now + self._dice.random() * within, event)
@@ -142,11 +165,8 @@ class World:
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
-            case order.Join(generation=generation):
-                if self._dice.random() < 0.02:
-                    self._soon(fact.JoinRefused("the run is over"))
-                else:
-                    self._soon(fact.GenerationFormed(Assignment(generation)))
+            case order.Tell(message):
+                self._hear(message)
             case order.StartWorkers(assignment=assignment):
                 self._start(assignment.generation)
             case order.ExamineFailure(generation=generation, local_rank=local_rank):
@@ -167,7 +187,11 @@ class World:
                     self._alive.clear()
                     self._leftovers = False
             case order.KillNode(generation=generation):
+                self._asked = True
                 self._kill(generation)
+            case order.PassOnNotice():
+                if not self._alive and not self._lies:
+                    raise WorldBroken("a notice is passed on and nobody is there")
             case order.Finish(verdict=verdict):
                 self._judge(verdict)
 
@@ -187,6 +211,21 @@ class World:
             code = self._dice.choice((0, 0, 0, 0, 1, 3, -SIGKILL, -11))
             fault = "its result cannot be read" if code == 0 and self._dice.random() < 0.05 else ""
             self._soon(fact.WorkerExited(generation, rank, code, fault), self._dice.choice((0.4, 4.0)))
+        self._befall(generation)
+
+    def _befall(self, generation: int) -> None:
+        """What may come from the other nodes while our workers run."""
+        dice = self._dice
+        if dice.random() < 0.25:
+            self._soon(fact.GenerationEnded(generation, dice.choice(("b joins", "rank 9 on b failed"))), 4.0)
+        if dice.random() < 0.08:
+            self._soon(fact.Fenced(generation, "no word from the coordinator"), 4.0)
+        if dice.random() < 0.1:
+            self._soon(fact.LeaveNoticed(generation, "b", "it was asked to stop", dice.choice((None, 30.0))), 2.0)
+        if dice.random() < 0.03:
+            self._soon(fact.JoinRefused("it was started again and its new self took its place"), 4.0)
+        if dice.random() < 0.06:
+            self._end_run(Outcome.CANCELLED, "an operator ended it", 4.0)
 
     def _kill(self, generation: int) -> None:
         if self._dice.random() < 0.15:
@@ -197,20 +236,86 @@ class World:
         self._plan(last + self._dice.random() * 0.1, fact.NodeCleared(generation))
         self._leftovers = False
 
+    # --- the coordinator ----------------------------------------------------------------------------------------------
+
+    def _hear(self, message: word.FromNode) -> None:
+        if not self._lies:
+            self._check_truth(message)
+        if self._is_over:
+            return
+        match message:
+            case word.NodeReady(generation):
+                self._on_ready(generation)
+            case word.NodeStopped(failures=failures):
+                self._restarts_used += bool(failures)
+            case word.FailureSeen(generation) if self._dice.random() < 0.5:
+                self._soon(fact.GenerationEnded(generation, "rank 0 on a failed"))
+            case word.NodeSucceeded(generation):
+                if self._dice.random() < 0.2:
+                    self._soon(fact.GenerationEnded(generation, "rank 9 on b failed"), 2.0)
+                else:
+                    self._end_run(Outcome.SUCCEEDED, "all workers succeeded", 2.0)
+
+    def _on_ready(self, generation: int) -> None:
+        self._generations += 1
+        self._formed = max(self._formed, generation) + self._dice.choice((1, 1, 1, 3))
+        if self._dice.random() < 0.3:
+            self._soon(fact.Waiting("1 node of 2 here"), 0.1)
+        if self._dice.random() < 0.02:
+            self._soon(fact.JoinRefused("the run is over"))
+        elif self._generations > MOST_GENERATIONS:
+            self._end_run(Outcome.FAILED, "enough", 0.4)
+        else:
+            self._soon(fact.GenerationFormed(self._assignment(self._formed)))
+
+    def _assignment(self, generation: int) -> Assignment:
+        return Assignment(generation, first_global_rank=2, restarts_used=self._restarts_used)
+
+    def _end_run(self, outcome: Outcome, why: str, within: float) -> None:
+        self._is_over = True
+        self._soon(fact.RunEnded(self._verdict(outcome, why), self._now + self._clock), within)
+
+    def _verdict(self, outcome: Outcome, why: str) -> Verdict:
+        failures = []
+        if outcome is Outcome.FAILED:
+            at = self._now + self._clock
+            failures = [Failure(1, 0, 9, 900, 1, at), Failure(1, 1, 8, 901, 1, at, "", Evidence(raised_at=at + 1))]
+        return Verdict(outcome, why, tuple(failures), restarts_used=self._restarts_used)
+
+    # --- the truth ----------------------------------------------------------------------------------------------------
+
+    def _check_truth(self, message: word.FromNode) -> None:
+        name = type(message).__name__
+        is_clear = isinstance(message, word.NodeReady | word.NodeStopped | word.NodeSucceeded)
+        is_clear |= isinstance(message, word.NodeLeft) and message.is_clear
+        if is_clear and (self._alive or self._leftovers):
+            raise WorldBroken(f"{name} is told, but {self._alive or 'leftovers'} live")
+        if isinstance(message, word.NodeSucceeded) and not self._all_succeeded:
+            raise WorldBroken("a success is told, but not every worker succeeded")
+        if isinstance(message, word.NodeStopped):
+            self._check_named({failure.local_rank for failure in message.failures})
+
+    def _check_named(self, named: set[int]) -> None:
+        forgotten = self._failed_unasked - named
+        if forgotten:
+            raise WorldBroken(f"workers {forgotten} failed by themselves and are not named")
+
     def _judge(self, verdict: Verdict) -> None:
         if self._lies:
             return
-        if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN) and (self._alive or self._leftovers):
-            raise WorldBroken(f"{verdict.outcome.value}, but {self._alive or 'leftovers'} live")
-        if verdict.outcome is Outcome.SUCCEEDED and not self._all_succeeded:
-            raise WorldBroken("succeeded, but not every worker did")
-        if verdict.outcome is Outcome.CANCELLED and not self._signalled:
+        outcome = verdict.outcome
+        if outcome not in (Outcome.ABANDONED, Outcome.BROKEN) and (self._alive or self._leftovers):
+            raise WorldBroken(f"{outcome.value}, but {self._alive or 'leftovers'} live")
+        if self._ended is not None:
+            is_own = outcome in (Outcome.ABANDONED, Outcome.BROKEN)
+            if not is_own and (outcome, verdict.why) != (self._ended.outcome, self._ended.why):
+                raise WorldBroken(f"{verdict.why!r} is not what the coordinator said: {self._ended.why!r}")
+            return
+        if outcome in (Outcome.SUCCEEDED, Outcome.FAILED):
+            raise WorldBroken(f"{outcome.value}, and the coordinator did not say so")
+        if outcome is Outcome.CANCELLED and not self._signalled:
             raise WorldBroken("cancelled, but nobody asked for it")
-        if verdict.restarts_used > self.settings.max_restarts:
-            raise WorldBroken(f"{verdict.restarts_used} restarts of {self.settings.max_restarts}")
-        forgotten = self._failed_unasked - {failure.local_rank for failure in verdict.failures}
-        if forgotten:
-            raise WorldBroken(f"workers {forgotten} failed by themselves and are not named")
+        self._check_named({failure.local_rank for failure in verdict.failures})
 
     def _evidence(self) -> Evidence:
         if self._dice.random() < 0.4:
@@ -231,11 +336,11 @@ class World:
             return dice.choice(self.steps)[0]
         generation = max(0, self.machine.state.generation + dice.choice((-1, 0, 0, 1)))
         rank = dice.randint(-1, self.settings.local_world_size)
-        match dice.randint(0, 11):
+        match dice.randint(0, 15):
             case 0:
                 return fact.RunRequested()
             case 1 | 2:
-                return fact.GenerationFormed(Assignment(generation))
+                return fact.GenerationFormed(self._assignment(generation))
             case 3:
                 return fact.WorkerStarted(generation, rank, 99)
             case 4:
@@ -249,6 +354,16 @@ class World:
                 return fact.NodeCleared(generation)
             case 10 if dice.random() < 0.3:
                 return dice.choice((fact.JoinRefused("no"), fact.KeeperLost("gone"), fact.SignalReceived(SIGINT)))
+            case 11:
+                return fact.GenerationEnded(generation, "b joins")
+            case 12:
+                return fact.LeaveNoticed(generation, "b", "it was asked to stop")
+            case 13 if dice.random() < 0.3:
+                return fact.Fenced(generation, "no word from the coordinator")
+            case 14 if dice.random() < 0.2:
+                return fact.RunEnded(self._verdict(dice.choice(list(Outcome)), "a lie"), self._now + self._clock)
+            case 15:
+                return dice.choice((fact.Waiting("nothing"), fact.NoticeReceived("spot reclaim", 120.0)))
             case _:
                 return fact.TimePassed()
 

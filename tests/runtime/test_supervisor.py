@@ -21,7 +21,7 @@ from tenax.core.model import AgentSettings, Evidence, Failure, Outcome, Verdict,
 from tenax.core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
 from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.words import signal_in_words
-from tenax.ports import Launch, Output
+from tenax.ports import Control, Launch, Output
 from tenax.rendezvous.local import LocalRendezvous
 from tenax.runtime.journal import Journal, read_journal
 from tenax.runtime.loop import Loop
@@ -117,6 +117,7 @@ class Stage:
         self.processes = FakeProcesses()
         self.entrypoint = Named()
         self.logs = QuietLogs()
+        self.control: Control = LocalRendezvous("run")
         self.acts: dict[int, Callable[[], None]] = {}  # by generation: what happens when all its workers run
         self._path = path
         self._policy = policy
@@ -127,7 +128,7 @@ class Stage:
         supervisor = Supervisor(
             self.settings,
             loop=loop,
-            rendezvous=LocalRendezvous("run"),
+            control=self.control,
             processes=self.processes,
             entrypoint=self.entrypoint,
             logs=self.logs,
@@ -147,7 +148,7 @@ class Stage:
 
     def _environments(self, command: order.StartWorkers) -> dict[int, dict[str, str]]:
         return {
-            rank: worker_environment(self.settings, command.assignment, rank, command.restarts_used, {})
+            rank: worker_environment(self.settings, command.assignment, rank, {})
             for rank in range(self.settings.local_world_size)
         }
 
@@ -340,7 +341,7 @@ def test_every_order_is_in_the_journal_before_it_is_carried_out(stage: Callable[
 
     made.entrypoint.launch = look  # type: ignore[method-assign]
     made.run()
-    assert seen == [["Join", "StartWorkers"]] * 2
+    assert seen == [["Tell", "StartWorkers"]] * 2
 
 
 def test_an_exception_of_ours_still_closes_everything(stage: Callable[..., Stage]) -> None:

@@ -118,7 +118,8 @@ FLAGS = (
         MANY,
         "text",
         "1:1",
-        "Machines in the job. This release runs one: '1' or '1:1'.",
+        "Machines in the job: N of them, or MIN:MAX for machines that may come and go. More than one need a place "
+        "to meet: --rdzv-endpoint.",
         value="N",
     ),
     Flag(
@@ -126,9 +127,29 @@ FLAGS = (
         STOPPING,
         "whole",
         0,
-        "How many times to restart the workers after a failure before giving up.",
+        "How many times to restart the workers after a failure before giving up, counted once for the whole job. "
+        "Machines that come, go or are lost cost nothing.",
         value="N",
         least=0,
+    ),
+    Flag(
+        "--fatal-exit-codes",
+        STOPPING,
+        "text",
+        "",
+        "Exit codes after which a restart is useless, from 1 to 255: '2,64'. The job ends at once, whatever "
+        "restarts are left.",
+        value="CODES",
+        ours=True,
+    ),
+    Flag(
+        "--fatal-errors",
+        STOPPING,
+        "text",
+        "",
+        "The same for exceptions, by the names of their classes: 'ValueError,ConfigError'.",
+        value="NAMES",
+        ours=True,
     ),
     Flag(
         "--shutdown-timeout",
@@ -147,6 +168,25 @@ FLAGS = (
         DEFAULT_SIGNALS,
         "Signals that stop the job in an orderly way: they are passed on to the workers.",
         value="NAMES",
+    ),
+    Flag(
+        "--notice-signals",
+        STOPPING,
+        "text",
+        "",
+        "Signals with which a scheduler says in advance that it will take this machine, such as SIGUSR1. The "
+        "workers of all machines can ask for the notice (tenax.preemption) and go on (default: none).",
+        value="NAMES",
+        ours=True,
+    ),
+    Flag(
+        "--notice-seconds",
+        STOPPING,
+        "number",
+        None,
+        "How long after such a notice the machine is taken (default: not known).",
+        value="SECONDS",
+        ours=True,
     ),
     Flag(
         "--monitor-interval",
@@ -256,7 +296,8 @@ FLAGS = (
         NODES,
         "text",
         "none",
-        "Name of the job, in TORCHELASTIC_RUN_ID and in the log folder's name (default: a random one).",
+        "Name of the job, in TORCHELASTIC_RUN_ID and in the log folder's name; the same on every machine "
+        "(default: a random one for one machine, 'none' for several).",
         value="ID",
     ),
     Flag(
@@ -279,7 +320,7 @@ FLAGS = (
         NODES,
         "text",
         "127.0.0.1",
-        "MASTER_ADDR for the workers.",
+        "One machine: MASTER_ADDR for the workers. Several: where they meet, as --rdzv-endpoint HOST says it.",
         value="HOST",
     ),
     Flag(
@@ -287,7 +328,8 @@ FLAGS = (
         NODES,
         "whole",
         None,
-        "MASTER_PORT for the workers (default: a free port, so that jobs never collide).",
+        "One machine: MASTER_PORT for the workers (default: a free port, so that jobs never collide). Several: "
+        "the port where they meet, next to --master-addr (default: 29500).",
         value="PORT",
         least=0,
         most=65535,
@@ -297,7 +339,7 @@ FLAGS = (
         NODES,
         "text",
         None,
-        "Address under which this machine is known to the workers.",
+        "Address under which the other machines and the workers reach this one (default: the one that the others see).",
         value="HOST",
     ),
     Flag(
@@ -305,7 +347,8 @@ FLAGS = (
         NODES,
         "whole",
         0,
-        "Which machine this is, counted from 0; one node is always 0.",
+        "Which of N machines this is, counted from 0 (default: they are numbered as they come, and a machine that "
+        "stays keeps its number).",
         value="N",
         least=0,
     ),
@@ -314,7 +357,9 @@ FLAGS = (
         NODES,
         "text",
         "static",
-        "How machines find each other. One node has nobody to find, so any name works.",
+        "How several machines find each other: tcp (c10d is another name for it), static (tcp with a --node-rank "
+        "for each), or an installed one (default: tcp, or static with --node-rank). One machine has nobody to "
+        "find, so any name works.",
         value="NAME",
     ),
     Flag(
@@ -322,7 +367,8 @@ FLAGS = (
         NODES,
         "text",
         "",
-        "Where machines find each other: HOST or HOST:PORT.",
+        "Where several machines meet: HOST or HOST:PORT of one of them, the same on all (default port: 29400). "
+        "Whoever can listen there serves it.",
         value="HOST:PORT",
     ),
     Flag(
@@ -330,7 +376,10 @@ FLAGS = (
         NODES,
         "text",
         "",
-        "Settings of the backend: 'key=value,key=value'.",
+        "Settings of the meeting, 'key=value,key=value': join_timeout, last_call_timeout, keep_alive_interval, "
+        "keep_alive_max_attempt (seconds and a count), scale_up (now, restart), token_file (a secret that all "
+        "machines share), ssl_cert, ssl_cert_key, ca_cert (TLS), node_name, node_order, store_port, "
+        "use_agent_store.",
         value="SETTINGS",
     ),
 )

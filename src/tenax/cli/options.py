@@ -6,8 +6,10 @@ Decides which requests fit together. It takes converted values and where each ca
 1. What is written on the command line is either honoured or refused in one sentence, never ignored.
 2. ``PET_*`` variables are defaults that a cluster sets for everybody: where the command line decides otherwise,
    they give way, and a note says so.
-3. Whatever torchrun can do on one node keeps working. A flag that one node has no use for, but that cannot mislead
-   anybody (``--rdzv-backend c10d --rdzv-endpoint localhost:0``), is accepted in silence.
+3. Whatever torchrun can do keeps working. A flag that one node has no use for, but that cannot mislead anybody
+   (``--rdzv-backend c10d --rdzv-endpoint localhost:0``), is accepted in silence.
+
+Where several nodes meet is decided in ``meeting``, which one node never needs.
 """
 
 from __future__ import annotations
@@ -19,23 +21,28 @@ from tenax.cli.flags import BY_DEST, UsageError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from signal import Signals
     from typing import Any
 
 # One node needs no rendezvous: these names (of torchrun, and of ours) all mean the same there.
 _STANDALONE_BACKENDS = frozenset({"static", "c10d", "tcp", "local"})
-_ETCD_BACKENDS = frozenset({"etcd", "etcd-v2"})
-ONE_NODE_BACKENDS = _STANDALONE_BACKENDS | _ETCD_BACKENDS
+ETCD_BACKENDS = frozenset({"etcd", "etcd-v2"})
+ONE_NODE_BACKENDS = _STANDALONE_BACKENDS | ETCD_BACKENDS
+MANY_NODES_BACKENDS = frozenset({"static", "c10d", "tcp"})
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", ""})  # noqa: S104 - recognised, not bound
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 
-# Keys of --rdzv-conf that torchrun's backends read.
+# Keys of --rdzv-conf that torchrun's backends read, and ours.
 _KNOWN_SETTINGS = frozenset(
     {
         *("timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "read_timeout"),
         *("keep_alive_interval", "keep_alive_max_attempt", "is_host", "store_type", "use_libuv", "rank"),
         *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", "cacert", "cert", "key"),
+        *("token", "token_file", "scale_up", "node_name", "node_order", "store_port", "use_agent_store"),
     }
 )
+# What a handler is told besides: each has a flag of its own.
+_NOT_SETTINGS = frozenset({"self", "backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"})
 # Flags that a script of its own hardly has, so that finding one behind the script is worth a note.
 _OURS_FOR_SURE = ("nproc_per_node", "nnodes", "standalone", "max_restarts", "rdzv_backend", "rdzv_endpoint")
 
@@ -52,11 +59,17 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     python: str = ""  # the interpreter for the workers; empty: the one that runs tenax
     local_rank_argument: bool = False  # the oldest scripts want --local-rank=N in front of their arguments
 
+    min_nodes: int = 1
+    max_nodes: int = 1
     nproc_per_node: int = 1
     nproc_as_written: str = "1"
     max_restarts: int = 0
+    fatal_exit_codes: tuple[int, ...] = ()
+    fatal_errors: tuple[str, ...] = ()
     shutdown_timeout_s: int = DEFAULT_SHUTDOWN_TIMEOUT_S
     signals_to_handle: str = ""
+    notice_signals: str = ""  # a scheduler's advance notice; empty: none
+    notice_s: float | None = None  # how soon after it the node must leave; None: nobody knows
     monitor_interval_s: float = 0.1
 
     log_dir: str | None = None
@@ -72,7 +85,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     virtual_local_rank: bool = False
     numa_binding: str | None = None
 
-    run_id: str = ""  # empty: a random one
+    run_id: str = ""  # empty: a random one, which several nodes could not agree upon
     role: str = "default"
     rdzv_backend: str = "local"
     rdzv_endpoint: str = ""
@@ -94,15 +107,21 @@ def decide(
     environ: Mapping[str, str],
 ) -> Options:
     """Judge what was written. Raises ``UsageError`` with one sentence."""
-    asked = _Asked(values, sources)
+    asked = Asked(values, sources)
     _check_kind_of_script(asked)
-    _check_one_node(asked)
-    backend, endpoint, configs = _meeting_place(asked)
+    least, most = _nodes(asked)
+    if most > 1:
+        from tenax.cli.meeting import meeting_place_of_many
+
+        backend, endpoint, configs = meeting_place_of_many(asked, least, most, _settings(asked), environ)
+    else:
+        backend, endpoint, configs = _meeting_place(asked)
     workers = _workers(asked, environ)
     redirects = _streams(asked, "redirects", workers)
     tee = _streams(asked, "tee", workers)
     shown = _ranks(asked, workers)
-    _check_signals(asked)
+    _check_signals(asked, backend)
+    fatal_exit_codes, fatal_errors = _fatal(asked)
     _note_what_has_no_effect(asked, script_args)
     return Options(
         script=script,
@@ -112,11 +131,17 @@ def decide(
         run_path=values["run_path"],
         start_method=values["start_method"],
         python=environ.get("PYTHON_EXEC", ""),
+        min_nodes=least,
+        max_nodes=most,
         nproc_per_node=workers,
         nproc_as_written=str(values["nproc_per_node"]),
         max_restarts=values["max_restarts"],
+        fatal_exit_codes=fatal_exit_codes,
+        fatal_errors=fatal_errors,
         shutdown_timeout_s=_shutdown_timeout(values["shutdown_timeout"], environ),
         signals_to_handle=values["signals_to_handle"],
+        notice_signals=values["notice_signals"],
+        notice_s=values["notice_seconds"],
         monitor_interval_s=values["monitor_interval"],
         log_dir=values["log_dir"] or None,
         redirects=redirects,
@@ -129,7 +154,7 @@ def decide(
         event_log_handler=values["event_log_handler"],
         virtual_local_rank=values["virtual_local_rank"],
         numa_binding=values["numa_binding"],
-        run_id="" if values["rdzv_id"] == "none" else values["rdzv_id"],
+        run_id="" if values["rdzv_id"] == "none" and most == 1 else values["rdzv_id"],
         role=values["role"],
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
@@ -143,7 +168,7 @@ def decide(
     )
 
 
-class _Asked:
+class Asked:
     """The values, with the words to speak about them."""
 
     def __init__(self, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
@@ -180,10 +205,13 @@ class _Asked:
         """Two requests that do not fit. A variable gives way to the command line; everything else is refused."""
         if not (self.from_environment(loser) and self.typed(winner)):
             raise UsageError(refusal)
+        self.note_unused(loser, winner)
+
+    def note_unused(self, loser: str, winner: str) -> None:
         self.notes.append(f"{self.words(loser)} is not used, because of {self.words(winner)}")
 
 
-def _check_kind_of_script(asked: _Asked) -> None:
+def _check_kind_of_script(asked: Asked) -> None:
     """A script, a module, a program, or a script run inside: only one of them."""
     kinds = [dest for dest in ("module", "no_python", "run_path") if asked[dest]]
     if len(kinds) > 1:
@@ -193,31 +221,30 @@ def _check_kind_of_script(asked: _Asked) -> None:
         )
 
 
-def _check_one_node(asked: _Asked) -> None:
-    """This release runs one node. Whoever wants more is told so; whoever has leftovers of more is told which."""
-    most = _most_nodes(asked)
-    standalone = asked["standalone"]
-    if most > 1:
-        if not standalone or (asked.typed("nnodes") and not asked.typed("standalone")):
-            raise UsageError(
-                f"{asked.words('nnodes')} asks for more than one node, and multi-node rendezvous is not in this "
-                "release; use '--nnodes 1'"
+def _nodes(asked: Asked) -> tuple[int, int]:
+    """How many nodes, at least and at most."""
+    least, most = _least_and_most(asked)
+    if most > 1 and asked["standalone"]:
+        if asked.typed("nnodes") and not asked.typed("standalone"):
+            asked.note_unused("standalone", "nnodes")
+        else:
+            asked.settle(
+                "standalone",
+                "nnodes",
+                f"{asked.words('standalone')} means this machine alone, but {asked.words('nnodes')} asks for more; "
+                "drop one of them",
             )
+            least = most = 1
+    if most == 1 and asked["node_rank"] != 0:
         asked.settle(
-            "standalone",
-            "nnodes",
-            f"{asked.words('standalone')} means this machine alone, but {asked.words('nnodes')} asks for more; "
-            "drop one of them",
-        )
-    if asked["node_rank"] != 0:
-        asked.settle(
-            "standalone" if standalone else "nnodes",
+            "standalone" if asked["standalone"] else "nnodes",
             "node_rank",
             f"{asked.words('node_rank')} is not a node of this job, which has one node, number 0; leave it out",
         )
+    return least, most
 
 
-def _most_nodes(asked: _Asked) -> int:
+def _least_and_most(asked: Asked) -> tuple[int, int]:
     text = asked["nnodes"]
     least, colon, most = text.partition(":")
     try:
@@ -227,30 +254,28 @@ def _most_nodes(asked: _Asked) -> int:
         smallest = biggest = 0
     if not 1 <= smallest <= biggest:
         raise UsageError(f"{asked.name('nnodes')} takes N, or MIN:MAX with 1 <= MIN <= MAX, not {text!r}")
-    return biggest
+    return smallest, biggest
 
 
-def _meeting_place(asked: _Asked) -> tuple[str, str, dict[str, Any]]:
+def _meeting_place(asked: Asked) -> tuple[str, str, dict[str, Any]]:
     """Backend, endpoint and settings of the rendezvous: where the workers of the one node meet."""
     backend, endpoint = asked["rdzv_backend"], asked["rdzv_endpoint"]
     if not backend:
         raise UsageError(f"{asked.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
-    configs: dict[str, Any] = dict(_settings(asked))
+    configs = _settings(asked)
     if backend in ONE_NODE_BACKENDS and configs.get("store_type") != "file":
         _check_endpoint(asked)
     if asked["standalone"]:
         _check_standalone_rendezvous(asked)
         backend, endpoint = "static", ""
     elif backend != "static" and not _prefers_master(asked):
-        if backend not in _ETCD_BACKENDS:
+        if backend not in ETCD_BACKENDS:
             return backend, endpoint, configs
         if asked.typed("rdzv_backend"):
             asked.notes.append(f"{asked.words('rdzv_backend')} is not asked: one node has nobody to find")
         return "local", "", configs
     if endpoint and asked.from_environment("rdzv_endpoint") and _types_master(asked):
-        asked.notes.append(
-            f"{asked.words('rdzv_endpoint')} is not used, because of {asked.words(_types_master(asked))}"
-        )
+        asked.note_unused("rdzv_endpoint", _types_master(asked))
         endpoint = ""
     if endpoint:
         _check_two_places(asked, endpoint)
@@ -263,7 +288,7 @@ def _meeting_place(asked: _Asked) -> tuple[str, str, dict[str, Any]]:
     return "static", f"[{host}]:{port or 0}" if ":" in host else f"{host}:{port or 0}", configs
 
 
-def _check_standalone_rendezvous(asked: _Asked) -> None:
+def _check_standalone_rendezvous(asked: Asked) -> None:
     if asked.given("rdzv_endpoint") and split_endpoint(asked["rdzv_endpoint"])[0].lower() not in _LOOPBACK:
         asked.settle(
             "standalone",
@@ -280,7 +305,7 @@ def _check_standalone_rendezvous(asked: _Asked) -> None:
         )
 
 
-def _prefers_master(asked: _Asked) -> bool:
+def _prefers_master(asked: Asked) -> bool:
     """Whether --master-addr and --master-port decide although another backend than static is named."""
     for dest in ("master_addr", "master_port"):
         if not asked.given(dest):
@@ -291,18 +316,18 @@ def _prefers_master(asked: _Asked) -> bool:
                 "drop one of them"
             )
         if asked.typed(dest):
-            asked.notes.append(f"{asked.words('rdzv_backend')} is not used, because of {asked.words(dest)}")
+            asked.note_unused("rdzv_backend", dest)
             return True
-        asked.notes.append(f"{asked.words(dest)} is not used, because of {asked.words('rdzv_backend')}")
+        asked.note_unused(dest, "rdzv_backend")
     return False
 
 
-def _types_master(asked: _Asked) -> str:
+def _types_master(asked: Asked) -> str:
     """The flag on the command line that names the master, if one does."""
     return next((dest for dest in ("master_port", "master_addr") if asked.typed(dest)), "")
 
 
-def _names_master(asked: _Asked) -> bool:
+def _names_master(asked: Asked) -> bool:
     """Whether --master-addr or --master-port says where this node's workers meet."""
     given = [dest for dest in ("master_addr", "master_port") if asked.given(dest)]
     if _types_master(asked):
@@ -310,12 +335,13 @@ def _names_master(asked: _Asked) -> bool:
     # A cluster's variables speak of a job of many nodes; here this node is a job of its own, and may not be theirs.
     if asked["standalone"] or asked["node_rank"] != 0:
         why = "standalone" if asked["standalone"] else "nnodes"
-        asked.notes.extend(f"{asked.words(dest)} is not used, because of {asked.words(why)}" for dest in given)
+        for dest in given:
+            asked.note_unused(dest, why)
         return False
     return bool(given)
 
 
-def _check_two_places(asked: _Asked, endpoint: str) -> None:
+def _check_two_places(asked: Asked, endpoint: str) -> None:
     """An endpoint and a master that disagree."""
     host, port = split_endpoint(endpoint)
     for dest, same in (
@@ -331,7 +357,7 @@ def _check_two_places(asked: _Asked, endpoint: str) -> None:
             )
 
 
-def _check_endpoint(asked: _Asked) -> None:
+def _check_endpoint(asked: Asked) -> None:
     text = asked["rdzv_endpoint"]
     host, port = split_endpoint(text)
     plain = host.replace("-", "").replace(".", "").replace("_", "").replace(":", "").replace("%", "")
@@ -351,23 +377,31 @@ def split_endpoint(endpoint: str) -> tuple[str, str]:
     return host, port
 
 
-def _settings(asked: _Asked) -> dict[str, str]:
-    """--rdzv-conf, taken apart."""
-    settings = {}
-    text = asked["rdzv_conf"].strip()
+def _settings(asked: Asked) -> dict[str, Any]:
+    """--rdzv-conf, taken apart. The value of a token is never repeated."""
+    settings: dict[str, Any] = {}
+    text, name = asked["rdzv_conf"].strip(), asked.name("rdzv_conf")
     for pair in text.split(",") if text else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not (key and equals and value):
-            raise UsageError(f"{asked.name('rdzv_conf')} takes 'key=value,key=value', but it contains {pair!r}")
+            shown = "a part that is not" if "token" in text else repr(pair)
+            raise UsageError(f"{name} takes 'key=value,key=value', but it contains {shown}")
+        if key in _NOT_SETTINGS:
+            raise UsageError(f"{name} sets {key!r}, which is no setting of a backend; it has a flag of its own")
         settings[key] = value
-    unknown = [key for key in settings if key not in _KNOWN_SETTINGS]
-    if unknown and asked["rdzv_backend"] in ONE_NODE_BACKENDS:
-        names = ", ".join(map(repr, unknown))
-        asked.notes.append(f"{asked.name('rdzv_conf')} sets {names}, which no backend of ours reads")
+    if asked["rdzv_backend"] in ONE_NODE_BACKENDS:
+        unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
+        if unknown:
+            asked.notes.append(f"{name} sets {unknown}, which no backend of ours reads")
+    if "token" in settings and asked.typed("rdzv_conf"):
+        asked.notes.append(
+            f"everybody on this host can read the token of {name} in the list of processes; '{name} token_file=FILE' "
+            "and the variable TENAX_RDZV_TOKEN keep it to yourself"
+        )
     return settings
 
 
-def _workers(asked: _Asked, environ: Mapping[str, str]) -> int:
+def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
     """How many workers --nproc-per-node means on this machine."""
     text = str(asked["nproc_per_node"]).strip()
     if text.isdecimal():
@@ -388,7 +422,7 @@ def _workers(asked: _Asked, environ: Mapping[str, str]) -> int:
     return count
 
 
-def _streams(asked: _Asked, dest: str, workers: int) -> int | dict[int, int]:
+def _streams(asked: Asked, dest: str, workers: int) -> int | dict[int, int]:
     """Which streams of which local ranks: one digit for all, or a map."""
     text = asked[dest].strip()
     if text in ("0", "1", "2", "3"):
@@ -406,7 +440,7 @@ def _streams(asked: _Asked, dest: str, workers: int) -> int | dict[int, int]:
     return chosen
 
 
-def _ranks(asked: _Asked, workers: int) -> frozenset[int]:
+def _ranks(asked: Asked, workers: int) -> frozenset[int]:
     text = asked["local_ranks_filter"].strip()
     if not text:
         return frozenset()
@@ -418,7 +452,7 @@ def _ranks(asked: _Asked, workers: int) -> frozenset[int]:
     return frozenset(map(int, ranks))
 
 
-def _check_rank(asked: _Asked, dest: str, rank: int, workers: int) -> None:
+def _check_rank(asked: Asked, dest: str, rank: int, workers: int) -> None:
     if rank >= workers:
         there_are = (
             "there is one worker, number 0" if workers == 1 else f"there are {workers} workers, 0 to {workers - 1}"
@@ -426,15 +460,48 @@ def _check_rank(asked: _Asked, dest: str, rank: int, workers: int) -> None:
         raise UsageError(f"{asked.words(dest)} names local rank {rank}, but {there_are}")
 
 
-def _check_signals(asked: _Asked) -> None:
-    if not asked.given("signals_to_handle"):
+def _check_signals(asked: Asked, backend: str) -> None:
+    if not asked.given("signals_to_handle") and not asked["notice_signals"]:
         return
+    stopping, announcing = (_signals(asked, dest) for dest in ("signals_to_handle", "notice_signals"))
+    both = next((number.name for number in announcing if number in stopping), "")
+    if both:
+        raise UsageError(
+            f"{both} is in {asked.name('notice_signals')} and in {asked.name('signals_to_handle')}, but a signal either "
+            "announces that this machine will be taken or stops the job; take it out of one of them"
+        )
+    if announcing and backend not in ONE_NODE_BACKENDS:
+        raise UsageError(
+            f"{asked.words('notice_signals')} needs a rendezvous of tenax to pass the notice on, but "
+            f"{asked.words('rdzv_backend')} names another; drop one of them"
+        )
+
+
+def _signals(asked: Asked, dest: str) -> list[Signals]:
     from tenax.runtime.signals import parse_signals
 
     try:
-        parse_signals(asked["signals_to_handle"])
+        return parse_signals(asked[dest])
     except ValueError as error:
-        raise UsageError(f"{asked.name('signals_to_handle')}: {error}") from error
+        raise UsageError(f"{asked.name(dest)}: {error}") from error
+
+
+def _fatal(asked: Asked) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """After which exit codes and exceptions a restart is useless."""
+    codes, errors = (
+        [word.strip() for word in asked[dest].split(",") if word.strip()] for dest in ("fatal_exit_codes", "fatal_errors")
+    )
+    if not all(code.isdecimal() and 1 <= int(code) <= 255 for code in codes):
+        raise UsageError(
+            f"{asked.name('fatal_exit_codes')} takes exit codes from 1 to 255 such as '2,64', "
+            f"not {asked['fatal_exit_codes']!r}"
+        )
+    if not all(part.isidentifier() for error in errors for part in error.split(".")):
+        raise UsageError(
+            f"{asked.name('fatal_errors')} takes names of exceptions such as 'ValueError,ConfigError', "
+            f"not {asked['fatal_errors']!r}"
+        )
+    return tuple(dict.fromkeys(map(int, codes))), tuple(dict.fromkeys(errors))
 
 
 def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
@@ -452,7 +519,7 @@ def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
     return value
 
 
-def _note_what_has_no_effect(asked: _Asked, script_args: tuple[str, ...]) -> None:
+def _note_what_has_no_effect(asked: Asked, script_args: tuple[str, ...]) -> None:
     if asked.typed("monitor_interval"):
         asked.notes.append(
             f"{asked.words('monitor_interval')} has no effect: tenax hears of a worker's end from the kernel at once"
@@ -461,6 +528,11 @@ def _note_what_has_no_effect(asked: _Asked, script_args: tuple[str, ...]) -> Non
         asked.notes.append(
             f"{asked.words('start_method')} has no effect: each worker is a new interpreter (it is for --run-path)"
         )
+    for dest in ("fatal_exit_codes", "fatal_errors"):
+        if asked.typed(dest) and asked["max_restarts"] == 0:
+            asked.notes.append(f"{asked.words(dest)} has no effect: no restarts are allowed (--max-restarts)")
+    if asked.typed("notice_seconds") and not asked["notice_signals"]:
+        asked.notes.append(f"{asked.words('notice_seconds')} has no effect without --notice-signals")
     if asked["event_log_handler"] != "null":
         asked.notes.append(f"{asked.words('event_log_handler')} has no effect: this release sends no events")
     for dest in _OURS_FOR_SURE:

@@ -1,13 +1,13 @@
 """The agent machine: the life of one node.
 
-    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     the generation ended, here or elsewhere; there may be a next
+    NEW -> JOINING -> RUNNING -> STOPPING -> JOINING ...     the generation ended, here or elsewhere
                          |          '-----> ENDED            this node was asked to leave, or the run is over
                          '-------> CLOSING -> DONE -> ENDED  every worker here succeeded; the run ends when all did
 
-It decides when workers start and stop and how hard they are pushed (the kill ladder: ask -> clear -> kill -> abandon).
-Whether there is a next generation, and how the run ends, is the coordinator's decision (``coordinator.py``): this machine
-tells it what happened and hears what follows, also when the coordinator lives in the same process. It does not know
-what a process, a log or a socket is, and it never reads a clock: the time of each event is an argument.
+It decides when workers start and stop and how hard they are pushed (the kill ladder: ask -> clear -> kill ->
+abandon). Whether there is a next generation, and how the run ends, is the coordinator's decision (``coordinator.py``):
+this machine tells it what happened and hears what follows, also when the coordinator lives in the same process. It does
+not know what a process, a log or a socket is, and it never reads a clock: the time of each event is an argument.
 
 What always holds (tests cite the numbers; ``invariants.py`` checks them after every step):
 

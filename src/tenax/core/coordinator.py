@@ -333,7 +333,7 @@ class CoordinatorMachine:
                 self._on_gone(old.info.node_id, why, now, is_loss=True)
 
     def _on_greater_generation(self, generation: int, now: float) -> None:
-        """A node knows of a later generation than we do: an earlier coordinator got further. Ours must be later still."""
+        """A node knows a later generation than we do: an earlier coordinator got further. Our next must be later."""
         state = self.state
         if state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)

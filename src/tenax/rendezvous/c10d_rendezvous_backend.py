@@ -160,10 +160,13 @@ def _can_listen(host: str, port: int) -> bool:
 
 
 def _file_store(params: RendezvousParameters) -> Any:
+    import os
+
     path = params.endpoint
     try:
-        if not path:
-            import os
+        if path:
+            os.stat(os.path.dirname(path) or ".")  # torch waits minutes for a folder that does not exist
+        else:
             import tempfile
 
             descriptor, path = tempfile.mkstemp(prefix="tenax-rendezvous-")

@@ -1,7 +1,7 @@
 """A handler with an engine: one whose runs need no polling.
 
-Our own handlers offer, besides the blocking methods that TorchElastic documents, an engine (``ports.Control``) that tells
-instead of being asked. The runtime takes that; only agents with hooks of their own use the blocking methods.
+Our own handlers offer, besides the blocking methods that TorchElastic documents, an engine (``ports.Control``) that
+tells instead of being asked. The runtime takes that; only agents with hooks of their own use the blocking methods.
 """
 
 from __future__ import annotations

@@ -46,13 +46,13 @@ def _may_use_agent_store(params: RendezvousParameters) -> bool:
 def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
     if params.backend not in _TCP_BACKENDS:
         raise ValueError(
-            f"the rendezvous backend {params.backend!r} cannot join {params.max_nodes} nodes in this release; use 'tcp' "
-            "with --rdzv-endpoint HOST[:PORT], or bring a RendezvousHandler of your own"
+            f"the rendezvous backend {params.backend!r} cannot join {params.max_nodes} nodes in this release; use "
+            "'tcp' with --rdzv-endpoint HOST[:PORT], or bring a RendezvousHandler of your own"
         )
     if params.backend == "static" and (params.min_nodes != params.max_nodes or params.get("rank") is None):
         raise ValueError(
-            "the rendezvous backend 'static' needs a fixed number of nodes and the rank of each (--node-rank); use 'tcp' "
-            "for nodes that come and go"
+            "the rendezvous backend 'static' needs a fixed number of nodes and the rank of each (--node-rank); use "
+            "'tcp' for nodes that come and go"
         )
     from tenax.rendezvous.tcp.handler import TcpRendezvousHandler
 

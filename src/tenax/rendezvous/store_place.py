@@ -2,8 +2,8 @@
 
 Each time the node is ready for a generation it offers an address and a port, so that the coordinator can answer every
 node in one message. The socket is bound and kept: nobody can take the port in between, and it is a new one for every
-generation. With ``in_agent=False`` the worker with rank 0 hosts the store, as scripts that bind the port themselves need
-it; then the port is only looked for, not kept.
+generation. With ``in_agent=False`` the worker with rank 0 hosts the store, as scripts that bind the port themselves
+need it; then the port is only looked for, not kept.
 """
 
 from __future__ import annotations

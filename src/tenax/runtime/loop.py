@@ -41,7 +41,7 @@ class Loop:
         self._mailbox: deque[AnyEvent] = deque()
         # Not epoll: it would forget a descriptor that was closed and whose number a successor got meanwhile.
         self._selector = selectors.PollSelector() if selector is None else selector
-        self._watched: list[Watchable] = []
+        self._watched: dict[int, Watchable] = {}  # by identity
         self._timers: list[tuple[float, int, Timer]] = []
         self._made = 0
         self._wake_reader, self._wake_writer = os.pipe()
@@ -71,10 +71,11 @@ class Loop:
             os.write(self._wake_writer, b"\0")
 
     def watch(self, thing: Watchable) -> None:
-        self._watched.append(thing)
+        self._watched[id(thing)] = thing
 
     def unwatch(self, thing: Watchable) -> None:
-        self._watched.remove(thing)
+        """It is not called any more, not even about what was seen of it before."""
+        del self._watched[id(thing)]
 
     def next_event(self, deadline: Callable[[], float | None]) -> AnyEvent | None:
         """The next fact, or None when the deadline has come first."""
@@ -111,15 +112,15 @@ class Loop:
             if thing is None:
                 self._drain_wakeups()
                 continue
-            if mask & selectors.EVENT_WRITE:
+            if mask & selectors.EVENT_WRITE and id(thing) in self._watched:
                 thing.on_writable()
-            if mask & selectors.EVENT_READ:
+            if mask & selectors.EVENT_READ and id(thing) in self._watched:
                 thing.on_readable()
 
     def _refresh(self) -> dict[int, Watchable]:
         """Watch what is there now: things may close, or be replaced by a successor with another descriptor."""
         wanted: dict[int, tuple[Watchable, int]] = {}
-        for thing in self._watched:
+        for thing in self._watched.values():
             descriptor = thing.fileno()
             if descriptor >= 0:
                 interest = selectors.EVENT_READ | (selectors.EVENT_WRITE if thing.wants_to_write else 0)

@@ -53,7 +53,7 @@ class Endpoint:
 
     @property
     def is_loopback(self) -> bool:
-        return self.host == "localhost" or self.host == "::1" or (self.is_address and self.host.startswith("127."))
+        return self.host in ("localhost", "::1") or (self.is_address and self.host.startswith("127."))
 
 
 Address = tuple["socket.AddressFamily", "tuple[Any, ...]"]

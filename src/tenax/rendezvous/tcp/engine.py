@@ -427,12 +427,14 @@ class TcpRendezvous:
 
     def _hold(self) -> None:
         """Tell the keeper how long the workers may live, should this process be stopped."""
-        if self._generation:
+        if self._server is not None:
+            self._node.hold(0)  # if we are stopped, so is the coordinator: nobody goes on without us
+        elif self._generation:
             self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
 
     def _guard(self) -> None:
-        """Be there when the lease ends."""
-        if self._is_finished:
+        """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
+        if self._is_finished or self._server is not None:
             return
         left = self._lease.ends_at() - self._loop.now()
         if left > 0:

@@ -88,6 +88,7 @@ class CoordinatorServer:
         self._nodes: dict[str, _Peer] = {}
         self._seat = CoordinatorSeat(settings, policy, loop, self._deliver)
         self._timer: Cancellable | None = None
+        self._tick_at = 0.0
         self._is_listening = False
         self.refused = 0  # links that were closed because of what they sent, or did not send
         self._most_links = _most_links()
@@ -311,14 +312,16 @@ class CoordinatorServer:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _tick_later(self) -> None:
-        every_s = self._terms.lease_s / _TICKS_PER_LEASE
-        self._timer = self._loop.at(self._loop.now() + every_s, self._on_tick)
+        self._tick_at = self._loop.now() + self._terms.lease_s / _TICKS_PER_LEASE
+        self._timer = self._loop.at(self._tick_at, self._on_tick)
 
     def _on_tick(self) -> None:
         while self._serve():  # first hear everybody
             pass
         now = self._loop.now()
+        absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
         for peer in list(self._peers):
+            peer.heard_at += absent_s
             if not peer.is_trusted:
                 if now - peer.since > _STRANGER_S:
                     self.refused += 1
@@ -345,7 +348,7 @@ class CoordinatorServer:
 
 
 WRONG_SECRET = (
-    "the node and the coordinator do not have the same secret; give every node the same one, with "
+    "the node and the coordinator do not have the same secret; give every node the same one, with "  # noqa: S105
     "--rdzv-conf token=..., token_file=... or the variable TENAX_RDZV_TOKEN"
 )
 

@@ -1,8 +1,8 @@
 """TLS for the tcp engine: which files, and what they mean.
 
-With a certificate and its key this node can serve, and show itself to others. With a certificate authority it checks the
-other side: every node the coordinator's certificate against the endpoint's host, the coordinator every node's (mutual
-TLS). Read once, when needed; a file that cannot be used is a sentence, not a traceback.
+With a certificate and its key this node can serve, and show itself to others. With a certificate authority it checks
+the other side: every node the coordinator's certificate against the endpoint's host, the coordinator every node's
+(mutual TLS). Read when needed; a file that cannot be used is a sentence, not a traceback.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class Fault(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds: float = 0.0
 
 
-class Network(msgspec.Struct, frozen=True):
+class Delays(msgspec.Struct, frozen=True):
     """How long segments are under way."""
 
     least_s: float = 0.0002
@@ -102,7 +102,7 @@ class Setup(msgspec.Struct, frozen=True):
     grace_s: float = 2.0
     abandon_s: float = 5.0
     terms: LeaseTerms = LeaseTerms()
-    network: Network = Network()
+    delays: Delays = Delays()
     habits: Habits = Habits()
     engine: Engine = Engine()
     faults: tuple[Fault, ...] = ()

@@ -1,0 +1,1 @@
+def play_run_scenario(text, policies=None): return text

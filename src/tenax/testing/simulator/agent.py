@@ -1,0 +1,383 @@
+"""An agent process: the real agent machine and the real lease, on a model of the tcp engine's client.
+
+The law is the engine's: a node says who it is and what it does on every connection, before anything else but a beat;
+its side of a connection is closed only when the agent is dead and the node is clear, and is reset otherwise; it looks at
+its lease before it listens; it accepts a generation only under a lease that holds. While connecting is refused by the
+endpoint's own system, nobody serves there and nobody can form a generation, so each refusal renews the lease from the
+moment of asking.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.agent import AgentState, Phase, words_on_connecting
+from tenax.core.coordinator import Opened
+from tenax.core.invariants import InvariantChecker
+from tenax.core.lease import Lease
+from tenax.core.model import AgentSettings
+from tenax.testing.simulator.history import describe
+from tenax.testing.simulator.network import FIN, RESET
+from tenax.testing.simulator.process import Process
+from tenax.testing.simulator.scheduler import Plan, give_up
+from tenax.testing.simulator.server import Server
+from tenax.testing.simulator.setup import ENDPOINT
+from tenax.testing.simulator.workers import Keeper
+
+if TYPE_CHECKING:
+    from tenax.core.commands import AnyCommand
+    from tenax.core.events import AnyEvent
+    from tenax.core.model import Assignment, Verdict
+    from tenax.testing.simulator.cluster import Cluster
+    from tenax.testing.simulator.network import End, Host, Payload
+    from tenax.testing.simulator.setup import NodePlan
+
+
+class AgentProcess(Process):
+    """One agent, from its start to its end. A restart is another one, with another ``node_id``."""
+
+    def __init__(self, cluster: Cluster, host: Host, plan: NodePlan, serial: int) -> None:
+        super().__init__(cluster, host)
+        self.plan = plan
+        self.serial = serial
+        self.label = f"{host.name}/n{serial}"
+        setup = cluster.setup
+        settings = AgentSettings(
+            run_id="run",
+            role="default",
+            local_world_size=plan.slots,
+            max_restarts=setup.max_restarts,
+            grace_s=setup.grace_s,
+            abandon_s=setup.abandon_s,
+        )
+        self.info = word.NodeInfo(
+            node_id=f"n{serial}",
+            host=host.name,
+            slots=plan.slots,
+            rank=plan.rank,
+            name=plan.name,
+            order=plan.order,
+            min_nodes=setup.min_nodes,
+            max_nodes=setup.max_nodes,
+        )
+        self.machine = cluster.parts.make_agent(settings)
+        self._checker = InvariantChecker(self.machine.state)
+        self.keeper = Keeper(self)
+        self.last_fact_at = 0.0
+        self.server: Server | None = None
+        self.lease = Lease(setup.terms, self.clock())
+        self.has_left = False  # the machine has ended; the process may still serve
+        self._end: End | None = None
+        self._established_at = 0.0
+        self._attempt = 0
+        self._lonely_since = self.clock()
+        self._saw_it_close = False
+        self._last_store = 0
+        self._beat_plan: Plan | None = None
+        self._lease_plan: Plan | None = None
+        self._deadline_plan: Plan | None = None
+        self._deadline: float | None = None
+
+    @property
+    def state(self) -> AgentState:
+        return self.machine.state
+
+    @property
+    def is_connected(self) -> bool:
+        return self._end is not None
+
+    def _say(self, text: str) -> None:
+        if self.cluster.history is not None:
+            self.cluster.history.note(self.label, text)
+
+    # --- the machine --------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._say("starts")
+        self.step(fact.RunRequested())
+        self._connect()
+
+    def step(self, event: AnyEvent, at: float = 0.0) -> None:
+        if self.has_left:
+            return
+        commands = self.machine.step(event, max(self.clock(), at))
+        if self.cluster.history is not None:
+            answers = "; ".join(describe(command) for command in commands) or "-"
+            self._say(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
+        self._checker.check(self.state, event, commands)
+        for command in commands:
+            self._obey(command)
+        self._plan_deadline()
+
+    def _plan_deadline(self) -> None:
+        deadline = self.state.next_deadline()
+        if deadline != self._deadline:
+            give_up(self._deadline_plan)
+            self._deadline = deadline
+            if deadline is not None:
+                self._deadline_plan = self.later(deadline - self.clock(), self._time_passed)
+
+    def _time_passed(self) -> None:
+        deadline, self._deadline = self._deadline, None
+        if deadline is not None and deadline == self.state.next_deadline():
+            self.step(fact.TimePassed(), deadline)  # sums of seconds differ in their last digits
+        self._plan_deadline()
+
+    def _obey(self, command: AnyCommand) -> None:
+        match command:
+            case order.Tell(message):
+                if self._end is not None:
+                    self._tell(message)
+            case order.StartWorkers(assignment):
+                self.keeper.start(assignment)
+                self._watch_lease()
+            case order.SignalWorkers(_, signal, _):
+                self.keeper.signal(signal)
+            case order.ClearNode(generation):
+                self.keeper.clear(generation)
+            case order.KillNode(generation, _):
+                self.keeper.kill(generation)
+            case order.ExamineFailure():
+                self.keeper.examine(command)
+            case order.Finish(verdict):
+                self._finish(verdict)
+            case order.PassOnNotice():
+                pass  # workers here do not save anything
+
+    def _finish(self, verdict: Verdict) -> None:
+        self.has_left = True
+        self.cluster.checks.left(self, verdict)
+        if self.server is None or not self.server.must_stay():
+            self.exit()
+
+    def exit(self) -> None:
+        """The process ends in good order."""
+        self._say("exits")
+        if self.server is not None:
+            self.server.close()
+        self.is_alive = False
+        if self._end is not None:
+            self._end.close()
+        self.cluster.on_process_gone(self, crashed=False)
+
+    # --- the connection -----------------------------------------------------------------------------------------------
+
+    @property
+    def _wants_connection(self) -> bool:
+        return self.is_alive and not self.has_left and self.state.decided is None and self._end is None
+
+    def _connect(self) -> None:
+        if self._wants_connection:
+            self._attempt += 1
+            self.cluster.network.connect(self, self.cluster.hosts[ENDPOINT], self._attempt)
+
+    def _retry(self) -> None:
+        lonely_s = self.clock() - self._lonely_since
+        if lonely_s > self.cluster.setup.engine.give_up_s:
+            self.step(fact.JoinRefused(f"nobody has served at the endpoint for {lonely_s:.0f} s"))
+        if self._wants_connection:
+            self.later(0.1 + 0.2 * self.cluster.dice.random(), self._connect)
+
+    def on_unanswered(self, attempt: int) -> None:
+        if attempt == self._attempt and self._end is None:
+            self._attempt += 1  # what is answered later is not ours any more
+            self._retry()
+
+    def on_refused(self, attempt: int, asked_at: float) -> None:
+        if attempt != self._attempt or not self._wants_connection:
+            return
+        # Nobody served when we were refused, so whoever serves next begins later than we asked.
+        self._prove(asked_at + self.host.offset)
+        if self.host.index == ENDPOINT:
+            self._serve_if_free()
+        self._retry()
+
+    def on_established(self, attempt: int, end: End) -> None:
+        if attempt != self._attempt or not self._wants_connection:
+            end.abort()
+            return
+        self._end = end
+        self._established_at = self.clock()
+        self._saw_it_close = False
+        self.lease = Lease(self.cluster.setup.terms, self.lease.proven_at)
+        self._say(f"is connected (attempt {attempt})")
+        self._beat(end)  # first, so that its answer comes before everything that follows from our words
+        for message in words_on_connecting(self.state, self.info, self.clock()):
+            self._tell(message)
+        self._watch_lease()
+
+    def _tell(self, message: word.FromNode) -> None:
+        assert self._end is not None
+        if isinstance(message, word.NodeReady):
+            message = msgspec.structs.replace(message, store_addr=self.host.name, store_port=self._store())
+        self._end.send(("message", message))
+
+    def _store(self) -> int:
+        if not self._last_store or self.cluster.setup.engine.offers_fresh_store:
+            self._last_store = self.cluster.new_port()
+        return self._last_store
+
+    def _beat(self, end: End) -> None:
+        if end is not self._end:
+            return
+        if end.out.all_is_acknowledged and end.out.sent:
+            self._all_has_arrived()
+        end.send(("beat", self.lease.beat(self.clock())))
+        self.cluster.checks.bounded(self)
+        self._beat_plan = self.later(self.cluster.setup.terms.beat_s, self._beat, end)
+
+    def on_payload(self, end: End, payload: Payload) -> None:
+        kind, what = payload
+        if kind == "event":
+            if end is self._end or isinstance(what, fact.RunEnded | fact.JoinRefused):
+                self._hear(what)
+        elif end is not self._end:
+            return
+        elif kind == "answer":
+            self.lease.answered(what)
+            self._watch_lease()
+        elif payload is FIN or payload is RESET:
+            self._on_closed(payload)
+
+    def _hear(self, event: AnyEvent) -> None:
+        if isinstance(event, fact.GenerationFormed) and not self._holds_lease():
+            self._say(f"{describe(event)} comes after the lease has run out")
+            self._drop_connection()
+            return
+        self.step(event)
+
+    def _holds_lease(self) -> bool:
+        return self.lease.ends_at() > self.clock() or not self.cluster.setup.engine.judges_before_reading
+
+    def _on_closed(self, how: Payload) -> None:
+        if self.state.decided is not None and how is FIN:
+            return  # all is said; our side stays until the node is clear
+        self._say(f"its connection is {how[0]}")
+        self._saw_it_close = True
+        self._drop_connection()
+
+    def _drop_connection(self) -> None:
+        if self._end is not None:
+            self._end.abort()
+            self._end = None
+            give_up(self._beat_plan)
+            self._lonely_since = self.clock()
+            self._retry()
+
+    # --- the lease ----------------------------------------------------------------------------------------------------
+
+    def _prove(self, at: float) -> None:
+        self.lease.proven_at = max(self.lease.proven_at, at)
+        self._watch_lease()
+
+    def _all_has_arrived(self) -> None:
+        self.lease.all_has_arrived()
+        self._watch_lease()
+
+    def _watch_lease(self) -> None:
+        """The keeper knows when the lease ends, too."""
+        if self._lease_plan is None:
+            at = self.lease.ends_at() - self.host.offset
+            self._lease_plan = self.cluster.schedule.at(at + 1e-6, self._lease_may_have_ended)
+
+    def _lease_may_have_ended(self) -> None:
+        self._lease_plan = None
+        if not self.is_alive or self.has_left:
+            return
+        if self.lease.ends_at() > self.clock():
+            self._watch_lease()
+        elif not self.is_paused:
+            self._judge_lease()
+        elif self.cluster.setup.engine.keeper_enforces_lease and not self.state.cleared:
+            self._say("its keeper ends the workers: the lease has run out and the agent stands still")
+            self.keeper.fence()
+
+    def _judge_lease(self) -> None:
+        end = self._end
+        if end is not None and end.out.all_is_acknowledged:
+            self._all_has_arrived()
+        if self.lease.ends_at() > self.clock():
+            return
+        if not self.state.cleared:
+            why = f"nothing was heard from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
+            self.step(fact.Fenced(self.state.generation, why))
+        if end is not None and end is self._end:
+            patience = self._established_at + self.cluster.setup.terms.fence_s
+            if patience <= self.clock() + 1e-6:
+                self._say("gives its connection up")
+                self._drop_connection()
+            else:
+                self._lease_plan = self.cluster.schedule.at(
+                    patience - self.host.offset + 1e-6, self._lease_may_have_ended
+                )
+
+    def on_resumed(self) -> None:
+        self._say("goes on")
+        if self.cluster.setup.engine.judges_before_reading and not self.has_left:
+            self._judge_lease()
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+
+    def _serve_if_free(self) -> None:
+        host, engine = self.host, self.cluster.setup.engine
+        if host.server is not None or (engine.waits_for_earlier_self and host.clearing):
+            return
+        part = self.state.assignment
+        marker = host.marker
+        if marker is not None and not engine.marker_remembers:
+            marker = type(marker)()
+        generation = max(self.state.generation, marker.generation if marker else 0)
+        opened = Opened(
+            recover_s=self.cluster.setup.terms.lease_s if part is not None or marker is not None else 0.0,
+            dead_rank=self._dead_rank(part, generation),
+            generation=generation,
+            restarts_used=max(self.state.restarts_used, marker.restarts_used if marker else 0),
+        )
+        if marker is not None and marker.verdict is not None:
+            opened = msgspec.structs.replace(opened, verdict=marker.verdict)
+        self.server = host.server = Server(self, opened)
+
+    def _dead_rank(self, part: Assignment | None, generation: int) -> int:
+        """Who served is dead, if we have seen it go, and if our generation is the last one."""
+        if part is None or not self._saw_it_close or part.generation != generation:
+            return -1
+        return part.coordinator_rank if part.coordinator_rank != part.group_rank else -1
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        """SIGKILL."""
+        self._say("is killed")
+        self.die()
+        if self.server is not None:
+            self.server.close()
+        self.host.clearing.add(self.serial)
+        if self._end is not None and not self.cluster.setup.engine.keeper_holds_socket:
+            self._end.close()
+        self.keeper.agent_died()
+        self.cluster.on_process_gone(self, crashed=True)
+
+    def on_buried(self) -> None:
+        """The keeper has ended everything and goes too."""
+        self._say("nothing of it is left")
+        self.host.clearing.discard(self.serial)
+        if self._end is not None:
+            self._end.close()
+
+    def vanish(self) -> None:
+        """The power is gone."""
+        self.die()
+        if self.server is not None:
+            self.server.vanish()
+        self.keeper.vanish()
+        self.cluster.on_process_gone(self, crashed=True)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it works in a generation, or waits for one."""
+        return self.state.phase in (Phase.RUNNING, Phase.CLOSING, Phase.DONE, Phase.JOINING)

@@ -1,0 +1,294 @@
+"""The checks of safety: what must hold at every moment of every history.
+
+They look from the outside. What runs is known from the fake workers' own lives, what was granted and decided from the
+words that were said; a machine's memory is read only for its size. The properties, with the numbers of the reliability
+plan:
+
+S1   A generation has one list of members; workers start only where it was granted; workers of two generations are never
+     alive at the same time, anywhere. "Two generations" are two formations, whatever their numbers.
+S2   When a worker starts, nothing that an earlier generation started is alive on its node.
+S3   The ranks of a generation are a permutation; all see the same world size, master and restart count.
+S4   No two generations have the same store.
+S5   Restarts never exceed the budget, never go back, and are charged only when a worker had failed by itself.
+S6   After the verdict no worker starts, and there is one verdict.
+S8   The first cause that is reported is the earliest true failure; never one that a peer's death has caused. Which of two
+     failures was earlier is known up to what the network takes for a word.
+S10  The number of a generation is greater than that of every one before.
+S11  One place in a generation is one start, at most.
+S12  What is remembered has bounds.
+
+S7 (no lost evidence) and S9 (nothing from strangers) are about bytes. They are tested where bytes are: the logs and
+error files (``tests/logs``, ``tests/failures``), and the servers' parsers (``tests/store``, ``tests/net``).
+
+S5, S6 and S10 are about memory, and the memory of this engine is the marker at the endpoint and the agents that live.
+When the endpoint's host has lost its power, a new coordinator knows only what is told by the nodes that come to it before
+it decides; the checks then ask for no more than that. (``forgets``; an engine whose marker is on a disk, or in etcd, needs
+no such exception.)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenax.core import events as fact
+from tenax.core.model import Outcome
+from tenax.testing.simulator.broken import PropertyBroken
+from tenax.testing.simulator.setup import ENDPOINT
+
+if TYPE_CHECKING:
+    from tenax.core.coordinator import AnyCoordinatorEvent, Say
+    from tenax.core.model import Assignment, Failure, Verdict
+    from tenax.testing.simulator.agent import AgentProcess
+    from tenax.testing.simulator.cluster import Cluster
+    from tenax.testing.simulator.server import Server
+    from tenax.testing.simulator.workers import Worker
+
+_MOST_EARLIER = 100
+_MOST_STOPPED = 10_000
+
+
+class Formation:
+    """One generation, as the coordinator has said it."""
+
+    def __init__(self, ordinal: int, number: int, parts: dict[str, Assignment], succeeds_at: float) -> None:
+        self.ordinal = ordinal  # the true order in which generations were formed
+        self.number = number
+        self.parts = parts
+        self.succeeds_at = succeeds_at
+        self.workers: list[Worker] = []
+        self.starts: set[int] = set()  # global ranks
+        self.alive = 0
+        self.failed: list[tuple[float, int]] = []  # by themselves: when, global rank
+        first = next(iter(parts.values()))
+        self.world_size = first.world_size
+        self.master = (first.master_addr, first.master_port)
+        self.restarts_used = first.restarts_used
+
+    def __str__(self) -> str:
+        return f"generation {self.number}"
+
+
+class Checks:
+    """Told of everything that happens; raises ``PropertyBroken``."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.formations: list[Formation] = []
+        self.verdict: Verdict | None = None
+        self.verdicts = 0
+        self.has_forgotten = False  # the endpoint's host has lost its power since ...
+        self._floor = 0  # ... and with it the numbers up to this one
+        self._restarts_floor = 0
+        self._alive: dict[int, Formation] = {}  # generations with living workers, by their order
+        self._stores: dict[tuple[str, int], Formation] = {}
+
+    # --- what the coordinator does ------------------------------------------------------------------------------------
+
+    def opened(self, server: Server) -> None:
+        """There is one coordinator at a time: only one process can listen at the endpoint."""
+        if server.agent.host.index != ENDPOINT:
+            raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, which is not the endpoint")
+
+    def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Say], now: float) -> None:
+        parts: dict[str, Assignment] = {}
+        for say in says:
+            match say.event:
+                case fact.GenerationFormed(assignment):
+                    for node_id in say.to:
+                        if node_id in parts:
+                            raise PropertyBroken("S1", f"{node_id} is told of generation {assignment.generation} twice")
+                        parts[node_id] = assignment
+                case fact.RunEnded(verdict, _):
+                    self._check_verdict(server, verdict)
+        if parts:
+            self._check_formed(server, parts)
+        self._check_bounds(server)
+        self.cluster.check_run(server, event, says, now)
+
+    def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
+        number = next(iter(parts.values())).generation
+        formation = Formation(len(self.formations), number, parts, self.cluster.draw_success())
+        self._check_number(server, formation)
+        self._check_ranks(formation)
+        self._check_budget(server, formation)
+        if formation.master in self._stores:
+            raise PropertyBroken("S4", f"{formation} has the store of {self._stores[formation.master]}")
+        if self.verdict is not None:
+            self._complain_unless_forgotten("S6", f"{formation} is formed after the verdict: {self.verdict.why}")
+            self.verdict = None
+        self._stores[formation.master] = formation
+        self.formations.append(formation)
+
+    def _check_number(self, server: Server, formation: Formation) -> None:
+        highest = max((each.number for each in self.formations[self._floor :]), default=0)
+        if formation.number <= server.heard_generation:
+            raise PropertyBroken("S10", f"{formation} is formed, and {server.heard_generation} was heard of")
+        server.heard_generation = formation.number
+        if formation.number > highest:
+            return
+        what = f"{formation} is formed after generation {highest}"
+        self._complain_unless_forgotten("S10", what)
+        self._floor = len(self.formations)
+        self._restarts_floor = 0
+
+    def _complain_unless_forgotten(self, name: str, what: str) -> None:
+        if not self.has_forgotten:
+            raise PropertyBroken(name, what)
+        self.cluster.counts["memory lost"] += 1
+
+    def forgets(self) -> None:
+        """The endpoint's host has lost its power, and with it the marker."""
+        self.has_forgotten = True
+
+    @staticmethod
+    def _check_ranks(formation: Formation) -> None:
+        ranks: list[int] = []
+        groups: list[int] = []
+        for node_id, part in formation.parts.items():
+            seen = (part.generation, part.world_size, (part.master_addr, part.master_port), part.restarts_used)
+            if seen != (formation.number, formation.world_size, formation.master, formation.restarts_used):
+                raise PropertyBroken("S3", f"{node_id} is told another generation than its peers: {part}")
+            if part.group_world_size != len(formation.parts):
+                raise PropertyBroken("S3", f"{node_id} is told of {part.group_world_size} nodes of {len(formation.parts)}")
+            groups.append(part.group_rank)
+            ranks.append(part.first_global_rank)
+        if sorted(groups) != list(range(len(groups))):
+            raise PropertyBroken("S3", f"the group ranks of {formation} are {sorted(groups)}")
+        if len(set(ranks)) != len(ranks):
+            raise PropertyBroken("S3", f"the global ranks of {formation} begin at {sorted(ranks)}")
+
+    def _check_budget(self, server: Server, formation: Formation) -> None:
+        used, most = formation.restarts_used, self.cluster.setup.max_restarts
+        if used > most:
+            raise PropertyBroken("S5", f"{formation} is restart {used} of {most}")
+        before = self.formations[-1] if len(self.formations) > self._floor else None
+        known = before.restarts_used if before else self._restarts_floor
+        if used < known:
+            self._complain_unless_forgotten("S5", f"{formation} is said to be restart {used} after restart {known}")
+        elif used > known and before is not None:
+            if used > known + 1:
+                raise PropertyBroken("S5", f"{formation} costs {used - known} restarts")
+            if not before.failed:
+                raise PropertyBroken("S5", f"{formation} costs a restart, and nobody had failed by himself in {before}")
+
+    def _check_verdict(self, server: Server, verdict: Verdict) -> None:
+        if self.verdict is None:
+            self.verdict = verdict
+            self.verdicts += 1
+            if verdict.restarts_used > self.cluster.setup.max_restarts:
+                raise PropertyBroken("S5", f"the verdict counts {verdict.restarts_used} restarts")
+            self._check_causes(verdict)
+        elif (verdict.outcome, verdict.why) != (self.verdict.outcome, self.verdict.why):
+            both = f"first '{self.verdict.why}', then '{verdict.why}'"
+            self._complain_unless_forgotten("S6", f"two verdicts: {both}")
+            self.verdict = verdict
+
+    def _check_causes(self, verdict: Verdict) -> None:
+        if verdict.outcome is Outcome.FAILED:
+            self._check_cause(verdict.failures[0])
+        for failure in verdict.earlier:
+            self._check_cause(failure)
+        if verdict.outcome is Outcome.SUCCEEDED:
+            last = self.formations[-1] if self.formations else None
+            if last is None or last.alive or last.failed:
+                raise PropertyBroken("S6", f"a success is said, and {last} was none")
+
+    def _check_cause(self, failure: Failure) -> None:
+        of_that_number = [each for each in self.formations[self._floor :] if each.number == failure.generation]
+        if not of_that_number:
+            return  # of a time that was forgotten
+        failed = of_that_number[-1].failed
+        named = {rank: at for at, rank in failed}.get(failure.global_rank)
+        first_at, first_rank = min(failed, default=(0.0, -1))
+        if named is None or named > first_at + self.cluster.word_s:
+            raise PropertyBroken(
+                "S8",
+                f"rank {failure.global_rank} is named as the first cause of the end of {of_that_number[-1]}, "
+                + (f"which was rank {first_rank} at {first_at:.4f}" if failed else "in which nobody failed by himself"),
+            )
+
+    # --- what the workers do ------------------------------------------------------------------------------------------
+
+    def granted(self, agent: AgentProcess, assignment: Assignment) -> Formation:
+        """The formation that an agent starts workers for."""
+        for formation in reversed(self.formations):
+            if formation.number == assignment.generation:
+                if formation.parts.get(agent.info.node_id) == assignment:
+                    return formation
+                break
+        raise PropertyBroken("S1", f"{agent.label} starts workers of generation {assignment.generation} without a grant")
+
+    def began(self, worker: Worker) -> None:
+        formation = worker.formation
+        if worker.global_rank in formation.starts:
+            raise PropertyBroken("S11", f"{worker} starts twice")
+        if not 0 <= worker.global_rank < formation.world_size:
+            raise PropertyBroken("S3", f"{worker} starts in a world of {formation.world_size}")
+        for other in self._alive.values():
+            if other is not formation:
+                alive = next(each for each in other.workers if each.is_alive)
+                raise PropertyBroken("S1", f"{worker} starts, and {alive} is alive")
+        left = worker.keeper.leftovers
+        if left is not None and left is not formation:
+            raise PropertyBroken("S2", f"{worker} starts beside what {left} has left behind")
+        if self.verdict is not None:
+            # The grant may have been given before; then the last word is on its way to the same agent.
+            if formation.ordinal != len(self.formations) - 1:
+                raise PropertyBroken("S6", f"{worker} starts after the verdict")
+        formation.starts.add(worker.global_rank)
+        formation.workers.append(worker)
+        formation.alive += 1
+        self._alive[formation.ordinal] = formation
+
+    def ended(self, worker: Worker) -> None:
+        formation = worker.formation
+        formation.alive -= 1
+        if not formation.alive:
+            del self._alive[formation.ordinal]
+
+    def failed(self, worker: Worker) -> None:
+        """By itself."""
+        assert worker.failed_at is not None
+        worker.formation.failed.append((worker.failed_at, worker.global_rank))
+
+    @property
+    def alive(self) -> list[Worker]:
+        return [worker for formation in self._alive.values() for worker in formation.workers if worker.is_alive]
+
+    # --- what agents do -----------------------------------------------------------------------------------------------
+
+    def left(self, agent: AgentProcess, verdict: Verdict) -> None:
+        if verdict.outcome is Outcome.SUCCEEDED and (self.verdict is None or self.verdict.outcome is not verdict.outcome):
+            raise PropertyBroken("S6", f"{agent.label} leaves with a success that was not said")
+        if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
+            alive = [worker for worker in agent.keeper.workers.values() if worker.is_alive]
+            if alive or agent.keeper.leftovers is not None:
+                raise PropertyBroken("S2", f"{agent.label} leaves, and {alive[0] if alive else 'something'} is alive")
+
+    def bounded(self, agent: AgentProcess) -> None:
+        terms = self.cluster.setup.terms
+        unanswered = len(agent.lease._sent)
+        if unanswered > 4 * terms.lease_s / terms.beat_s + 4:
+            raise PropertyBroken("S12", f"{agent.label} remembers {unanswered} beats")
+
+    def _check_bounds(self, server: Server) -> None:
+        state, most = server.state, self.cluster.setup.max_nodes
+        nodes = len(state.nodes)
+        sizes = {
+            "nodes": (nodes, self.cluster.most_nodes),
+            "ready": (len(state.ready), nodes),
+            "members": (len(state.members), most),
+            "done": (len(state.done), most),
+            "gone": (len(state.gone), most),
+            "unstopped": (len(state.unstopped), most),
+            "lost": (len(state.lost), 2 * most),
+            "drained": (len(state.drained), most),
+            "failures": (len(state.failures), self.cluster.most_workers),
+            "stopped": (len(state.stopped), _MOST_STOPPED),
+            "earlier": (len(state.earlier), _MOST_EARLIER),
+            "ranks_by_name": (len(state.ranks_by_name), most),
+            "deadlines": (len(state.deadlines), 5),
+        }
+        for name, (size, limit) in sizes.items():
+            if size > limit:
+                raise PropertyBroken("S12", f"the coordinator remembers {size} {name}, and {limit} can be")

@@ -1,0 +1,75 @@
+"""The history of a simulation as plain lines: time, who, what happened, what was decided.
+
+The law: the same seed gives the same text, byte for byte.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tenax.core.coordinator import Heard
+from tenax.core.messages import NodeInfo
+from tenax.core.model import Assignment, Evidence, Failure, Verdict
+
+if TYPE_CHECKING:
+    from tenax.testing.simulator.scheduler import Scheduler
+
+
+class History:
+    """Lines, as they come."""
+
+    def __init__(self, schedule: Scheduler) -> None:
+        self._schedule = schedule
+        self.lines: list[str] = []
+
+    def note(self, who: str, text: str) -> None:
+        self.lines.append(f"{self._schedule.now:11.4f}  {who:12}  {text}")
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines) + "\n"
+
+
+def describe(what: object) -> str:
+    """A fact, an order or a word in short."""
+    match what:
+        case Heard(node_id, message):
+            return f"{node_id} says {describe(message)}"
+        case NodeInfo():
+            return what.node_id + (f" ({what.name})" if what.name else "")
+        case Assignment():
+            return (
+                f"generation {what.generation} rank {what.group_rank}/{what.group_world_size} "
+                f"store {what.master_addr}:{what.master_port} restarts {what.restarts_used}"
+            )
+        case Verdict():
+            named = ", ".join(describe(failure) for failure in what.failures)
+            return f"{what.outcome.value}: {what.why}" + (f" ({named})" if named else "")
+        case Failure():
+            raised_at = what.evidence.raised_at
+            when = f"seen {what.seen_at:.4f}" + ("" if raised_at is None else f" raised {raised_at:.4f}")
+            return f"rank {what.global_rank} of {what.generation} {when}"
+        case Evidence():
+            return "nothing" if what.raised_at is None else f"raised {what.raised_at:.4f}"
+        case enum.Enum():
+            return str(what.value)
+        case float():
+            return f"{what:.4f}"
+        case tuple():
+            return "[" + ", ".join(describe(each) for each in what) + "]"
+        case msgspec.Struct():
+            return f"{type(what).__name__}({', '.join(_fields(what))})"
+    return str(what)
+
+
+def _fields(what: msgspec.Struct) -> list[str]:
+    names, defaults = what.__struct_fields__, what.__struct_defaults__
+    required = len(names) - len(defaults)
+    fields = []
+    for index, name in enumerate(names):
+        value = getattr(what, name)
+        if name != "sent_at" and (index < required or value != defaults[index - required]):
+            fields.append(f"{name}={describe(value)}")
+    return fields

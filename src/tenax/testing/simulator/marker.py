@@ -1,0 +1,20 @@
+"""The marker: what a coordinator leaves at the endpoint for the one that comes after it.
+
+The law: the marker is written before anything that follows from it is said. It survives the process that wrote it, and
+not a power cut: an engine that keeps it on a disk does better than this model.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from tenax.core.model import Verdict
+
+
+class Marker(msgspec.Struct):
+    generation: int = 0
+    restarts_used: int = 0
+    verdict: Verdict | None = None  # the run is over

@@ -1,0 +1,260 @@
+"""The network: hosts, the paths between them, and connections that hold, stall and break.
+
+The law: what one end of a connection sends arrives at the other in the order it was sent, once, or not at all. While a
+path is cut, segments wait at their sender and travel when it heals (the system sends them again); a reset is sent once
+and may be lost. What arrives at a host is taken by its system, also when the process that should read it stands still,
+and is then acknowledged; an acknowledgement needs the path back. A host that has lost power answers nothing; when it is
+back it knows no old connection and resets what it hears of one.
+
+There is no wall clock here. Each host has a monotonic clock of its own, which differs from the others by a constant, so
+a jump of the wall clock changes nothing by construction: nobody could see it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tenax.testing.simulator.scheduler import give_up
+
+if TYPE_CHECKING:
+    import random
+
+    from tenax.testing.simulator.agent import AgentProcess
+    from tenax.testing.simulator.marker import Marker
+    from tenax.testing.simulator.process import Process
+    from tenax.testing.simulator.scheduler import Scheduler
+    from tenax.testing.simulator.server import Server
+    from tenax.testing.simulator.setup import Delays
+
+Payload = tuple[str, Any]
+FIN: Payload = ("closed", None)
+RESET: Payload = ("reset", None)
+_SYN_PATIENCE_S = 1.0  # how long an agent waits for a connection to be established
+
+
+class Host:
+    """A machine: a system, a clock, and the processes on it."""
+
+    def __init__(self, index: int, offset: float) -> None:
+        self.index = index
+        self.name = f"host{index}"
+        self.offset = offset  # of its monotonic clock
+        self.is_up = True
+        self.boots = 1
+        self.agents: list[AgentProcess] = []
+        self.server: Server | None = None  # who listens here
+        self.marker: Marker | None = None
+        self.clearing: set[int] = set()  # dead agents whose processes are not all gone yet
+
+
+class End:
+    """One end of a connection, in the hands of one process."""
+
+    def __init__(self, host: Host, owner: Process, hear: Callable[[End, Payload], None]) -> None:
+        self.host = host
+        self.boot = host.boots
+        self.owner = owner
+        self.hear = hear
+        self.is_open = True
+        self.has_finished = False  # we have said our last word
+        self.out: Stream
+        self.node_id = ""  # at the server's end: who is at the other
+        self.attempt = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the system of this host still knows the connection."""
+        return self.host.is_up and self.host.boots == self.boot and self.is_open
+
+    def send(self, payload: Payload) -> None:
+        if self.is_open and not self.has_finished:
+            self.out.send(payload)
+
+    def finish(self) -> None:
+        """No more words from here; the other end may go on."""
+        self.send(FIN)
+        self.has_finished = True
+
+    def close(self) -> None:
+        """The process is gone or does not care any more: what comes from now on is answered with a reset."""
+        self.finish()
+        self.is_open = False
+
+    def abort(self) -> None:
+        """Forget the connection, and let the other end know if it can be reached."""
+        if self.is_open:
+            self.is_open = False
+            self.out.forget()
+            self.out.network.reset(self.out.sink, self.host)
+
+
+class Stream:
+    """One direction of a connection."""
+
+    def __init__(self, network: Network, source: End, sink: End) -> None:
+        self.network = network
+        self.source = source
+        self.sink = sink
+        self.way = (source.host.index, sink.host.index)
+        self.held: deque[Payload] = deque()
+        self.last_arrival = 0.0
+        self.stalled_until = 0.0
+        self.sent = self.arrived = self.acknowledged = 0
+        self.acknowledged_at = 0.0
+        source.out = self
+
+    def send(self, payload: Payload) -> None:
+        self.sent += 1
+        if self.held or self.stalled_until > self.network.schedule.now or self.way in self.network.cuts:
+            self._hold(payload)
+        else:
+            self._travel(payload)
+
+    def _hold(self, payload: Payload) -> None:
+        if not self.held:
+            self.network.held[self] = None
+        self.held.append(payload)
+
+    def _travel(self, payload: Payload) -> None:
+        schedule = self.network.schedule
+        at = schedule.now + self.network.delay(self.way)
+        self.last_arrival = at = max(at, self.last_arrival)
+        schedule.at(at, self._arrive, payload)
+
+    def stall(self, seconds: float) -> None:
+        """A segment is lost, and all behind it wait until it was sent again."""
+        until = self.network.schedule.now + seconds
+        if until > self.stalled_until:
+            self.stalled_until = until
+            self.network.schedule.at(until, self.flush)
+
+    def flush(self) -> None:
+        """Send what was held, unless there is still no way."""
+        source = self.source
+        if not self.held or self.stalled_until > self.network.schedule.now or self.way in self.network.cuts:
+            return
+        if not source.host.is_up or source.host.boots != source.boot:
+            self.forget()
+            return
+        while self.held:
+            self._travel(self.held.popleft())
+        self.network.held.pop(self, None)
+
+    def forget(self) -> None:
+        self.held.clear()
+        self.network.held.pop(self, None)
+
+    def _arrive(self, payload: Payload) -> None:
+        sink = self.sink
+        if not sink.host.is_up:
+            return
+        if not sink.is_there:
+            self.network.reset(self.source, sink.host)
+            return
+        self.arrived += 1
+        if (self.way[1], self.way[0]) in self.network.cuts:
+            self.network.unacknowledged[self] = None
+        else:
+            self.acknowledge()
+        sink.owner.listen(sink, payload)
+
+    def acknowledge(self) -> None:
+        self.acknowledged = self.arrived
+        self.acknowledged_at = self.network.schedule.now + self.network.delay((self.way[1], self.way[0]))
+
+    @property
+    def all_is_acknowledged(self) -> bool:
+        return self.acknowledged == self.sent and self.acknowledged_at <= self.network.schedule.now
+
+
+class Network:
+    """Paths between hosts. Each direction is cut and healed by itself; cuts add up."""
+
+    def __init__(self, schedule: Scheduler, dice: random.Random, delays: Delays) -> None:
+        self.schedule = schedule
+        self.delays = delays
+        self.slowness = 1.0
+        self._dice = dice.random
+        self.cuts: dict[tuple[int, int], int] = {}
+        self.held: dict[Stream, None] = {}
+        self.unacknowledged: dict[Stream, None] = {}
+
+    def delay(self, way: tuple[int, int]) -> float:
+        if way[0] == way[1]:
+            return 0.00005
+        delays, dice = self.delays, self._dice
+        seconds = delays.least_s + delays.jitter_s * dice()
+        if dice() < delays.slow_share:
+            seconds += delays.slow_s * dice()
+        return seconds * self.slowness
+
+    def is_open(self, source: Host, sink: Host) -> bool:
+        return (source.index, sink.index) not in self.cuts
+
+    def cut(self, way: tuple[int, int]) -> None:
+        if way[0] != way[1]:
+            self.cuts[way] = self.cuts.get(way, 0) + 1
+
+    def heal(self, way: tuple[int, int]) -> None:
+        left = self.cuts.get(way, 0) - 1
+        if left > 0:
+            self.cuts[way] = left
+        elif left == 0:
+            del self.cuts[way]
+            self._resume(way)
+
+    def heal_all(self) -> None:
+        ways = list(self.cuts)
+        self.cuts.clear()
+        for way in ways:
+            self._resume(way)
+
+    def _resume(self, way: tuple[int, int]) -> None:
+        """Systems try again in ever greater intervals, so what waits travels a little later than it could."""
+        for stream in [stream for stream in self.held if stream.way == way]:
+            self.schedule.after(0.4 * self._dice(), stream.flush)
+        back = (way[1], way[0])
+        for stream in [stream for stream in self.unacknowledged if stream.way == back]:
+            del self.unacknowledged[stream]
+            if stream.sink.is_there:
+                stream.acknowledge()
+
+    def reset(self, end: End, by: Host) -> None:
+        """A reset travels to an end of a connection. Nobody sends it again if it is lost."""
+        if self.is_open(by, end.host):
+            self.schedule.after(self.delay((by.index, end.host.index)), self._reset_arrives, end)
+
+    def _reset_arrives(self, end: End) -> None:
+        if end.is_there:
+            end.is_open = False
+            end.out.forget()
+            end.owner.listen(end, RESET)
+
+    # --- opening a connection -----------------------------------------------------------------------------------------
+
+    def connect(self, agent: AgentProcess, endpoint: Host, attempt: int) -> None:
+        """Ends in one of the agent's ``on_established``, ``on_refused`` or ``on_unanswered``."""
+        patience = agent.later(_SYN_PATIENCE_S, agent.on_unanswered, attempt)
+        if self.is_open(agent.host, endpoint):
+            way = (agent.host.index, endpoint.index)
+            self.schedule.after(self.delay(way), self._asked, agent, endpoint, attempt, self.schedule.now, patience)
+
+    def _asked(self, agent: AgentProcess, endpoint: Host, attempt: int, asked_at: float, patience: Any) -> None:
+        if not endpoint.is_up or not self.is_open(endpoint, agent.host):
+            return
+        back = self.delay((endpoint.index, agent.host.index))
+        if endpoint.server is None:
+            self.schedule.after(back, self._answered, agent, patience, agent.on_refused, attempt, asked_at)
+            return
+        theirs = endpoint.server.accept(attempt)
+        ours = End(agent.host, agent, agent.on_payload)
+        Stream(self, ours, theirs)
+        Stream(self, theirs, ours)
+        self.schedule.after(back, self._answered, agent, patience, agent.on_established, attempt, ours)
+
+    @staticmethod
+    def _answered(agent: AgentProcess, patience: Any, call: Callable[..., None], attempt: int, what: Any) -> None:
+        give_up(patience)
+        agent.do(call, attempt, what)

@@ -1,0 +1,91 @@
+"""A process that can stand still: SIGSTOP, a debugger, a host that is out of memory.
+
+The law: a process that stands still does nothing and loses nothing. What comes meanwhile waits, and so do its timers.
+When it goes on it first takes stock (``on_resumed``), then hears what has come, and looks at its timers last. What came
+by one connection is heard in order; between connections there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tenax.testing.simulator.cluster import Cluster
+    from tenax.testing.simulator.network import End, Host, Payload
+    from tenax.testing.simulator.scheduler import Plan
+
+
+class Process:
+    """Base of everything that runs on a host and can be stopped."""
+
+    def __init__(self, cluster: Cluster, host: Host) -> None:
+        self.cluster = cluster
+        self.host = host
+        self.is_alive = True
+        self.is_paused = False
+        self._facts: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._letters: dict[End, list[Payload]] = {}
+        self._due: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+
+    def clock(self) -> float:
+        """This host's monotonic clock."""
+        return self.cluster.schedule.now + self.host.offset
+
+    def do(self, call: Callable[..., None], *arguments: object) -> None:
+        """Something happened on this host that the process is told of."""
+        if self.is_paused:
+            self._facts.append((call, arguments))
+        elif self.is_alive:
+            call(*arguments)
+
+    def listen(self, end: End, payload: Payload) -> None:
+        """Something arrived by a connection."""
+        if self.is_paused:
+            self._letters.setdefault(end, []).append(payload)
+        elif self.is_alive:
+            end.hear(end, payload)
+
+    def later(self, seconds: float, call: Callable[..., None], *arguments: object) -> Plan:
+        return self.cluster.schedule.after(seconds, self._ring, call, arguments)
+
+    def _ring(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+        if self.is_paused:
+            self._due.append((call, arguments))
+        elif self.is_alive:
+            call(*arguments)
+
+    def pause(self) -> None:
+        self.is_paused = True
+
+    def resume(self) -> None:
+        if not self.is_paused:
+            return
+        self.is_paused = False
+        letters, self._letters = self._letters, {}
+        facts, self._facts = self._facts, []
+        due, self._due = self._due, []
+        self.on_resumed()
+        for call, arguments in facts:
+            self.do(call, *arguments)
+        if not self.cluster.setup.engine.reads_before_judging:
+            self._ring_all(due)
+            due = []
+        ends = list(letters)
+        self.cluster.dice.shuffle(ends)
+        for end in ends:
+            for payload in letters[end]:
+                self.listen(end, payload)
+        self._ring_all(due)
+
+    def _ring_all(self, due: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+        for call, arguments in due:
+            self._ring(call, arguments)
+
+    def on_resumed(self) -> None:
+        """Take stock before anything is heard."""
+
+    def die(self) -> None:
+        self.is_alive = False
+        self.is_paused = False
+        self._facts, self._letters, self._due = [], {}, []

@@ -1,0 +1,226 @@
+"""A serving process: the real coordinator machine on a model of the tcp engine's server.
+
+The law is the engine's: a connection belongs to the node that joined by it, and of two connections of one node the later
+one counts; a node is lost when its connection was closed (its agent is dead and its workers are gone) or when nothing was
+heard of it for a lease, never because a connection was reset; what is said is written into the marker first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.coordinator import Heard, NodeLost, RunPhase, RunSettings, Say, TimeWentBy
+from tenax.testing.simulator.history import describe
+from tenax.testing.simulator.marker import Marker
+from tenax.testing.simulator.network import FIN, RESET, End
+from tenax.testing.simulator.scheduler import Plan, give_up
+
+if TYPE_CHECKING:
+    from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened
+    from tenax.testing.simulator.agent import AgentProcess
+    from tenax.testing.simulator.network import Payload
+
+
+class Server:
+    """One coordinator, in the process of an agent at the endpoint."""
+
+    def __init__(self, agent: AgentProcess, opened: Opened) -> None:
+        self.agent = agent
+        self.cluster = agent.cluster
+        setup = self.cluster.setup
+        settings = RunSettings(
+            run_id="run",
+            min_nodes=setup.min_nodes,
+            max_nodes=setup.max_nodes,
+            max_restarts=setup.max_restarts,
+            join_timeout_s=setup.join_timeout_s,
+            last_call_s=setup.last_call_s,
+            scale_up=setup.scale_up,
+            serving_node=agent.info.node_id,
+        )
+        self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
+        self.opened = opened
+        self.is_open = True
+        self.heard_generation = opened.generation  # the greatest that anybody has told us of
+        self.sends_left = -1  # the process dies after so many more words; negative: it does not
+        self._ends: dict[str, End] = {}
+        self._all_ends: list[End] = []
+        self._heard_at: dict[str, float] = {}
+        self._attempts: dict[str, int] = {}
+        self._deadline: float | None = None
+        self._deadline_plan: Plan | None = None
+        self._marker = agent.host.marker = agent.host.marker or Marker()
+        self.cluster.checks.opened(self)
+        self._step(opened)
+
+    @property
+    def state(self) -> CoordinatorState:
+        return self.machine.state
+
+    def _note(self, text: str) -> None:
+        if self.cluster.history is not None:
+            self.cluster.history.note(f"{self.agent.host.name}/coord", text)
+
+    # --- the machine --------------------------------------------------------------------------------------------------
+
+    def _step(self, event: AnyCoordinatorEvent, at: float = 0.0) -> None:
+        now = max(self.agent.clock(), at)
+        before = self.state.phase
+        says = self.machine.step(event, now)
+        if self.cluster.history is not None:
+            answers = "; ".join(f"{describe(say.event)} to {','.join(say.to)}" for say in says) or "-"
+            phases = f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
+            self._note(f"{describe(event)} -> {answers}{phases}")
+        self.cluster.checks.stepped(self, event, says, now)
+        self._marker.generation = max(self._marker.generation, self.state.generation)
+        self._marker.restarts_used = max(self._marker.restarts_used, self.state.restarts_used)
+        self._marker.verdict = self.state.verdict or self._marker.verdict
+        for say in says:
+            self._deliver(say)
+        self._plan_deadline()
+
+    def cancel(self, event: AnyCoordinatorEvent) -> None:
+        """An operator's word."""
+        self._step(event)
+
+    def _plan_deadline(self) -> None:
+        deadline = self.state.next_deadline()
+        if deadline != self._deadline:
+            give_up(self._deadline_plan)
+            self._deadline = deadline
+            if deadline is not None:
+                self._deadline_plan = self.agent.later(deadline - self.agent.clock(), self._time_went_by)
+
+    def _time_went_by(self) -> None:
+        deadline, self._deadline = self._deadline, None
+        if not self.is_open:
+            return
+        if deadline is not None and deadline == self.state.next_deadline():
+            self._step(TimeWentBy(), deadline)
+        self._plan_deadline()
+
+    def _deliver(self, say: Say) -> None:
+        is_last_word = isinstance(say.event, fact.RunEnded | fact.JoinRefused)
+        for node_id in say.to:
+            if not self.is_open:
+                return
+            end = self._ends.get(node_id)
+            if end is None:
+                continue
+            end.send(("event", say.event))
+            if is_last_word:
+                end.finish()
+            if self.sends_left >= 0:
+                self.sends_left -= 1
+                if self.sends_left < 0:
+                    self.agent.crash()
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def accept(self, attempt: int) -> End:
+        end = End(self.agent.host, self.agent, self._on_payload)
+        end.attempt = attempt
+        self._all_ends.append(end)
+        return end
+
+    def _on_payload(self, end: End, payload: Payload) -> None:
+        if not self.is_open:
+            return
+        kind, what = payload
+        node_id = end.node_id
+        if node_id and self._ends.get(node_id) is end:
+            self._heard_at[node_id] = self.agent.clock()
+        if kind == "beat":
+            end.send(("answer", what))
+        elif kind == "message":
+            if isinstance(what, word.NodeJoined):
+                if not self._bind(end, what):
+                    return
+            elif self._ends.get(end.node_id) is not end:
+                return  # the node has opened another connection since
+            self._step(Heard(end.node_id, what))
+        elif payload is FIN or payload is RESET:
+            self._on_closed(end, payload)
+
+    def _bind(self, end: End, joined: word.NodeJoined) -> bool:
+        node_id = joined.node.node_id
+        old = self._ends.get(node_id)
+        if self.cluster.setup.engine.orders_connections and self._attempts.get(node_id, 0) > end.attempt:
+            end.abort()
+            return False
+        end.node_id = node_id
+        self._ends[node_id] = end
+        self._attempts[node_id] = end.attempt
+        self.heard_generation = max(self.heard_generation, joined.generation)
+        is_new = node_id not in self._heard_at
+        self._heard_at[node_id] = self.agent.clock()
+        if old is not None and old is not end:
+            old.abort()
+        if is_new:
+            self.agent.later(self.cluster.setup.terms.lease_s, self._judge, node_id)
+        return True
+
+    def _on_closed(self, end: End, how: Payload) -> None:
+        end.close()
+        if end in self._all_ends:
+            self._all_ends.remove(end)
+        node_id = end.node_id
+        if not node_id or self._ends.get(node_id) is not end:
+            return
+        del self._ends[node_id]
+        if how is FIN or self.cluster.setup.engine.reset_means_death:
+            self._lose(node_id, "its connection was closed")
+
+    def _judge(self, node_id: str) -> None:
+        """Nothing is judged that was not heard first: see ``Process.resume``."""
+        heard_at = self._heard_at.get(node_id)
+        if heard_at is None or not self.is_open:
+            return
+        left_s = heard_at + self.cluster.setup.terms.lease_s - self.agent.clock()
+        if left_s > 1e-6:
+            self.agent.later(left_s, self._judge, node_id)
+            return
+        end = self._ends.pop(node_id, None)
+        if end is not None:
+            end.abort()
+        self._lose(node_id, f"silent for {self.cluster.setup.terms.lease_s:g} s")
+
+    def _lose(self, node_id: str, why: str) -> None:
+        del self._heard_at[node_id]
+        del self._attempts[node_id]
+        self._step(NodeLost(node_id, why))
+        self._leave_if_done()
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def must_stay(self) -> bool:
+        """Whether somebody who should know that the run is over may not have heard it yet."""
+        if self.state.phase is not RunPhase.OVER or not self.is_open:
+            return False
+        self.agent.later(2 * self.cluster.setup.terms.lease_s, self._leave)
+        return bool(self._heard_at.keys() - {self.agent.info.node_id})
+
+    def _leave_if_done(self) -> None:
+        is_over = self.state.phase is RunPhase.OVER and self.agent.has_left
+        if self.is_open and is_over and not self._heard_at.keys() - {self.agent.info.node_id}:
+            self._leave()
+
+    def _leave(self) -> None:
+        if self.is_open and self.agent.has_left:
+            self.agent.exit()
+
+    def close(self) -> None:
+        """The process is gone: its system closes every connection."""
+        self._stop_listening()
+        for end in self._all_ends:
+            end.close()
+
+    def vanish(self) -> None:
+        self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        self.is_open = False
+        if self.agent.host.server is self:
+            self.agent.host.server = None

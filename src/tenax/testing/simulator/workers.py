@@ -1,0 +1,253 @@
+"""Workers that exist only here, and the keeper above them.
+
+The law: the intervals in which these workers are alive are the truth that every check is made against; no machine is
+asked. The keeper obeys orders one after the other, outlives its agent, and ends everything when the agent is dead or the
+lease has run out. A worker that is stuck in the kernel counts as ended when it was killed: it will not execute another
+instruction, but the keeper cannot say that the node is clear.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tenax.core import events as fact
+from tenax.core.agent import SIGKILL
+from tenax.core.commands import ExamineFailure
+from tenax.core.model import Evidence
+from tenax.testing.simulator.scheduler import Plan, give_up
+
+if TYPE_CHECKING:
+    from tenax.core.events import AnyEvent
+    from tenax.core.model import Assignment
+    from tenax.testing.simulator.agent import AgentProcess
+    from tenax.testing.simulator.checks import Formation
+
+_SEGV = 11
+
+
+class Worker:
+    """One training process."""
+
+    def __init__(self, keeper: Keeper, formation: Formation, assignment: Assignment, local_rank: int, pid: int) -> None:
+        self.keeper = keeper
+        self.formation = formation
+        self.assignment = assignment
+        self.local_rank = local_rank
+        self.global_rank = assignment.first_global_rank + local_rank
+        self.pid = pid
+        self.is_alive = False
+        self.was_asked = False
+        self.is_doomed = False  # a peer has died, and this one will notice
+        self.is_genuine = False  # it failed by itself
+        self.failed_at: float | None = None  # when what ended it was raised
+        self.wrote_error = False
+        self.is_stuck = False
+
+    @property
+    def generation(self) -> int:
+        return self.assignment.generation
+
+    def __str__(self) -> str:
+        return f"rank {self.global_rank} of generation {self.generation} on {self.keeper.agent.label}"
+
+
+class Keeper:
+    """Starts, signals, clears and kills the workers of one agent, and tells it."""
+
+    def __init__(self, agent: AgentProcess) -> None:
+        self.agent = agent
+        self.cluster = agent.cluster
+        self.workers: dict[int, Worker] = {}
+        self.leftovers: Formation | None = None  # of which generation processes are alive that are not workers
+        self._starting: list[Plan] = []
+        self._free_at = 0.0  # when the orders so far are carried out
+        self._is_clearing = 0  # the generation whose end is to be told
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def start(self, assignment: Assignment) -> None:
+        cluster = self.cluster
+        formation = cluster.checks.granted(self.agent, assignment)
+        self.workers = {}
+        self._starting = []
+        at = cluster.schedule.now
+        for local_rank in range(self.agent.plan.slots):
+            at += 0.001 + cluster.dice.random() * cluster.habits.start_s
+            worker = Worker(self, formation, assignment, local_rank, cluster.new_pid())
+            self.workers[local_rank] = worker
+            self._starting.append(cluster.schedule.at(at, self._begin, worker))
+        self._free_at = at
+
+    def signal(self, signal: int) -> None:
+        self._in_turn(self._signalled, signal)
+
+    def clear(self, generation: int) -> None:
+        self._is_clearing = generation
+        self._in_turn(self._cleared_politely)
+
+    def kill(self, generation: int) -> None:
+        self._is_clearing = generation
+        self._in_turn(self._killed, within=self.cluster.habits.kill_s)
+
+    def fence(self) -> None:
+        """The lease has run out and the agent stands still."""
+        self._in_turn(self._killed, within=self.cluster.habits.kill_s)
+
+    def agent_died(self) -> None:
+        for plan in self._starting:
+            give_up(plan)
+        self._free_at = 0.0
+        self._in_turn(self._buried, within=self.cluster.habits.kill_s)
+
+    def vanish(self) -> None:
+        """The power is gone."""
+        for plan in self._starting:
+            give_up(plan)
+        for worker in self.workers.values():
+            self._ends(worker)
+        self.leftovers = None
+
+    def _in_turn(self, call: object, *arguments: object, within: float = 0.002) -> None:
+        at = max(self.cluster.schedule.now, self._free_at) + within * self.cluster.dice.random()
+        self.cluster.schedule.at(at, call, *arguments)  # type: ignore[arg-type]
+
+    # --- what happens to the processes --------------------------------------------------------------------------------
+
+    def _begin(self, worker: Worker) -> None:
+        cluster, habits, dice = self.cluster, self.cluster.habits, self.cluster.dice
+        if cluster.is_rough and dice.random() < habits.fails * 0.05:
+            worker.is_genuine, worker.failed_at = True, cluster.schedule.now
+            cluster.checks.failed(worker)
+            self._tell(fact.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127))
+            self._spread(worker)
+            return
+        worker.is_alive = True
+        cluster.checks.began(worker)
+        if dice.random() < habits.leaves_behind:
+            self.leftovers = worker.formation
+        worker.is_stuck = cluster.is_rough and dice.random() < habits.stuck
+        self._tell(fact.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
+        ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * dice.random()
+        cluster.schedule.at(ends_at, self._exit, worker, 0)
+        if cluster.is_rough and dice.random() < habits.fails:
+            cluster.schedule.after(habits.fails_within_s * dice.random(), self.fail, worker)
+
+    def fail(self, worker: Worker) -> None:
+        """It fails by itself: raises, exits or crashes."""
+        if not worker.is_alive or worker.failed_at is not None or not self._is_reachable:
+            return
+        worker.is_genuine = True
+        worker.failed_at = self.cluster.schedule.now
+        self.cluster.checks.failed(worker)
+        dice = self.cluster.dice
+        kind = dice.random()
+        if kind < 0.5:
+            worker.wrote_error = True
+            self.cluster.schedule.after(dice.choice((0.01, 1.0)) * dice.random(), self._exit, worker, 1)
+            self._spread(worker)
+        else:
+            self._exit(worker, 3 if kind < 0.8 else -_SEGV)
+
+    def _fail_too(self, worker: Worker) -> None:
+        """It fails because a peer is gone."""
+        if worker.is_alive and worker.failed_at is None:
+            worker.failed_at = self.cluster.schedule.now
+            worker.wrote_error = self.cluster.dice.random() < 0.7
+            self.cluster.schedule.after(0.05 * self.cluster.dice.random(), self._exit, worker, 1)
+
+    def _exit(self, worker: Worker, exit_code: int) -> None:
+        if not worker.is_alive:
+            return
+        self._ends(worker)
+        self._tell(
+            fact.WorkerExited(
+                worker.generation,
+                worker.local_rank,
+                exit_code,
+                unasked=not worker.was_asked,
+                wrote_error=worker.wrote_error,
+            )
+        )
+        if exit_code != 0:
+            self._spread(worker)
+
+    def _ends(self, worker: Worker) -> None:
+        if worker.is_alive:
+            worker.is_alive = False
+            self.cluster.checks.ended(worker)
+
+    def _spread(self, worker: Worker) -> None:
+        """Some of its peers will fail because of it; the others wait for it for ever."""
+        dice, habits = self.cluster.dice, self.cluster.habits
+        for peer in worker.formation.workers:
+            if peer.is_alive and not peer.is_doomed and peer is not worker:
+                peer.is_doomed = True
+                if dice.random() < habits.collateral:
+                    seconds = 0.005 + habits.collateral_s * dice.random()
+                    self.cluster.schedule.after(seconds, peer.keeper._fail_too, peer)
+
+    def _signalled(self, signal: int) -> None:
+        dice, habits = self.cluster.dice, self.cluster.habits
+        for worker in self.workers.values():
+            if worker.is_alive:
+                worker.was_asked = True
+                if dice.random() >= habits.ignores_term:
+                    code = dice.choice((-signal, -signal, 0, 1, 128 + signal))
+                    self.cluster.schedule.after(habits.ends_within_s * dice.random(), self._exit, worker, code)
+
+    def _cleared_politely(self) -> None:
+        if self.leftovers is not None and self.cluster.dice.random() < 0.5:
+            return  # they ignore SIGTERM
+        self.leftovers = None
+        self._tell_if_clear()
+
+    def _killed(self) -> None:
+        for worker in self.workers.values():
+            if worker.is_alive and worker.is_stuck:
+                self._ends(worker)
+                self._spread(worker)
+            else:
+                self._exit(worker, -SIGKILL)
+        self.leftovers = None
+        self._tell_if_clear()
+
+    def _buried(self) -> None:
+        if self.agent.host.is_up:
+            for worker in self.workers.values():
+                if worker.is_alive:
+                    self._ends(worker)
+                    self._spread(worker)
+            self.leftovers = None
+            self.agent.on_buried()
+
+    def _tell_if_clear(self) -> None:
+        is_stuck = any(worker.is_stuck and worker.failed_at is None for worker in self.workers.values())
+        if self._is_clearing and not is_stuck:
+            generation, self._is_clearing = self._is_clearing, 0
+            self._tell(fact.NodeCleared(generation))
+
+    def examine(self, order: ExamineFailure) -> None:
+        """Look for an error file and the last lines."""
+        worker, dice = self.workers[order.local_rank], self.cluster.dice
+        if worker.wrote_error and worker.failed_at is not None:
+            what = f"RuntimeError: rank {worker.global_rank} {'failed' if worker.is_genuine else 'lost a peer'}"
+            evidence = Evidence("RuntimeError", what, raised_at=worker.failed_at + self.agent.host.offset)
+        elif dice.random() < 0.1:
+            return  # a disk that does not answer
+        else:
+            evidence = Evidence(last_lines=("the end",))
+        self._tell(fact.FailureExamined(order.generation, order.local_rank, evidence), 0.3)
+
+    @property
+    def _is_reachable(self) -> bool:
+        return self.agent.host.is_up
+
+    def _tell(self, event: AnyEvent, within: float = 0.003) -> None:
+        """By a pipe: in order, and soon."""
+        agent = self.agent
+        at = max(self.cluster.schedule.now + within * self.cluster.dice.random(), agent.last_fact_at)
+        if isinstance(event, fact.FailureExamined):
+            at = self.cluster.schedule.now + within * self.cluster.dice.random()
+        else:
+            agent.last_fact_at = at
+        self.cluster.schedule.at(at, agent.do, agent.step, event)

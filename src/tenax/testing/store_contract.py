@@ -1,0 +1,365 @@
+"""StoreContract: what every store promises, as tests. Ours pass it, torch's do, and yours can be held to it::
+
+    class TestMyStore(StoreContract):
+        def make_store(self):
+            return MyStore()
+
+``make_store`` returns an empty store; it is called once in every test. ``clone`` gives the tests further handles, which
+they use in threads of their own. Whoever has to close or remove something does so in a fixture.
+"""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from tenax.store.api import QueueEmptyError, StoreError, StoreTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+__all__ = ["StoreContract"]
+
+PATIENCE_S = 60.0  # for what must happen on any machine, however busy
+_SOON = timedelta(milliseconds=50)  # for what must not happen
+_THREADS = 4
+
+
+class StoreContract:
+    """Subclass it under a name that begins with ``Test``, and say how to make a store."""
+
+    has_queues = True
+    error: type[Exception] = StoreError
+    timeout_error: type[Exception] = StoreTimeoutError
+    queue_empty_error: type[Exception] = QueueEmptyError
+
+    def make_store(self) -> Any:
+        raise NotImplementedError("a subclass says how to make an empty store")
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def test_a_value_comes_back_as_bytes(self) -> None:
+        store = self.make_store()
+        store.set("text", "grüß dich")
+        store.set("bytes", b"\x00\xff/")
+        assert store.get("text") == "grüß dich".encode()
+        assert store.get("bytes") == b"\x00\xff/"
+
+    def test_every_byte_and_no_byte_can_be_stored(self) -> None:
+        store = self.make_store()
+        store.set("all", bytes(range(256)))
+        store.set("none", b"")
+        assert store.get("all") == bytes(range(256))
+        assert store.get("none") == b""
+        assert store.check(["none"])
+
+    def test_a_later_value_takes_the_place_of_an_earlier(self) -> None:
+        store = self.make_store()
+        for value in ("long " * 1000, "short", "longer again"):
+            store.set("key", value)
+            assert store.get("key") == value.encode()
+
+    def test_a_value_of_megabytes_arrives_whole(self) -> None:
+        store = self.make_store()
+        value = bytes(range(251)) * 16_000  # about 4 MB
+        store.set("big", value)
+        assert store.get("big") == value
+
+    def test_keys_may_have_any_characters(self) -> None:
+        store = self.make_store()
+        keys = ["", "/", "a/b//c", "ключ", "with space", "x" * 4000]
+        for number, key in enumerate(keys):
+            store.set(key, str(number))
+        assert [store.get(key) for key in keys] == [str(number).encode() for number in range(len(keys))]
+        assert sorted(store.list_keys()) == sorted(keys)
+
+    def test_get_waits_for_a_value_that_somebody_sets_later(self) -> None:
+        store = self.make_store()
+        twin = store.clone()
+        with _Threads([lambda: twin.get("late")]) as waiting:
+            store.set("late", "here")
+        assert waiting.results == [b"here"]
+
+    def test_get_gives_up_when_the_time_is_over(self) -> None:
+        store = self.make_store()
+        store.set_timeout(_SOON)
+        with _raises(self.timeout_error):
+            store.get("never")
+
+    def test_a_key_can_be_deleted_once(self) -> None:
+        store = self.make_store()
+        store.set("key", "value")
+        assert store.delete_key("key") is True
+        assert store.delete_key("key") is False
+        assert not store.check(["key"])
+
+    def test_append_creates_and_prolongs(self) -> None:
+        store = self.make_store()
+        for part in ("one", b" two", " three"):
+            store.append("list", part)
+        assert store.get("list") == b"one two three"
+
+    # --- counting -----------------------------------------------------------------------------------------------------
+
+    def test_add_counts_from_zero_in_both_directions(self) -> None:
+        store = self.make_store()
+        assert [store.add("n", amount) for amount in (1, 5, -10, 0)] == [1, 6, -4, -4]
+        assert store.get("n") == b"-4"
+
+    def test_add_goes_on_from_a_number_that_was_set(self) -> None:
+        store = self.make_store()
+        for text, expected in (("41", 42), (" +41", 42), ("41 and more", 42), ("-1", 0), ("007", 8)):
+            store.set("n", text)
+            assert store.add("n", 1) == expected
+
+    def test_add_wraps_around_after_eight_bytes(self) -> None:
+        store = self.make_store()
+        store.set("n", str((1 << 63) - 1))
+        assert store.add("n", 1) == -(1 << 63)
+
+    def test_what_is_not_a_number_cannot_be_counted_up(self) -> None:
+        for value in ("hello", "", str(1 << 63)):
+            store = self.make_store()
+            store.set("n", value)
+            with _raises(self.error):
+                store.add("n", 1)
+
+    def test_no_count_is_lost_when_many_count_at_once(self) -> None:
+        store = self.make_store()
+        twins = [store.clone() for _ in range(_THREADS)]
+
+        def count(twin: Any) -> list[int]:
+            return [twin.add("n", 1) for _ in range(50)]
+
+        with _Threads([_bind(count, twin) for twin in twins]) as counting:
+            pass
+        counted = [number for numbers in counting.results for number in numbers]
+        assert sorted(counted) == list(range(1, 50 * _THREADS + 1))
+
+    # --- compare and set ----------------------------------------------------------------------------------------------
+
+    def test_compare_set_creates_a_key_when_nothing_is_expected(self) -> None:
+        store = self.make_store()
+        assert store.compare_set("key", "", "first") == b"first"
+        assert store.get("key") == b"first"
+
+    def test_compare_set_of_an_absent_key_answers_what_was_expected(self) -> None:
+        store = self.make_store()
+        assert store.compare_set("key", "something", "first") == b"something"
+        assert not store.check(["key"])
+
+    def test_compare_set_replaces_only_what_was_expected(self) -> None:
+        store = self.make_store()
+        store.set("key", "first")
+        assert store.compare_set("key", "other", "second") == b"first"
+        assert store.compare_set("key", "", "second") == b"first"
+        assert store.compare_set("key", "first", "second") == b"second"
+        assert store.get("key") == b"second"
+
+    def test_compare_set_wakes_who_waits_for_the_key(self) -> None:
+        store = self.make_store()
+        twin = store.clone()
+        with _Threads([lambda: twin.get("key")]) as waiting:
+            store.compare_set("key", "", "value")
+        assert waiting.results == [b"value"]
+
+    def test_one_of_many_wins_a_compare_set(self) -> None:
+        store = self.make_store()
+        twins = [store.clone() for _ in range(_THREADS)]
+
+        def claim(number: int) -> bytes:
+            return bytes(twins[number].compare_set("leader", "", str(number)))
+
+        with _Threads([_bind(claim, number) for number in range(_THREADS)]) as claiming:
+            pass
+        assert len(set(claiming.results)) == 1
+        assert store.get("leader") == claiming.results[0]
+
+    # --- many keys ----------------------------------------------------------------------------------------------------
+
+    def test_check_tells_whether_all_keys_are_there(self) -> None:
+        store = self.make_store()
+        store.multi_set(["a", "b"], ["", "2"])
+        assert store.check(["a"])
+        assert store.check(["a", "b", "a"])
+        assert store.check([])
+        assert not store.check(["a", "b", "c"])
+
+    def test_wait_returns_when_the_last_key_is_there(self) -> None:
+        store = self.make_store()
+        twin = store.clone()
+        store.set("a", "1")
+        with _Threads([lambda: twin.wait(["a", "b", "c", "b"], timedelta(seconds=PATIENCE_S))]) as waiting:
+            store.set("b", "2")
+            store.add("c", 3)
+        assert waiting.results == [None]
+
+    def test_wait_gives_up_when_the_time_is_over_and_the_store_goes_on(self) -> None:
+        store = self.make_store()
+        store.set("a", "1")
+        with _raises(self.timeout_error):
+            store.wait(["a", "never"], _SOON)
+        assert store.get("a") == b"1"
+        store.wait(["a"], timedelta(seconds=PATIENCE_S))
+        store.wait([], timedelta(seconds=PATIENCE_S))
+
+    def test_multi_get_answers_in_the_order_of_the_keys(self) -> None:
+        store = self.make_store()
+        keys = [f"key{number}" for number in range(300)]
+        store.multi_set(keys, [str(number) for number in range(300)])
+        assert store.multi_get(keys[::-1]) == [str(number).encode() for number in range(300)][::-1]
+        assert store.multi_get(["key7", "key7"]) == [b"7", b"7"]
+        assert store.multi_get([]) == []
+
+    def test_multi_get_waits_for_all_keys(self) -> None:
+        store = self.make_store()
+        twin = store.clone()
+        with _Threads([lambda: twin.multi_get(["a", "b"])]) as waiting:
+            store.set("b", "2")
+            store.set("a", "1")
+        assert waiting.results == [[b"1", b"2"]]
+
+    def test_multi_set_takes_one_value_for_each_key(self) -> None:
+        store = self.make_store()
+        with _raises((self.error, ValueError)):
+            store.multi_set(["a", "b"], ["1"])
+        assert not store.check(["a"])
+        store.multi_set([], [])
+
+    def test_keys_are_counted_and_listed(self) -> None:
+        store = self.make_store()
+        before = store.num_keys()
+        store.set("a", "1")
+        store.add("b", 1)
+        store.set("a", "2")
+        assert store.num_keys() == before + 2
+        assert sorted(store.list_keys()) == ["a", "b"]
+        store.delete_key("a")
+        assert store.num_keys() == before + 1
+        assert store.list_keys() == ["b"]
+
+    # --- queues -------------------------------------------------------------------------------------------------------
+
+    def test_a_queue_gives_back_in_the_order_it_took(self) -> None:
+        store = self._store_with_queues()
+        for value in ("one", b"two", ""):
+            store.queue_push("queue", value)
+        assert store.queue_len("queue") == 3
+        assert [store.queue_pop("queue") for _ in range(3)] == [b"one", b"two", b""]
+        assert store.queue_len("queue") == 0
+
+    def test_an_empty_queue_is_an_error_for_who_does_not_wait(self) -> None:
+        store = self._store_with_queues()
+        with _raises(self.queue_empty_error):
+            store.queue_pop("queue", False)
+        store.set_timeout(_SOON)
+        with _raises(self.timeout_error):
+            store.queue_pop("queue")
+
+    def test_a_queue_exists_while_there_is_something_in_it(self) -> None:
+        store = self._store_with_queues()
+        before = store.num_keys()
+        store.queue_push("queue", "value")
+        assert store.check(["queue"])
+        store.wait(["queue"], timedelta(seconds=PATIENCE_S))
+        assert store.num_keys() == before
+        assert store.list_keys() == []
+        store.queue_pop("queue")
+        assert not store.check(["queue"])
+
+    def test_every_pushed_value_goes_to_one_of_those_who_wait(self) -> None:
+        store = self._store_with_queues()
+        twins = [store.clone() for _ in range(_THREADS)]
+        with _Threads([_bind(twin.queue_pop, "queue") for twin in twins]) as waiting:
+            for number in range(_THREADS):
+                store.queue_push("queue", str(number))
+        assert sorted(waiting.results) == [str(number).encode() for number in range(_THREADS)]
+        assert store.queue_len("queue") == 0
+
+    def _store_with_queues(self) -> Any:
+        if not self.has_queues:
+            import pytest
+
+            pytest.skip("this store has no queues")
+        return self.make_store()
+
+    # --- together -----------------------------------------------------------------------------------------------------
+
+    def test_a_barrier_lets_all_go_when_the_last_one_comes(self) -> None:
+        store = self.make_store()
+        twins = [store.clone() for _ in range(_THREADS)]
+        with _Threads([_bind(twin.barrier, "all here", _THREADS + 1) for twin in twins]) as waiting:
+            store.barrier("all here", _THREADS + 1, timedelta(seconds=PATIENCE_S))
+        assert waiting.results == [None] * _THREADS
+
+    def test_who_gave_up_at_a_barrier_stays_counted(self) -> None:
+        store = self.make_store()
+        with _raises(self.timeout_error):
+            store.barrier("two", 2, _SOON)
+        store.barrier("two", 2, timedelta(seconds=PATIENCE_S))
+
+    # --- the store itself ---------------------------------------------------------------------------------------------
+
+    def test_a_clone_is_the_same_store(self) -> None:
+        store = self.make_store()
+        twin = store.clone()
+        store.set("key", "value")
+        assert twin.get("key") == b"value"
+        twin.set("key", "new")
+        assert store.get("key") == b"new"
+
+    def test_the_timeout_is_what_was_set(self) -> None:
+        store = self.make_store()
+        store.set_timeout(timedelta(seconds=7))
+        assert store.timeout == timedelta(seconds=7)
+
+
+class _Threads:
+    """Runs functions, each in a thread. At the end of the block all have returned: ``results`` has their answers."""
+
+    def __init__(self, functions: Iterable[Callable[[], Any]]) -> None:
+        self.results: list[Any] = []
+        self._errors: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(index, function), daemon=True)
+            for index, function in enumerate(functions)
+        ]
+        self.results = [None] * len(self._threads)
+
+    def _run(self, index: int, function: Callable[[], Any]) -> None:
+        try:
+            self.results[index] = function()
+        except BaseException as error:
+            self._errors.append(error)
+
+    def __enter__(self) -> _Threads:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        if kind is None:
+            assert not any(thread.is_alive() for thread in self._threads), "somebody still waits"
+            if self._errors:
+                raise self._errors[0]
+
+
+class _raises:
+    """At the end of the block this error must have been raised. (As in pytest, which this kit does not need.)"""
+
+    def __init__(self, kind: type[Exception] | tuple[type[Exception], ...]) -> None:
+        self._kind = kind
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        assert kind is not None, f"nothing was raised, expected was {self._kind}"
+        return issubclass(kind, self._kind)
+
+
+def _bind(function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+    return lambda: function(*args)

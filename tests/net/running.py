@@ -1,0 +1,82 @@
+"""Running: a program on a host, with its output in two files, so that no unread pipe can hold it."""
+
+from __future__ import annotations
+
+import signal
+import struct
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Done, ended
+
+from .changes import PATIENCE_S, Changes
+
+
+class Running:
+    def __init__(self, process: subprocess.Popen[bytes], name: str, out: Path, err: Path, clock: Path | None) -> None:
+        self.process = process
+        self.pid = process.pid  # the program's own: whoever started it became it
+        self.name = name
+        self._out = out
+        self._err = err
+        self._clock = clock
+        self._lines_read = 0
+
+    @property
+    def out(self) -> str:
+        return self._out.read_text(errors="backslashreplace")
+
+    @property
+    def err(self) -> str:
+        return self._err.read_text(errors="backslashreplace")
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def line(self, timeout_s: float = PATIENCE_S) -> str:
+        """The next whole line of its stdout, as soon as it is there."""
+        deadline = time.monotonic() + timeout_s
+        with Changes([self._out.parent], [self.pid]) as changes:
+            while True:
+                is_over = self.is_over
+                lines = self.out.split("\n")[:-1]
+                if len(lines) > self._lines_read:
+                    self._lines_read += 1
+                    return lines[self._lines_read - 1]
+                if is_over or not changes.wait(deadline - time.monotonic()):
+                    pytest.fail(f"waited in vain for line {self._lines_read + 1}\n{self!r}")
+
+    def until_said(self, text: str, timeout_s: float = PATIENCE_S) -> None:
+        """Until this is somewhere in its stdout or stderr."""
+        deadline = time.monotonic() + timeout_s
+        with Changes({self._out.parent, self._err.parent}, [self.pid]) as changes:
+            while True:
+                is_over = self.is_over
+                if text in self.err or text in self.out:
+                    return
+                if is_over or not changes.wait(deadline - time.monotonic()):
+                    pytest.fail(f"waited in vain for {text!r}\n{self!r}")
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> Done:
+        """Until it ends."""
+        if not ended(self.process, timeout_s):
+            pytest.fail(f"still running after {timeout_s:g} s\n{self!r}")
+        return Done(self.process.wait(), self.out, self.err)
+
+    def set_skew(self, seconds: float) -> None:
+        """Move the wall clock of the program and of everything below it, now. Only if it was started with a skew."""
+        if self._clock is None:
+            raise RuntimeError("The clock of this program is the machine's: start it with skew_s.")
+        with self._clock.open("r+b") as file:  # mapped by the programs: it must stay the same file
+            file.write(struct.pack("=q", round(seconds * 1e9)))
+
+    def __repr__(self) -> str:
+        state = f"ended with {self.process.returncode}" if self.is_over else "running"
+        return f"{self.name} (pid {self.pid}, {state})\n--- stdout\n{self.out}\n--- stderr\n{self.err}"

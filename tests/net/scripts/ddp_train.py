@@ -1,0 +1,118 @@
+"""A small training job with real torch: DistributedDataParallel over gloo on CPUs, with a checkpoint after every step.
+
+    ddp_train.py FOLDER --steps N [--step-s 0.05] [--check] [--no-ddp]
+
+It goes on from FOLDER/checkpoint.pt if that is there. Every rank trains on the same batch, so the averaged gradient and
+therefore the result do not depend on how many ranks there were at which step; ``--check`` proves it at the end by
+training the same steps once more, alone and in one go, and exits with 4 if the parameters differ.
+
+``--no-ddp`` averages the gradients with plain collectives. That is for tests which need a real process group but not
+DDP: importing what DDP needs takes as long as importing torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tracing import GENERATION, RANK, WORLD_SIZE, Trace
+
+LEARNING_RATE = 0.05
+WRONG_RESULT = 4
+
+
+def new_model() -> torch.nn.Module:
+    torch.manual_seed(1)
+    return torch.nn.Linear(4, 1, dtype=torch.float64)
+
+
+def train_step(model: torch.nn.Module, step: int, average: Callable[[torch.Tensor], None] | None = None) -> None:
+    """One step of gradient descent, without torch.optim, whose import is not for free."""
+    source = torch.Generator().manual_seed(step)
+    inputs = torch.randn(8, 4, dtype=torch.float64, generator=source)
+    (model(inputs).squeeze(1) - inputs.sum(1)).square().mean().backward()
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        if average is not None:
+            average(parameter.grad)
+        parameter.data -= LEARNING_RATE * parameter.grad
+        parameter.grad = None
+
+
+def average_over_ranks(gradient: torch.Tensor) -> None:
+    dist.all_reduce(gradient)
+    gradient /= WORLD_SIZE
+
+
+def save(path: Path, step: int, model: torch.nn.Module) -> None:
+    half = path.with_name(f"{path.name}.{os.getpid()}.half")
+    torch.save({"step": step, "model": model.state_dict(), "generation": GENERATION}, half)
+    os.replace(half, path)
+
+
+def largest_difference(model: torch.nn.Module, steps: int) -> float:
+    """How far the parameters are from those of an uninterrupted run of one process."""
+    alone = new_model()
+    for step in range(1, steps + 1):
+        train_step(alone, step)
+    pairs = zip(model.parameters(), alone.parameters(), strict=True)
+    return max(float((ours - theirs).abs().max()) for ours, theirs in pairs)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--step-s", type=float, default=0.05)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--no-ddp", action="store_true")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    trace = Trace(args.folder)
+    trace.write("start", 0)
+    dist.init_process_group("gloo", init_method="env://")
+    assert (dist.get_rank(), dist.get_world_size()) == (RANK, WORLD_SIZE)
+
+    # Only rank 0 reads the checkpoint; the others take the step and the parameters from it.
+    checkpoint = args.folder / "checkpoint.pt"
+    plain = new_model()
+    done = torch.zeros(1, dtype=torch.int64)
+    if RANK == 0 and checkpoint.exists():
+        state = torch.load(checkpoint)
+        plain.load_state_dict(state["model"])
+        done[0] = state["step"]
+    dist.broadcast(done, 0)
+    if args.no_ddp:
+        model: torch.nn.Module = plain
+        for parameter in plain.parameters():
+            dist.broadcast(parameter.data, 0)
+    else:
+        from torch.nn.parallel import DistributedDataParallel
+
+        model = DistributedDataParallel(plain)  # takes the parameters from rank 0 itself
+    for step in range(int(done.item()) + 1, args.steps + 1):
+        train_step(model, step, average_over_ranks if args.no_ddp else None)
+        if RANK == 0:
+            save(checkpoint, step, plain)
+        trace.write("step", step)
+        time.sleep(args.step_s)
+    if args.check and (difference := largest_difference(plain, args.steps)) > 1e-9:
+        print(f"rank {RANK}: the parameters are off by {difference:g}", file=sys.stderr)
+        return WRONG_RESULT
+    dist.barrier()
+    dist.destroy_process_group()
+    trace.write("end", args.steps)
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # torch 2.13 aborts now and then while the interpreter takes it down

@@ -1,0 +1,197 @@
+"""The c10d backend: one document under one key, changed only by those who know what it was; and where the key lives."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
+from tenax.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend, create_backend
+from tenax.rendezvous.port import free_port
+from tenax.store import FileStore, MemoryStore, StoreServer, TCPStore
+
+KEY = "torch.rendezvous.run"
+KINDS = ["memory", "file", "tcp", "torch tcp", "torch file", "torch hash"]
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    """One of every kind that has a compare-and-set."""
+    torch = pytest.importorskip("torch.distributed") if request.param.startswith("torch") else None
+    with ExitStack() as stack:
+        kinds: dict[str, Callable[[], Any]] = {
+            "memory": MemoryStore,
+            "file": lambda: FileStore(str(tmp_path / "store")),
+            "tcp": lambda: TCPStore("127.0.0.1", stack.enter_context(StoreServer.in_thread("127.0.0.1", 0)).port),
+            "torch tcp": lambda: torch.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+            "torch file": lambda: torch.FileStore(str(tmp_path / "store"), -1),
+            "torch hash": lambda: torch.HashStore(),
+        }
+        yield kinds[request.param]()
+
+
+def test_the_default_port_is_torchs() -> None:
+    assert DEFAULT_PORT == 29400
+
+
+def test_a_state_is_written_by_whoever_knows_the_last_one(store: Any) -> None:
+    backend = C10dRendezvousBackend(store, "run")
+    assert backend.name == "c10d"
+    assert backend.get_state() is None
+    written = backend.set_state(b"one")
+    assert written is not None
+    assert (written[0], written[2]) == (b"one", True)
+    assert backend.get_state() == written[:2]
+    too_late = backend.set_state(b"another one")  # only if there was none
+    assert too_late == (*written[:2], False)
+    newer = backend.set_state(b"two", written[1])
+    assert newer is not None
+    assert (newer[0], newer[2]) == (b"two", True)
+    assert backend.set_state(b"three", written[1]) == (*newer[:2], False)
+    assert backend.set_state(b"three", "not a token of ours") == (*newer[:2], False)
+    assert backend.get_state() == newer[:2]
+
+
+def test_two_backends_see_the_same_state(store: Any) -> None:
+    one, other = C10dRendezvousBackend(store, "run"), C10dRendezvousBackend(store, "run")
+    one.set_state(b"\x00 any bytes \xff")
+    found = other.get_state()
+    assert found is not None
+    assert found[0] == b"\x00 any bytes \xff"
+    assert C10dRendezvousBackend(store, "another run").get_state() is None
+
+
+def test_a_key_that_was_lost_reads_as_no_state(store: Any) -> None:
+    """Stores answer as if the old value were there. We would write over it again and again, in vain."""
+    backend = C10dRendezvousBackend(store, "run")
+    written = backend.set_state(b"one")
+    assert written is not None
+    store.delete_key(KEY)
+    assert backend.set_state(b"two", written[1]) is None
+    assert backend.get_state() is None
+    again = backend.set_state(b"two")
+    assert again is not None
+    assert again[2]
+
+
+@pytest.mark.parametrize("value", [b"not base64!", b"AAA", b"\xff\xfe", b"A" * (9 << 20)], ids=lambda value: value[:8])
+def test_a_value_that_is_not_ours_is_refused(value: bytes) -> None:
+    store = MemoryStore()
+    backend = C10dRendezvousBackend(store, "run")
+    store.set(KEY, value)
+    with pytest.raises(RendezvousStateError, match=f"the value of '{KEY}'"):
+        backend.get_state()
+
+
+def test_a_store_that_fails_is_a_lost_connection() -> None:
+    with StoreServer.in_thread("127.0.0.1", 0) as server:
+        backend = C10dRendezvousBackend(TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=1)), "run")
+    with pytest.raises(RendezvousConnectionError, match="the store of the rendezvous cannot be reached: "):
+        backend.get_state()
+    with pytest.raises(RendezvousConnectionError):
+        backend.set_state(b"state")
+
+
+def test_a_run_needs_a_name() -> None:
+    with pytest.raises(ValueError, match="run id"):
+        C10dRendezvousBackend(MemoryStore(), "")
+
+
+# --- create_backend ---------------------------------------------------------------------------------------------------
+
+
+def params(endpoint: str, **options: Any) -> RendezvousParameters:
+    return RendezvousParameters("c10d", endpoint, "run", 1, 2, **options)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_the_first_that_can_listen_hosts_and_the_others_find_it(host: str) -> None:
+    """No names are compared: whoever can listen at the endpoint does."""
+    endpoint = f"{host}:{free_port()}"
+    one, _ = create_backend(params(endpoint))
+    other, store = create_backend(params(endpoint))
+    one.set_state(b"hello")
+    found = other.get_state()
+    assert found is not None
+    assert found[0] == b"hello"
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_one_can_say_who_hosts() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    with pytest.raises(RendezvousConnectionError, match="cannot be reached"):
+        create_backend(params(endpoint, is_host="no", read_timeout=1))
+    host, _ = create_backend(params(endpoint, is_host="yes"))
+    client, _ = create_backend(params(endpoint, is_host="no"))
+    host.set_state(b"hello")
+    assert client.get_state() is not None
+
+
+def test_a_port_that_is_taken_cannot_be_served() -> None:
+    with StoreServer.in_thread("127.0.0.1", 0) as server, pytest.raises(RendezvousConnectionError, match="be served"):
+        create_backend(params(f"127.0.0.1:{server.port}", is_host=True, read_timeout=1))
+
+
+def test_a_file(tmp_path: Path) -> None:
+    path = str(tmp_path / "rendezvous")
+    one, _ = create_backend(params(path, store_type="File "))
+    other, _ = create_backend(params(path, store_type="file"))
+    one.set_state(b"hello")
+    assert other.get_state() is not None
+    with pytest.raises(RendezvousConnectionError, match="cannot be used"):
+        create_backend(params(str(tmp_path / "no" / "such" / "folder"), store_type="file"))
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [({"store_type": "stone"}, "store_type"), ({"read_timeout": 0}, "read_timeout"), ({"is_host": "maybe"}, "is_host")],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        create_backend(params("127.0.0.1:1", **options))
+
+
+_WHICH = """
+import sys
+{first}
+from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.c10d_rendezvous_backend import create_backend
+for options in ({{"store_type": "file"}}, {{}}):
+    endpoint = sys.argv[1] if options else "127.0.0.1:" + sys.argv[2]
+    backend, store = create_backend(RendezvousParameters("c10d", endpoint, "run", 1, 1, **options))
+    assert backend.set_state(b"state")[2]
+    print(type(store).__module__.split(".")[0], "torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("first", ["", "import torch"])
+def test_the_store_is_torchs_only_where_torch_is_loaded_already(tmp_path: Path, first: str) -> None:
+    """And torch is never loaded by us."""
+    if first:
+        pytest.importorskip("torch", reason="torch is not installed")
+    command = [sys.executable, "-c", _WHICH.format(first=first), str(tmp_path / "store"), str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    expected = ["torch True"] * 2 if first else ["tenax False"] * 2
+    assert done.stdout.splitlines() == expected
+
+
+def test_what_torch_wrote_is_recognised() -> None:
+    """Both use the same key, so that a mixed run is refused instead of becoming two."""
+    theirs = pytest.importorskip("torch.distributed.elastic.rendezvous.c10d_rendezvous_backend")
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    theirs.C10dRendezvousBackend(store, "run").set_state(b"\x80 a pickle")
+    found = C10dRendezvousBackend(store, "run").get_state()
+    assert found is not None
+    assert found[0] == b"\x80 a pickle"
+    assert store.get(KEY) == base64.b64encode(b"\x80 a pickle")

@@ -1,0 +1,71 @@
+"""Endpoints and options as texts: read as torch reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenax.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "expected"),
+    [
+        (None, ("localhost", 29400)),
+        ("", ("localhost", 29400)),
+        ("  ", ("localhost", 29400)),
+        ("host", ("host", 29400)),
+        ("host:1", ("host", 1)),
+        (" node-1.cluster:123 ", ("node-1.cluster", 123)),
+        ("10.0.0.1:0", ("10.0.0.1", 0)),
+        ("[::1]", ("::1", 29400)),
+        ("[2001:db8::1]:123", ("2001:db8::1", 123)),
+    ],
+)
+def test_an_endpoint(endpoint: str | None, expected: tuple[str, int]) -> None:
+    assert parse_rendezvous_endpoint(endpoint, 29400) == expected
+
+
+@pytest.mark.parametrize("endpoint", ["host:", "host:x", "host:65536", "host:123456", "host:-1", ":1", "ho st:1", "[]:1"])
+def test_an_endpoint_that_cannot_be_meant(endpoint: str) -> None:
+    with pytest.raises(ValueError, match="of the rendezvous endpoint"):
+        parse_rendezvous_endpoint(endpoint, 29400)
+
+
+def test_options() -> None:
+    assert _parse_rendezvous_config("") == {}
+    assert _parse_rendezvous_config(" a=1 , b = x=y ") == {"a": "1", "b": "x=y"}
+
+
+@pytest.mark.parametrize("text", [",", "a", "a=", "=1", "a=1,", "a=1,,b=2"])
+def test_options_without_a_name_or_a_value(text: str) -> None:
+    with pytest.raises(ValueError, match="of the rendezvous"):
+        _parse_rendezvous_config(text)
+
+
+def outcome(call: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return call(*args)
+    except ValueError:
+        return ValueError
+
+
+# No line breaks: torch takes one at the end of a host, which no host has.
+_PIECES = st.lists(st.sampled_from([*"[]:.-_ ,=a1", "host", "localhost", "65535", "65536", "::1", "é"]), max_size=8)
+TEXTS = _PIECES.map("".join)
+
+
+@given(TEXTS)
+def test_endpoints_are_read_as_torch_reads_them(text: str) -> None:
+    theirs = pytest.importorskip("torch.distributed.elastic.rendezvous.utils", reason="torch is not installed")
+    assert outcome(parse_rendezvous_endpoint, text, 7) == outcome(theirs.parse_rendezvous_endpoint, text, 7)
+
+
+@given(TEXTS)
+def test_options_are_read_as_torch_reads_them(text: str) -> None:
+    theirs = pytest.importorskip("torch.distributed.elastic.rendezvous.utils", reason="torch is not installed")
+    assert outcome(_parse_rendezvous_config, text) == outcome(theirs._parse_rendezvous_config, text)

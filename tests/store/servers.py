@@ -1,0 +1,80 @@
+"""Servers for tests: ours in a process of its own, and torch's, whose threads are not Python's.
+
+(A torch client may hold the interpreter's lock while it waits. A server of ours in a thread of the same process would
+never answer it.)
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+OURS = """
+import resource, sys
+from tenax.store.limits import Limits
+from tenax.store.listening import listen
+from tenax.store.server import StoreServer
+host, limits, descriptors = sys.argv[1:]
+if int(descriptors):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))
+listener = listen(host)
+print(listener.getsockname()[1], flush=True)
+StoreServer(listener, Limits(**eval(limits))).serve()
+"""
+
+
+class Server:
+    """A server process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self.process = process
+        self.pid = process.pid
+
+    def most_memory(self) -> int:
+        """Resident bytes, at the most so far."""
+        with open(f"/proc/{self.pid}/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
+
+    def processor_time(self) -> float:
+        with open(f"/proc/{self.pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def our_server(host: str = "127.0.0.1", *, descriptors: int = 0, **limits: float) -> Iterator[Server]:
+    """With ``descriptors``, the process may have no more than so many open files."""
+    command = [sys.executable, "-c", OURS, host, repr(limits), str(descriptors)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        try:
+            yield Server(process, host, int(process.stdout.readline()))
+        finally:
+            process.kill()
+
+
+def torch_server(kind: str) -> Any:
+    """A store of torch that serves, with the backend ``libuv`` or ``legacy``; has a ``port``."""
+    import torch.distributed as dist
+
+    return dist.TCPStore(
+        "127.0.0.1",
+        0,
+        is_master=True,
+        wait_for_workers=False,
+        use_libuv=kind == "libuv",
+        timeout=timedelta(seconds=60),
+    )
+
+
+def torch_client(port: int, host: str = "127.0.0.1") -> Any:
+    import torch.distributed as dist
+
+    return dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))

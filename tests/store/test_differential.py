@@ -1,0 +1,145 @@
+"""Our server answers, byte for byte, what torch's libuv server answers to the same requests."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Iterator
+
+import pytest
+
+from store import requests as ask
+from store.requests import Peer
+from store.servers import torch_server
+from tenax.store import StoreServer
+
+PEERS = 3
+OPERATIONS = 250
+
+
+class Conversation:
+    """The same random requests to both servers, on several connections, cut at random places.
+
+    Left out is what torch does wrong, or what no client does: two waits at once on one connection, and a queue that is
+    pushed to after it has ended a wait (torch keeps the client on its list, and ends its next wait as well).
+    """
+
+    def __init__(self, seed: int, ours: int, torchs: int) -> None:
+        self._random = random.Random(seed)
+        self._ports = (ours, torchs)
+        self._peers = [self._connect() for _ in range(PEERS)]
+        self._waits: dict[int, bytes] = {}  # which connection waits, and for which queue, if for one
+        self._queues = 0
+        self._spent: set[bytes] = set()
+        self._keys = [b"/%d/%d" % (seed, number) for number in range(6)]
+
+    def _connect(self) -> tuple[Peer, Peer]:
+        first, second = (Peer(port) for port in self._ports)
+        return first, second
+
+    def close(self) -> None:
+        for pair in self._peers:
+            for peer in pair:
+                peer.close()
+
+    def go_on(self) -> None:
+        who = self._random.randrange(PEERS)
+        request = self._request(who)
+        for peer in self._peers[who]:
+            for piece in self._cut(request):
+                peer.send(piece)
+        self._compare(who, request)
+
+    def _cut(self, request: bytes) -> list[bytes]:
+        cuts = sorted(self._random.choices(range(len(request) + 1), k=self._random.choice((0, 0, 1, 3))))
+        return [request[start:end] for start, end in zip([0, *cuts], [*cuts, len(request)], strict=True)]
+
+    def _compare(self, who: int, request: bytes) -> None:
+        for index in sorted(range(PEERS), key=lambda index: index != who):  # first whoever asked
+            ours, torchs = (peer.answers() for peer in self._peers[index])
+            if request == ask.LIST_KEYS and index == who:
+                ours, torchs = _sorted(ours), _sorted(torchs)
+            assert ours == torchs, f"connection {index}, after {request!r} on {who}"
+            if ours is None:
+                self._waits.pop(index, None)
+                self._peers[index] = self._connect()
+            elif index in self._waits and ours:
+                self._spent.add(self._waits.pop(index))
+
+    def _request(self, who: int) -> bytes:
+        pick = self._random.choice
+        key, other, value = pick(self._keys), pick(self._keys), self._value()
+        queue = self._queue()
+        choices = [  # what has no answer may also be sent while we wait for one
+            ask.set_(key, value),
+            ask.set_(other, value),
+            ask.append(key, value),
+            ask.multi_set(*((name, self._value()) for name in self._random.choices(self._keys, k=pick((0, 1, 4))))),
+            ask.push(queue, value),
+            ask.CANCEL_WAIT,
+        ]
+        if who not in self._waits:
+            choices += [
+                ask.compare_set(key, self._value(), value),
+                ask.compare_set(key, b"", value),
+                ask.get(key),
+                ask.add(key, pick((-3, 0, 1, 7, (1 << 63) - 1))),
+                ask.add(key, 1),
+                ask.check(*self._random.choices([*self._keys, queue], k=pick((0, 1, 2, 5)))),
+                ask.COUNT_KEYS,
+                ask.delete(key),
+                ask.delete(other),
+                ask.multi_get(*self._random.choices(self._keys, k=pick((0, 1, 4)))),
+                ask.pop(queue),
+                ask.queue_length(queue),
+                ask.LIST_KEYS,
+                ask.barrier(key, pick((-1, 0, 1, 2, 3))),
+                ask.wait(queue),
+                ask.wait(key),
+                ask.wait(*self._random.choices(self._keys, k=pick((0, 1, 3)))),
+            ]
+        request = pick(choices)
+        if request[0] in (0x06, 0x12):
+            self._waits[who] = queue if request == ask.wait(queue) else b""
+        return request
+
+    def _value(self) -> bytes:
+        return self._random.choice([b"", b"1", b"-12", b" 3x", b"hello", b"x" * 40, bytes(range(256)) * 20])
+
+    def _queue(self) -> bytes:
+        """One that never ended a wait."""
+        name = b"/queue%d" % self._queues
+        if name in self._spent or name in self._waits.values() or self._random.random() < 0.1:
+            self._queues += 1
+            name = b"/queue%d" % self._queues
+        return name
+
+
+def _sorted(answer: bytes | None) -> object:
+    """A list of keys without its order, and what else came."""
+    if answer is None:
+        return None
+    (count,) = struct.unpack_from("<q", answer)
+    at, keys = 8, []
+    for _ in range(count):
+        (length,) = struct.unpack_from("<Q", answer, at)
+        keys.append(answer[at + 8 : at + 8 + length])
+        at += 8 + length
+    return sorted(keys), answer[at:]
+
+
+@pytest.fixture(scope="module")
+def ports() -> Iterator[tuple[int, int]]:
+    with StoreServer.in_thread() as ours:
+        torchs = torch_server("libuv")
+        yield ours.port, torchs.port
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_requests_have_the_answers_of_torchs_server(seed: int, ports: tuple[int, int]) -> None:
+    conversation = Conversation(seed, *ports)
+    try:
+        for _ in range(OPERATIONS):
+            conversation.go_on()
+    finally:
+        conversation.close()
