@@ -17,11 +17,13 @@ from tenax.core.policy import RestartPolicy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.core.commands import ExamineFailure
+    from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
     from tenax.core.events import AnyEvent
     from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import Evidence
 
     Emit = Callable[[AnyEvent], None]
+    RecordRun = Callable[[float, AnyCoordinatorEvent, list[Say], CoordinatorState], None]
 
 
 class Watchable(Protocol):
@@ -126,6 +128,7 @@ class ControlledNode(msgspec.Struct, frozen=True):
     words: Callable[[NodeInfo], list[FromNode]]
     hold: Callable[[float], None]  # how many seconds from now the workers may live, whatever becomes of this agent
     say: Callable[[str], None]  # a line for the person at the console
+    record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # for the journal of a coordinator here
 
 
 class Output(msgspec.Struct, frozen=True):

@@ -292,7 +292,9 @@ def test_only_the_latest_group_ends_the_run() -> None:
 
 
 def beating(**beats: int) -> State:
-    return state(*(Node(each, each, RUNNING, beat) for each, beat in beats.items()), members="".join(beats), complete=True)
+    return state(
+        *(Node(each, each, RUNNING, beat) for each, beat in beats.items()), members="".join(beats), complete=True
+    )
 
 
 @pytest.mark.parametrize("origin", [0.0, 1.7e9, -3600.0])

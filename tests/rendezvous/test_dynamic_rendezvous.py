@@ -200,9 +200,7 @@ def test_the_timeout_of_the_command_line_is_not_ignored() -> None:
     ("run_id", "min_nodes", "max_nodes", "interval", "attempts"),
     [("", 1, 1, 5, 3), ("run", 0, 1, 5, 3), ("run", 2, 1, 5, 3), ("run", 1, 1, 0, 3), ("run", 1, 1, 5, 0)],
 )
-def test_settings_that_make_no_sense(
-    run_id: str, min_nodes: int, max_nodes: int, interval: int, attempts: int
-) -> None:
+def test_settings_that_make_no_sense(run_id: str, min_nodes: int, max_nodes: int, interval: int, attempts: int) -> None:
     with pytest.raises(ValueError, match="expected|empty"):
         DynamicRendezvousHandler.from_backend(
             run_id,
@@ -338,7 +336,13 @@ def test_the_death_of_a_member_is_a_change_of_the_group() -> None:
         store = TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))
         here = Place()
         node = here.node(
-            1, 2, last_call_s=30, keep_alive_s=0.2, attempts=10, store=store, backend=C10dRendezvousBackend(store, "run")
+            1,
+            2,
+            last_call_s=30,
+            keep_alive_s=0.2,
+            attempts=10,
+            store=store,
+            backend=C10dRendezvousBackend(store, "run"),
         )
         joining = Call(node.next_rendezvous)
         with subprocess.Popen(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax.rendezvous.utils import _parse_rendezvous_config, parse_rendezvous_endpoint
@@ -30,7 +30,9 @@ def test_an_endpoint(endpoint: str | None, expected: tuple[str, int]) -> None:
     assert parse_rendezvous_endpoint(endpoint, 29400) == expected
 
 
-@pytest.mark.parametrize("endpoint", ["host:", "host:x", "host:65536", "host:123456", "host:-1", ":1", "ho st:1", "[]:1"])
+@pytest.mark.parametrize(
+    "endpoint", ["host:", "host:x", "host:65536", "host:123456", "host:-1", ":1", "ho st:1", "[]:1"]
+)
 def test_an_endpoint_that_cannot_be_meant(endpoint: str) -> None:
     with pytest.raises(ValueError, match="of the rendezvous endpoint"):
         parse_rendezvous_endpoint(endpoint, 29400)
@@ -59,13 +61,18 @@ _PIECES = st.lists(st.sampled_from([*"[]:.-_ ,=a1", "host", "localhost", "65535"
 TEXTS = _PIECES.map("".join)
 
 
-@given(TEXTS)
-def test_endpoints_are_read_as_torch_reads_them(text: str) -> None:
-    theirs = pytest.importorskip("torch.distributed.elastic.rendezvous.utils", reason="torch is not installed")
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    return pytest.importorskip("torch.distributed.elastic.rendezvous.utils", reason="torch is not installed")
+
+
+@given(text=TEXTS)
+@settings(deadline=None)
+def test_endpoints_are_read_as_torch_reads_them(theirs: Any, text: str) -> None:
     assert outcome(parse_rendezvous_endpoint, text, 7) == outcome(theirs.parse_rendezvous_endpoint, text, 7)
 
 
-@given(TEXTS)
-def test_options_are_read_as_torch_reads_them(text: str) -> None:
-    theirs = pytest.importorskip("torch.distributed.elastic.rendezvous.utils", reason="torch is not installed")
+@given(text=TEXTS)
+@settings(deadline=None)
+def test_options_are_read_as_torch_reads_them(theirs: Any, text: str) -> None:
     assert outcome(_parse_rendezvous_config, text) == outcome(theirs._parse_rendezvous_config, text)

@@ -12,13 +12,15 @@ import pytest
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.model import AgentSettings, Assignment, Evidence
-from tenax.core.policy import Restart
+from tenax.core import messages as word
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.runtime.journal import Footer, Header, Journal, JournalUnreadable, Step, read_journal
 from watching import leaving_nothing
 
 SETTINGS = AgentSettings(run_id="run", role="trainer", local_world_size=2, max_restarts=1)
 ASSIGNMENT = Assignment(1, world_size=2)
+FAILURE = Failure(1, 0, 8, 4711, 3, 12.5, evidence=Evidence(message="ValueError: boom", raised_at=12.25), host="b")
+READY = order.Tell(word.NodeReady(1))
 
 
 @pytest.fixture
@@ -29,12 +31,17 @@ def path(tmp_path: Path) -> Iterator[str]:
 
 def opened(path: str, limit_bytes: int = 1 << 20) -> Journal:
     journal = Journal(path, limit_bytes)
-    journal.begin(SETTINGS, "train.py", "BudgetPolicy", 10.0)
+    journal.begin(SETTINGS, "train.py", 10.0)
     return journal
 
 
 def note(journal: Journal, text: str, at: float = 11.0) -> None:
-    journal.step(at, fact.JoinRefused(text), [], None)
+    journal.step(at, fact.JoinRefused(text), [])
+
+
+def written(journal: Journal, steps: list[Step]) -> None:
+    for step in steps:
+        journal.step(step.at, step.event, list(step.commands))
 
 
 def notes(steps: list[Step]) -> list[str]:
@@ -42,22 +49,52 @@ def notes(steps: list[Step]) -> list[str]:
 
 
 def test_what_was_written_is_read_back(path: str) -> None:
-    """Header, steps with their orders and decisions, and the last line: equal values, in order."""
+    """Header, steps with their orders, and the last line: equal values, in order."""
     journal = opened(path)
     steps = [
-        Step(10.5, fact.RunRequested(), [order.Join(1, "first generation")]),
-        Step(11.0, fact.GenerationFormed(ASSIGNMENT), [order.StartWorkers(ASSIGNMENT, 0)]),
+        Step(10.5, fact.RunRequested(), [order.Tell(word.NodeReady(0))]),
+        Step(11.0, fact.GenerationFormed(ASSIGNMENT), [order.StartWorkers(ASSIGNMENT)]),
         Step(12.0, fact.FailureExamined(1, 0, Evidence(message="ValueError: ü\n\0", last_lines=("a", "b")))),
-        Step(13.0, fact.NodeCleared(1), [order.Join(2, "restart 1 of 1")], Restart("restart 1 of 1")),
+        Step(13.0, fact.NodeCleared(1), [order.Tell(word.NodeStopped(1, 13.0, (FAILURE,))), READY]),
     ]
-    for step in steps:
-        journal.step(step.at, step.event, list(step.commands), step.decision)
+    written(journal, steps)
     journal.close(14.0)
     header, read, footer = read_journal(path)
-    assert (header.settings, header.entrypoint, header.policy, header.at) == (SETTINGS, "train.py", "BudgetPolicy", 10)
+    assert (header.format, header.settings, header.entrypoint, header.at) == (2, SETTINGS, "train.py", 10)
     assert header.host == os.uname().nodename
     assert read == steps
     assert footer == Footer(14.0)
+
+
+def test_what_the_coordinator_says_and_hears_is_read_back(path: str) -> None:
+    """Generations that ended, notices, verdicts of the whole run, fences: whole, with their ends of the wire."""
+    journal = opened(path)
+    verdict = Verdict(
+        Outcome.FAILED,
+        "no luck",
+        (FAILURE,),
+        (Stopped(1, 9, 77, -15),),
+        restarts_used=2,
+        generation=5,
+        earlier=(FAILURE,),
+        membership_changes=1,
+        drains=3,
+    )
+    steps = [
+        Step(11.0, fact.Waiting("1 node of 2 here")),
+        Step(12.0, fact.LeaveNoticed(5, "b", "maintenance", 30.0), [order.PassOnNotice(5, "b", "maintenance", 30.0)]),
+        Step(12.1, fact.NoticeReceived("spot", None), [order.Tell(word.NodeWillLeave(5, "spot"))]),
+        Step(12.2, fact.SignalReceived(15), [order.Tell(word.NodeDraining(5, 30.0, "asked"))]),
+        Step(12.3, fact.WorkerExited(5, 0, 3), [order.Tell(word.FailureSeen(5, FAILURE, 12.3))]),
+        Step(13.0, fact.GenerationEnded(5, "rank 9 on b failed"), [order.SignalWorkers(5, 15, "rank 9 on b failed")]),
+        Step(14.0, fact.Fenced(5, "cut off"), [order.KillNode(5, "cut off")]),
+        Step(15.0, fact.NodeCleared(5), [order.Tell(word.NodeSucceeded(5)), order.Tell(word.NodeLeft("done"))]),
+        Step(16.0, fact.RunEnded(verdict, 900.0), [order.Finish(verdict)]),
+    ]
+    written(journal, steps)
+    journal.close(17.0)
+    _, read, footer = read_journal(path)
+    assert (read, footer) == (steps, Footer(17.0))
 
 
 def test_a_journal_of_a_killed_agent_has_no_last_line(path: str) -> None:
@@ -129,9 +166,9 @@ def test_text_that_is_no_unicode_does_not_end_the_run(path: str) -> None:
     """File names and error files may hold anything; what cannot be written as it is, is written as it can be."""
     journal = Journal(path)
     odd = AgentSettings(run_id="r\udcff", role="trainer", local_world_size=1, max_restarts=0)
-    journal.begin(odd, "train\udcff.py", "BudgetPolicy", 10.0)
+    journal.begin(odd, "train\udcff.py", 10.0)
     note(journal, "\ud800 boom")
-    journal.step(12.0, fact.FailureExamined(1, 0, Evidence(last_lines=("\udc80",))), [order.Join(1, "\udc80")], None)
+    journal.step(12.0, fact.FailureExamined(1, 0, Evidence(last_lines=("\udc80",))), [order.KillNode(1, "\udc80")])
     journal.close(20.0)
     header, steps, footer = read_journal(path)
     assert header.entrypoint == "train\\udcff.py"
@@ -204,7 +241,19 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, name: str) -> None:
 
 def test_another_format_is_told_from_a_damaged_one(path: str) -> None:
     """A newer tenax may write what this one does not know: the message says which version reads it."""
-    newer = b'{"line":"header","format":2,"tenax":"9.1","settings":{"something":"new"}}\n{"line":"surprise"}\n'
+    newer = b'{"line":"header","format":9,"tenax":"9.1","settings":{"something":"new"}}\n{"line":"surprise"}\n'
     Path(path).write_bytes(newer)
-    with pytest.raises(JournalUnreadable, match=r"has format 2, this tenax reads format 1; use tenax 9\.1"):
+    with pytest.raises(JournalUnreadable, match=r"has format 9, this tenax reads format 2; use tenax 9\.1"):
+        read_journal(path)
+
+
+def test_the_format_before_this_one_is_refused_in_words(path: str) -> None:
+    """Format 1 knew a policy and its decisions: another agent's journal."""
+    older = (
+        b'{"line":"header","format":1,"tenax":"0.1.0","settings":{"run_id":"run","role":"r","local_world_size":1,'
+        b'"max_restarts":0},"entrypoint":"t","host":"h","policy":"BudgetPolicy","wall_time":1.0,"at":1.0}\n'
+        b'{"line":"step","at":1.0,"event":{"event":"RunRequested"},"commands":[{"command":"Join","generation":1}]}\n'
+    )
+    Path(path).write_bytes(older)
+    with pytest.raises(JournalUnreadable, match=r"has format 1, this tenax reads format 2; use tenax 0\.1\.0"):
         read_journal(path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -135,6 +135,138 @@ def test_a_successor_with_the_same_number_is_watched(loop: Loop, ear: Ear) -> No
     ear.replace()
     ear.wants_to_write = True
     assert loop.next_event(lambda: loop.now() + 10) == fact.TimePassed()
+
+
+def test_who_is_not_watched_any_more_is_not_called(loop: Loop, ear: Ear) -> None:
+    """What arrives for it stays unread; the others are served, and watching it again brings it back."""
+    other = Ear(loop)
+    loop.watch(other)
+    loop.unwatch(ear)
+    ear.theirs.send(b"unheard")
+    other.theirs.send(b"heard")
+    assert loop.next_event(never) == fact.JoinRefused("heard")
+    assert loop.next_event(loop.now) is None
+    loop.watch(ear)
+    assert loop.next_event(never) == fact.JoinRefused("unheard")
+    other.close()
+
+
+class Jealous(Ear):
+    """Its first word makes the loop forget another one."""
+
+    def __init__(self, loop: Loop, other: Ear) -> None:
+        super().__init__(loop)
+        self._other = other
+
+    def on_readable(self) -> None:
+        super().on_readable()
+        self._loop.unwatch(self._other)
+        self._other.close()
+
+
+def test_who_is_let_go_while_both_are_ready_is_not_called(loop: Loop) -> None:
+    """A link that another one's words close, in the same round: nobody reads from what is closed."""
+    victim = Ear(loop)
+    jealous = Jealous(loop, victim)
+    loop.watch(jealous)
+    loop.watch(victim)
+    victim.theirs.send(b"too late")
+    jealous.theirs.send(b"first")
+    assert loop.next_event(never) == fact.JoinRefused("first")
+    assert loop.next_event(loop.now) is None
+    jealous.close()
+
+
+def test_only_who_is_watched_can_be_let_go(loop: Loop, ear: Ear) -> None:
+    """Letting go twice is a mistake of ours, and is not hidden."""
+    loop.unwatch(ear)
+    with pytest.raises(KeyError):
+        loop.unwatch(ear)
+
+
+# --- timers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(100.0)
+
+
+@pytest.fixture
+def timed(clock: FakeClock) -> Iterator[Loop]:
+    with leaving_nothing():
+        made = Loop(clock, selector=clock.selector())
+        yield made
+        made.close()
+
+
+def test_timers_run_at_their_time_and_in_order(timed: Loop, clock: FakeClock) -> None:
+    """By time, however they were set; those of the same time in the order in which they were set."""
+    ran: list[tuple[str, float]] = []
+
+    def note(name: str) -> Callable[[], None]:
+        return lambda: ran.append((name, clock()))
+
+    for name, when in (("late", 130.0), ("early", 110.0), ("same", 130.0), ("past", 90.0)):
+        timed.at(when, note(name))
+    assert timed.next_event(lambda: 200.0) is None
+    assert ran == [("past", 100.0), ("early", 110.0), ("late", 130.0), ("same", 130.0)]
+    assert clock() == 200.0
+
+
+def test_a_timer_that_was_cancelled_neither_runs_nor_wakes(timed: Loop, clock: FakeClock) -> None:
+    """Nobody waits for it; cancelling it again, or after it ran, changes nothing."""
+    ran: list[str] = []
+    cancelled = timed.at(110.0, lambda: ran.append("cancelled"))
+    kept = timed.at(120.0, lambda: timed.post(fact.RunRequested()))
+    cancelled.cancel()
+    cancelled.cancel()
+    assert timed.next_event(never) == fact.RunRequested()
+    assert (ran, clock()) == ([], 120.0)
+    kept.cancel()
+
+
+def test_a_timer_may_cancel_one_of_the_same_moment_and_set_another(timed: Loop, clock: FakeClock) -> None:
+    """What one does counts for those behind it."""
+    ran: list[tuple[str, float]] = []
+
+    def first() -> None:
+        second.cancel()
+        timed.at(clock() + 5, lambda: ran.append(("third", clock())))
+
+    timed.at(110.0, first)
+    second = timed.at(110.0, lambda: ran.append(("second", clock())))
+    assert timed.next_event(lambda: 300.0) is None
+    assert ran == [("third", 115.0)]
+
+
+def test_what_has_arrived_is_read_before_a_due_timer_runs(timed: Loop, clock: FakeClock) -> None:
+    """A loop that was late itself does not take for silence what was said in time."""
+    ear = Ear(timed)
+    timed.watch(ear)
+    timed.at(105.0, lambda: timed.post(fact.TimePassed()))
+    ear.theirs.send(b"in time")
+    clock.advance(1000.0)  # stopped for a while
+    assert [timed.next_event(never) for _ in range(2)] == [fact.JoinRefused("in time"), fact.TimePassed()]
+    ear.close()
+
+
+def test_facts_that_wait_come_before_timers(timed: Loop) -> None:
+    """A timer runs when the mailbox is empty: what was said first is heard first."""
+    ran: list[str] = []
+    timed.at(90.0, lambda: ran.append("timer"))
+    timed.post(fact.RunRequested())
+    assert timed.next_event(never) == fact.RunRequested()
+    assert ran == []
+    assert timed.next_event(lambda: 101.0) is None
+    assert ran == ["timer"]
+
+
+def test_a_timer_on_the_real_clock(loop: Loop) -> None:
+    """The loop sleeps exactly until then, for want of anything else."""
+    when = loop.now() + 0.02
+    loop.at(when, lambda: loop.post(fact.JoinRefused(repr(loop.now() >= when))))
+    assert loop.next_event(never) == fact.JoinRefused("True")
 
 
 def test_close_may_be_repeated(loop: Loop) -> None:

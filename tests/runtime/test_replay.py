@@ -11,10 +11,11 @@ import pytest
 
 from tenax.agent.server import LocalElasticAgent, WorkerSpec, WorkerState
 from tenax.core import events as fact
-from tenax.core.model import Failure, Outcome
+from tenax.core.agent import AgentMachine
+from tenax.core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart
 from tenax.logs.specs import DefaultLogsSpecs
-from tenax.runtime.journal import Footer, read_journal
+from tenax.runtime.journal import Footer, Journal, read_journal
 from tenax.runtime.replay import Replayed, replay
 from watching import on_linux
 
@@ -28,8 +29,8 @@ exec sleep 60
 """
 
 
-class BudgetPolicy:
-    """A policy of the user's own that happens to have the name of ours, and decides otherwise."""
+class Stubborn:
+    """A policy of the user's own."""
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         return Restart("one more") if history.restarts_used < 2 else GiveUp("enough")
@@ -67,7 +68,7 @@ def test_a_real_run_replays_without_a_difference(journal: Path) -> None:
     assert result.verdict is not None
     assert (result.verdict.outcome, result.verdict.restarts_used) == (Outcome.SUCCEEDED, 2)
     story = [told.text for told in result.story]
-    for part in ("generation 3: starting 2 workers", "exited with code 3", "asking the workers", "the run succeeded"):
+    for part in ("generation 3 (restart 2 of 2): starting 2 workers", "exited with code 3", "asking the workers", "the run succeeded"):
         assert any(part in text for text in story), story
     times = [told.after_s for told in result.story]
     assert times == sorted(times)
@@ -75,13 +76,12 @@ def test_a_real_run_replays_without_a_difference(journal: Path) -> None:
 
 
 def test_a_custom_policys_run_replays_without_its_code(tmp_path: Path) -> None:
-    """Its decisions are in the journal, also when its class is called like one of ours."""
-    path = run(tmp_path, restart_policy=BudgetPolicy())
-    header, steps, footer = read_journal(path)
-    assert header.policy.endswith(".BudgetPolicy")
-    result = replay(header, steps, footer)
-    assert result.differences == []
-    assert [step.decision.why for step in steps if step.decision] == ["one more", "one more"]
+    """The coordinator asked it, not this node: here its decisions are generations that were formed, with the reason."""
+    _, steps, _ = read_journal(path := run(tmp_path, restart_policy=Stubborn()))
+    assert replayed(path).differences == []
+    formed = [step.event.assignment for step in steps if isinstance(step.event, fact.GenerationFormed)]
+    assert [part.why for part in formed] == ["first generation", "one more", "one more"]
+    assert [part.restarts_used for part in formed] == [0, 1, 2]
 
 
 def test_a_step_that_was_left_out_is_noticed(journal: Path) -> None:
@@ -90,7 +90,6 @@ def test_a_step_that_was_left_out_is_noticed(journal: Path) -> None:
     formed = next(index for index, step in enumerate(steps) if isinstance(step.event, fact.GenerationFormed))
     result = replay(header, steps[:formed] + steps[formed + 1 :], footer)
     assert result.differences
-    assert result.verdict is None
 
 
 def test_a_changed_fact_is_named(journal: Path) -> None:
@@ -117,11 +116,85 @@ def test_a_changed_order_is_named(journal: Path) -> None:
 def test_other_settings_lead_to_other_decisions(journal: Path) -> None:
     """A header that was changed does not fit its steps."""
     header, steps, footer = read_journal(str(journal))
-    poorer = msgspec.structs.replace(header, settings=msgspec.structs.replace(header.settings, max_restarts=0))
-    result = replay(poorer, steps, footer)
-    assert result.differences
-    assert result.verdict is not None
-    assert result.verdict.outcome is Outcome.FAILED
+    smaller = msgspec.structs.replace(header, settings=msgspec.structs.replace(header.settings, local_world_size=1))
+    assert replay(smaller, steps, footer).differences
+
+
+# --- what the coordinator says ----------------------------------------------------------------------------------------
+
+SETTINGS = AgentSettings(run_id="run", role="trainer", local_world_size=1, max_restarts=3)
+VERDICT = Verdict(Outcome.CANCELLED, "an operator ended it", generation=4, restarts_used=1, drains=1)
+# One node of several: a node leaves, the next generation is fenced, the third is ended with the run.
+SEVERAL: list[fact.AnyEvent] = [
+    fact.RunRequested(),
+    fact.Waiting("1 node of 2 here (a); waiting for 1 more, for 600 s at most"),
+    fact.GenerationFormed(Assignment(1, group_world_size=2, world_size=2)),
+    fact.WorkerStarted(1, 0, 100),
+    fact.LeaveNoticed(1, "b", "the agent was asked to stop", 30.0),
+    fact.GenerationEnded(1, "b was asked to leave"),
+    fact.WorkerExited(1, 0, -15),
+    fact.NodeCleared(1),
+    fact.GenerationFormed(Assignment(3, group_world_size=2, world_size=2, why="b was asked to leave")),
+    fact.WorkerStarted(3, 0, 300),
+    fact.GenerationEnded(1, "a late echo"),
+    fact.Fenced(3, "nothing was heard of the coordinator"),
+    fact.WorkerExited(3, 0, -9),
+    fact.NodeCleared(3),
+    fact.GenerationFormed(Assignment(4, group_world_size=2, world_size=2, restarts_used=1, why="restart 1 of 3")),
+    fact.WorkerStarted(4, 0, 400),
+    fact.NoticeReceived("spot instance", None),
+    fact.RunEnded(VERDICT, 5000.0),
+    fact.WorkerExited(4, 0, -15),
+    fact.NodeCleared(4),
+]
+
+
+def several(path: Path) -> Path:
+    """The journal of a node that heard all this."""
+    machine = AgentMachine(SETTINGS)
+    journal = Journal(str(path))
+    journal.begin(SETTINGS, "train.py", 10.0)
+    for number, event in enumerate(SEVERAL):
+        journal.step(11.0 + number, event, machine.step(event, 11.0 + number))
+    journal.close(60.0)
+    return path
+
+
+def test_a_node_among_several_replays_without_a_difference(tmp_path: Path) -> None:
+    """Whatever the coordinator said is a fact like any other; the verdict is the run's, the story names the others."""
+    result = replayed(several(tmp_path / "journal.jsonl"))
+    assert result.differences == []
+    assert result.verdict == VERDICT
+    story = [told.text for told in result.story]
+    for part in (
+        "1 node of 2 here (a); waiting for 1 more, for 600 s at most",
+        "b is going to leave in 30 s: the agent was asked to stop",
+        "asking the workers to end with SIGTERM (asked to end), 30 s of grace: b was asked to leave",
+        "generation 3 (b was asked to leave): starting 1 worker, rank 0 of 2, node 0 of 2",
+        "killing what is left: nothing was heard of the coordinator",
+        "this node is going to leave: spot instance",
+        "the run was cancelled: an operator ended it",
+    ):
+        assert part in story, story
+    assert not any("a late echo" in text for text in story)
+
+
+@pytest.mark.parametrize("kind", [fact.GenerationEnded, fact.Fenced, fact.RunEnded])
+def test_a_word_of_the_coordinator_that_was_left_out_is_noticed(tmp_path: Path, kind: type) -> None:
+    """Workers that were stopped for no reason that can be seen."""
+    header, steps, footer = read_journal(str(several(tmp_path / "journal.jsonl")))
+    first = next(index for index, step in enumerate(steps) if isinstance(step.event, kind))
+    assert replay(header, steps[:first] + steps[first + 1 :], footer).differences
+
+
+def test_another_verdict_than_the_coordinators_is_named(tmp_path: Path) -> None:
+    """A node does not decide how the run ended."""
+    path = several(tmp_path / "journal.jsonl")
+    head, _, tail = path.read_text().rpartition('"outcome":"cancelled"')
+    path.write_text(f'{head}"outcome":"succeeded"{tail}')
+    (difference,) = replayed(path).differences
+    assert "NodeCleared: the journal says" in difference
+    assert "SUCCEEDED" in difference
 
 
 def test_a_run_that_was_cut_short_is_told_as_far_as_it_goes(journal: Path) -> None:

@@ -6,22 +6,16 @@ import signal
 
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure
-from tenax.core.policy import AnyDecision, History, Wait
+from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
 from tenax.runtime.story import live_line, tell
-
-
-class Patient:
-    def decide(self, failure: Failure, history: History) -> AnyDecision:
-        return Wait("the disk is slow", seconds=90)
 
 
 class Teller:
     """A machine whose story is written down as it goes."""
 
-    def __init__(self, policy: Patient | None = None) -> None:
+    def __init__(self) -> None:
         settings = AgentSettings(run_id="night", role="trainer", local_world_size=2, max_restarts=3)
-        self.machine = AgentMachine(settings, policy)
+        self.machine = AgentMachine(settings)
         self.told: list[tuple[str, bool]] = []
 
     def hear(self, *events: fact.AnyEvent) -> list[str]:
@@ -32,10 +26,13 @@ class Teller:
         self.told += lines
         return [text for text, _ in lines]
 
-    def run(self) -> None:
-        assignment = Assignment(1, first_global_rank=4, world_size=8)
+    def run(self, nodes: int = 1) -> None:
+        assignment = Assignment(1, 0, nodes, first_global_rank=4, world_size=8)
         self.hear(fact.RunRequested(), fact.GenerationFormed(assignment))
         self.hear(fact.WorkerStarted(1, 0, 100), fact.WorkerStarted(1, 1, 101))
+
+    def succeed(self) -> list[str]:
+        return self.hear(fact.WorkerExited(1, 0, 0), fact.WorkerExited(1, 1, 0), fact.NodeCleared(1))
 
     @property
     def live(self) -> str:
@@ -71,14 +68,68 @@ def test_who_was_asked_is_not_blamed() -> None:
     assert not is_important
 
 
-def test_a_pause_is_told_with_its_reason() -> None:
-    """Else a person wonders why nothing happens."""
-    teller = Teller(Patient())
+def test_who_waits_is_told_why() -> None:
+    """A pause before the next try, or nodes that are not there yet: else a person wonders why nothing happens."""
+    teller = Teller()
+    teller.hear(fact.RunRequested())
+    for why in ("1 node of 2 here (a); waiting for 1 more, for 600 s at most", "waiting 90 s before the next try: hot"):
+        assert teller.hear(fact.Waiting(why)) == [why]
+        assert teller.told[-1] == (why, True)
+
+
+def test_the_next_generation_is_told_with_its_reason() -> None:
+    """The first one needs none; among several nodes it says which of them this is."""
+    teller = Teller()
     teller.run()
-    teller.hear(fact.WorkerExited(1, 0, 3, unasked=True), fact.FailureExamined(1, 0, Evidence()))
-    teller.hear(fact.WorkerExited(1, 1, -15))
-    assert "waiting 90 s before the next try: the disk is slow" in teller.hear(fact.NodeCleared(1))
-    assert teller.live.startswith("tenax night: waiting before the next try")
+    assert not any("first generation" in text for text, _ in teller.told)
+    teller.hear(fact.GenerationEnded(1, "b joins"), fact.WorkerExited(1, 0, -15), fact.WorkerExited(1, 1, -15))
+    teller.hear(fact.NodeCleared(1))
+    part = Assignment(2, 1, 3, first_global_rank=2, world_size=6, why="b joins")
+    (line,) = teller.hear(fact.GenerationFormed(part))
+    assert line == "generation 2 (b joins): starting 2 workers, ranks 2 to 3 of 6, node 1 of 3"
+
+
+def test_a_generation_that_ends_elsewhere_is_told_once() -> None:
+    """By what is asked of the workers; where they are done already, by a line of its own."""
+    teller = Teller()
+    teller.run(nodes=2)
+    assert teller.hear(fact.GenerationEnded(1, "rank 0 on b failed")) == [
+        "asking the workers to end with SIGTERM (asked to end), 30 s of grace: rank 0 on b failed"
+    ]
+    done = Teller()
+    done.run(nodes=2)
+    assert "all workers of this node succeeded; the run ends when all nodes did" in done.succeed()
+    assert done.live == "tenax night: generation 1: done here, waiting for the other nodes, 3 of 3 restarts left"
+    lines = done.hear(fact.GenerationEnded(1, "rank 0 on b failed"))
+    assert lines == ["generation 1 is over: rank 0 on b failed", "ready for the next one"]
+    assert done.live == "tenax night: waiting for the next generation, 3 of 3 restarts left"
+
+
+def test_alone_nobody_waits_for_other_nodes() -> None:
+    """On one node the success of its workers is the end of the run, and is told as that."""
+    teller = Teller()
+    teller.run()
+    assert not any("other nodes" in line or "all nodes" in line for line in teller.succeed())
+    verdict = Verdict(Outcome.SUCCEEDED, "all 2 workers succeeded")
+    assert teller.hear(fact.RunEnded(verdict, 10.0)) == ["the run succeeded: all 2 workers succeeded"]
+    assert teller.told[-1][1], "a success is told; the report speaks for every other end"
+
+
+def test_who_leaves_is_told_with_what_is_known() -> None:
+    """This node or another, how soon, and why."""
+    teller = Teller()
+    teller.run(nodes=2)
+    assert teller.hear(fact.LeaveNoticed(1, "b", "it was asked to stop", 30.0)) == [
+        "b is going to leave in 30 s: it was asked to stop"
+    ]
+    assert teller.hear(fact.NoticeReceived("maintenance")) == ["this node is going to leave: maintenance"]
+
+
+def test_a_fence_is_told_by_what_is_killed() -> None:
+    """With the reason."""
+    teller = Teller()
+    teller.run(nodes=2)
+    assert teller.hear(fact.Fenced(1, "this node was cut off")) == ["killing what is left: this node was cut off"]
 
 
 def test_late_echoes_are_not_told() -> None:
@@ -86,12 +137,13 @@ def test_late_echoes_are_not_told() -> None:
     teller = Teller()
     teller.run()
     assert teller.hear(fact.WorkerExited(7, 0, 3), fact.NodeCleared(7), fact.WorkerStarted(7, 0, 5)) == []
+    assert teller.hear(fact.GenerationEnded(7, "x"), fact.Fenced(7, "x"), fact.LeaveNoticed(7, "b", "x")) == []
 
 
 def test_the_live_line_says_who_is_waited_for() -> None:
     """Phase, generation, workers, and what is left of the budget."""
     teller = Teller()
-    assert teller.live == "tenax night: joining generation 1, 3 of 3 restarts left"
+    assert teller.live == "tenax night: waiting for the first generation, 3 of 3 restarts left"
     teller.run()
     assert teller.live == "tenax night: generation 1 running, 2 of 2 workers, 3 of 3 restarts left"
     teller.hear(fact.WorkerExited(1, 0, 0))

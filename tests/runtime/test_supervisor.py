@@ -365,8 +365,7 @@ def test_the_story_is_told_as_it_happens(stage: Callable[..., Stage]) -> None:
         "tenax: generation 1: starting 2 workers, ranks 0 to 1 of 2",
         f"tenax: rank 1 (pid {pid}) exited with code 3",
         f"tenax: asking the workers to end with {signal_in_words(15)}, 30 s of grace: rank 1 failed",
-        "tenax: restart 1 of 1: forming generation 2",
-        "tenax: generation 2: starting 2 workers, ranks 0 to 1 of 2",
+        "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]
 

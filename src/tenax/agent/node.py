@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tenax.logs.specs import LogsSpecs
     from tenax.ports import Control
     from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
+    from tenax.runtime.run_journal import RunJournal
 
 JOURNAL_NAME = "journal.jsonl"
 
@@ -47,6 +48,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     stdout_filters: list[str] = []
     stderr_filters: list[str] = []
     signals: str = DEFAULT_SIGNALS
+    notice_signals: str = ""  # a scheduler's advance notice; none of ``signals``
+    notice_s: float | None = None  # how soon after it the node must leave
     virtual_local_rank: bool = False
     places: Places = Places()
     policy: RestartPolicy | None = None
@@ -72,7 +75,7 @@ class Node:
     ) -> Verdict:
         """Run to the verdict. ``last_words`` are said on the console after everything else."""
         plan = self._plan
-        numbers = parse_signals(plan.signals)
+        numbers, notices = parse_signals(plan.signals), parse_signals(plan.notice_signals)
         loop = Loop()
         logs = WorkerLogs(
             plan.logs_specs,
@@ -87,7 +90,9 @@ class Node:
         words = ""
         try:
             self._keeper.spawn()  # it comes up while the rest is made ready
-            with SignalSource(loop, numbers, is_last_act=plan.is_last_act) as signals:
+            with SignalSource(
+                loop, numbers, notices=notices, notice_s=plan.notice_s, is_last_act=plan.is_last_act
+            ) as signals:
                 logs.open()
                 loop.watch(signals)
                 try:
@@ -123,6 +128,7 @@ class Node:
             environments=self._environments,
             place=plan.places.place,
             pass_on_notice=self._notice.write,
+            run_journal=self._open_run_journal,
             observe=observe,
         )
 
@@ -140,6 +146,11 @@ class Node:
     def return_values(self) -> dict[int, Any]:
         """By local rank, of the last generation."""
         return self._plan.entrypoint.return_values()
+
+    def _open_run_journal(self) -> RunJournal:
+        from tenax.runtime.run_journal import RunJournal
+
+        return RunJournal(self.log_dir)
 
     def _open_journal(self) -> Journal:
         """In the run's own directory, where the log specs have one and the disk allows it."""

@@ -264,7 +264,7 @@ def _meeting_place(asked: Asked) -> tuple[str, str, dict[str, Any]]:
         raise UsageError(f"{asked.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
     configs = _settings(asked)
     if backend in ONE_NODE_BACKENDS and configs.get("store_type") != "file":
-        _check_endpoint(asked)
+        check_endpoint(asked)
     if asked["standalone"]:
         _check_standalone_rendezvous(asked)
         backend, endpoint = "static", ""
@@ -274,8 +274,8 @@ def _meeting_place(asked: Asked) -> tuple[str, str, dict[str, Any]]:
         if asked.typed("rdzv_backend"):
             asked.notes.append(f"{asked.words('rdzv_backend')} is not asked: one node has nobody to find")
         return "local", "", configs
-    if endpoint and asked.from_environment("rdzv_endpoint") and _types_master(asked):
-        asked.note_unused("rdzv_endpoint", _types_master(asked))
+    if endpoint and asked.from_environment("rdzv_endpoint") and types_master(asked):
+        asked.note_unused("rdzv_endpoint", types_master(asked))
         endpoint = ""
     if endpoint:
         _check_two_places(asked, endpoint)
@@ -322,7 +322,7 @@ def _prefers_master(asked: Asked) -> bool:
     return False
 
 
-def _types_master(asked: Asked) -> str:
+def types_master(asked: Asked) -> str:
     """The flag on the command line that names the master, if one does."""
     return next((dest for dest in ("master_port", "master_addr") if asked.typed(dest)), "")
 
@@ -330,7 +330,7 @@ def _types_master(asked: Asked) -> str:
 def _names_master(asked: Asked) -> bool:
     """Whether --master-addr or --master-port says where this node's workers meet."""
     given = [dest for dest in ("master_addr", "master_port") if asked.given(dest)]
-    if _types_master(asked):
+    if types_master(asked):
         return True
     # A cluster's variables speak of a job of many nodes; here this node is a job of its own, and may not be theirs.
     if asked["standalone"] or asked["node_rank"] != 0:
@@ -357,7 +357,7 @@ def _check_two_places(asked: Asked, endpoint: str) -> None:
             )
 
 
-def _check_endpoint(asked: Asked) -> None:
+def check_endpoint(asked: Asked) -> None:
     text = asked["rdzv_endpoint"]
     host, port = split_endpoint(text)
     plain = host.replace("-", "").replace(".", "").replace("_", "").replace(":", "").replace("%", "")
@@ -467,8 +467,8 @@ def _check_signals(asked: Asked, backend: str) -> None:
     both = next((number.name for number in announcing if number in stopping), "")
     if both:
         raise UsageError(
-            f"{both} is in {asked.name('notice_signals')} and in {asked.name('signals_to_handle')}, but a signal either "
-            "announces that this machine will be taken or stops the job; take it out of one of them"
+            f"{both} is in {asked.name('notice_signals')} and in {asked.name('signals_to_handle')}, but a signal "
+            "either announces that this machine will be taken or stops the job; take it out of one of them"
         )
     if announcing and backend not in ONE_NODE_BACKENDS:
         raise UsageError(
@@ -489,7 +489,8 @@ def _signals(asked: Asked, dest: str) -> list[Signals]:
 def _fatal(asked: Asked) -> tuple[tuple[int, ...], tuple[str, ...]]:
     """After which exit codes and exceptions a restart is useless."""
     codes, errors = (
-        [word.strip() for word in asked[dest].split(",") if word.strip()] for dest in ("fatal_exit_codes", "fatal_errors")
+        [word.strip() for word in asked[dest].split(",") if word.strip()]
+        for dest in ("fatal_exit_codes", "fatal_errors")
     )
     if not all(code.isdecimal() and 1 <= int(code) <= 255 for code in codes):
         raise UsageError(

@@ -15,7 +15,8 @@ USAGE = """\
 usage: tenax replay JOURNAL
 
 Tell the story of a run from its journal (journal.jsonl in the run's log folder, or that folder), and derive every
-decision again from what happened.
+decision again from what happened. The node that served the coordinator of a run of several nodes keeps a second one
+(coordinator.jsonl): why each generation began and ended, for all nodes.
 
 Exit code 0: every decision follows from the facts. 1: some do not, and each is named. 2: not a journal.
 """
@@ -32,15 +33,39 @@ def replay_command(argv: Sequence[str]) -> int:
         return _complain(f"one journal at a time, not {len(argv)}", WRONG_USAGE)
     from tenax.runtime.journal import JournalUnreadable, read_journal
     from tenax.runtime.replay import replay
+    from tenax.runtime.run_journal import is_run_journal
 
     path = os.path.join(argv[0], "journal.jsonl") if os.path.isdir(argv[0]) else argv[0]
     try:
+        if is_run_journal(path):
+            return _replay_coordinator(path)
         header, steps, footer = read_journal(path)
     except JournalUnreadable as error:
         return _complain(str(error), WRONG_USAGE)
     replayed = replay(header, steps, footer)
     print_page(tell_story(header, replayed, footer, len(steps)))
     return FAILED if replayed.differences else SUCCEEDED
+
+
+def _replay_coordinator(path: str) -> int:
+    from tenax.cli.run import print_page
+    from tenax.failures.exit_codes import FAILED, SUCCEEDED
+    from tenax.failures.plain_text import harmless
+    from tenax.runtime.run_journal import read_run_journal, replay_run
+
+    header, steps, footer = read_run_journal(path)
+    story, differences = replay_run(header, steps)
+    settings = header.settings
+    lines = [
+        f"the coordinator of run {settings.run_id} on {header.host}: {settings.min_nodes} to {settings.max_nodes} "
+        f"nodes, {settings.max_restarts} restarts allowed, tenax {header.tenax}",
+        "",
+        *(f"{after_s:>10.3f} s  {harmless(text)}" for after_s, text in story),
+        "",
+        *_ending(footer, differences, len(steps)),
+    ]
+    print_page("\n".join(lines) + "\n")
+    return FAILED if differences else SUCCEEDED
 
 
 def _complain(sentence: str, code: int) -> int:
@@ -66,13 +91,19 @@ def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps:
     ]
     lines += [f"{told.after_s:>10.3f} s  {harmless(told.text)}" for told in replayed.story]
     lines.append("")
+    lines += _ending(footer, replayed.differences, steps)
+    return "\n".join(lines) + "\n"
+
+
+def _ending(footer: Footer | None, differences: list[str], steps: int) -> list[str]:
+    lines: list[str] = []
     if footer is None:
         lines.append("The journal ends here: the agent was killed, or the run is still going on.")
     elif footer.steps_not_written:
         lines.append(f"{footer.steps_not_written} steps are missing: the journal was full or its disk was.")
-    if replayed.differences:
-        lines.append(f"{len(replayed.differences)} of {steps} steps do not follow from the facts:")
-        lines += [f"  {difference}" for difference in replayed.differences]
+    if differences:
+        lines.append(f"{len(differences)} of {steps} steps do not follow from the facts:")
+        lines += [f"  {difference}" for difference in differences]
     else:
         lines.append(f"All {steps} steps were derived again: every decision follows from what happened.")
-    return "\n".join(lines) + "\n"
+    return lines

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
+    from tenax.core.policy import RestartPolicy
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -69,8 +70,8 @@ def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypo
     """What the launcher is given."""
     entrypoint, args = entrypoint_of(options, interpreter)
     config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
+        min_nodes=options.min_nodes,
+        max_nodes=options.max_nodes,
         nproc_per_node=options.nproc_per_node,
         logs_specs=_logs_specs(options),
         run_id=options.run_id,
@@ -90,8 +91,19 @@ def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypo
         duplicate_stderr_filters=list(options.duplicate_stderr_filters),
         virtual_local_rank=options.virtual_local_rank,
         shutdown_timeout=options.shutdown_timeout_s,
+        restart_policy=_restart_policy(options),
+        notice_signals=options.notice_signals,
+        notice_s=options.notice_s,
     )
     return config, entrypoint, args
+
+
+def _restart_policy(options: Options) -> RestartPolicy | None:
+    if not options.fatal_exit_codes and not options.fatal_errors:
+        return None
+    from tenax.core.policy import BudgetPolicy
+
+    return BudgetPolicy(options.fatal_exit_codes, options.fatal_errors)
 
 
 def _logs_specs(options: Options) -> Any:

@@ -10,7 +10,7 @@ import os
 
 from tenax.agent.abandonment import abandon_s_from
 from tenax.cli.flags import UsageError
-from tenax.cli.options import ONE_NODE_BACKENDS
+from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
 from tenax.cli.script import check_script
 
 TYPE_CHECKING = False
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tenax.cli.options import Options
     from tenax.logs.specs import LogsSpecs
     from tenax.numa.binding import NumaOptions
+    from tenax.rendezvous.api import RendezvousParameters
     from tenax.runtime.places import Places
 
 
@@ -38,8 +39,11 @@ def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
         _check_log_dir(options.log_dir, cwd)
     if options.report:
         _check_report(options.report, cwd)
-    if options.rdzv_backend not in ONE_NODE_BACKENDS:
-        _check_installed_backend(options.rdzv_backend)
+    own_backends = ONE_NODE_BACKENDS if options.max_nodes == 1 else MANY_NODES_BACKENDS
+    if options.rdzv_backend not in own_backends:
+        _check_installed_backend(options.rdzv_backend, own_backends)
+    elif options.max_nodes > 1 or "use_agent_store" in options.rdzv_configs:
+        _check_rendezvous(options)
     if options.logs_specs is not None:
         logs_specs_named(options.logs_specs)
     if options.virtual_local_rank:
@@ -72,13 +76,38 @@ def _check_report(report: str, cwd: str) -> None:
         raise UsageError(f"--report {report} is a folder; name a file")
 
 
-def _check_installed_backend(name: str) -> None:
+def _check_installed_backend(name: str, own: frozenset[str]) -> None:
     from importlib.metadata import entry_points
 
     installed = {point.name for point in entry_points(group="torchrun.handlers")}
     if name not in installed:
-        names = ", ".join(sorted(installed | ONE_NODE_BACKENDS))
+        names = ", ".join(sorted(installed | own))
         raise UsageError(f"--rdzv-backend {name} is neither one of ours nor installed; there are: {names}")
+
+
+def rendezvous_parameters(options: Options) -> RendezvousParameters:
+    """What the rendezvous will be told."""
+    from tenax.rendezvous.api import RendezvousParameters
+
+    return RendezvousParameters(
+        backend=options.rdzv_backend,
+        endpoint=options.rdzv_endpoint,
+        run_id=options.run_id,
+        min_nodes=options.min_nodes,
+        max_nodes=options.max_nodes,
+        local_addr=options.local_addr,
+        **options.rdzv_configs,
+    )
+
+
+def _check_rendezvous(options: Options) -> None:
+    """Settings, the file of a secret and certificates. Our handlers look at them when they are made, and do no more."""
+    from tenax.rendezvous.registry import get_rendezvous_handler
+
+    try:
+        get_rendezvous_handler(rendezvous_parameters(options))
+    except ValueError as error:
+        raise UsageError(str(error).rstrip(".")) from error
 
 
 def logs_specs_named(name: str | None) -> type[LogsSpecs]:

@@ -43,6 +43,7 @@ from tenax.core.model import (
     Verdict,
     WorkerPhase,
     WorkerRecord,
+    told_in_full,
     when_it_began,
 )
 
@@ -505,7 +506,7 @@ def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
 
 
 def stopped_message(state: AgentState, now: float) -> word.NodeStopped:
-    return word.NodeStopped(state.generation, now, tuple(state.failures), stopped_workers(state))
+    return word.NodeStopped(state.generation, now, told_in_full(state.failures), stopped_workers(state))
 
 
 def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> list[word.FromNode]:

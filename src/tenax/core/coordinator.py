@@ -31,7 +31,7 @@ import msgspec
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.events import FromCoordinator
-from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, when_it_began
+from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, told_in_full, when_it_began
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 from tenax.core.ranks import Candidate, arrange, choose, number
 
@@ -395,6 +395,9 @@ class CoordinatorMachine:
             self._end_generation(Ending.LOSS, "the generation is not complete since the coordinator was lost", now)
         elif state.done.issuperset(state.members):
             self._succeeded(now)
+        else:
+            for node_id in list(state.ready)[:1]:
+                self._consider_newcomer(state.nodes[node_id], now)
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
@@ -423,7 +426,7 @@ class CoordinatorMachine:
                 self._form_if_possible(now)
             case RunPhase.RECOVERING:
                 state.is_broken |= is_member
-        if node_id in state.ready:  # not taken meanwhile
+        if node_id in state.ready and state.phase not in (RunPhase.ENDING, RunPhase.OVER):
             self._say(fact.Waiting(self._waiting_in_words(now)), node_id)
 
     def _consider_newcomer(self, record: NodeRecord, now: float) -> None:
@@ -471,7 +474,6 @@ class CoordinatorMachine:
         state.is_broken, state.dead_rank, state.expected = False, -1, 0
         state.formed_at = now
         state.deadlines.clear()
-        state.decision = None
         for record in state.nodes.values():
             record.last_rank = -1
         coordinator_rank = state.members.get(settings.serving_node, -1)
@@ -524,7 +526,7 @@ class CoordinatorMachine:
         here = f"{_nodes(count)} of {_span(settings.min_nodes, settings.max_nodes)} here"
         if RunDeadline.LAST_CALL in state.deadlines:
             left = state.deadlines[RunDeadline.LAST_CALL] - now
-            return f"{here}; the last call for more ends in {left:.0f} s (--rdzv-conf last_call_timeout)"
+            return f"{here}; the last call for more ends in {left:.1f} s (--rdzv-conf last_call_timeout)"
         left = state.deadlines.get(RunDeadline.JOIN, now) - now
         return (
             f"{here} ({_some([state.nodes[node_id].info.host for node_id in state.ready])}); waiting for "
@@ -611,6 +613,7 @@ class CoordinatorMachine:
         state = self.state
         state.phase = RunPhase.ENDING
         state.ended_by, state.ended_why, state.ended_at = kind, why, now
+        state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
         state.unstopped = {
             node_id
             for node_id in state.members
@@ -654,7 +657,7 @@ class CoordinatorMachine:
             self._over(Outcome.FAILED, decision.why, now)
             return
         state.restarts_used += 1
-        state.earlier = [*state.earlier[-_HISTORY_KEPT + 1 :], first]
+        state.earlier = [*state.earlier[-_HISTORY_KEPT + 1 :], first.brief()]
         if isinstance(decision, Wait):
             state.phase = RunPhase.PAUSED
             state.next_why = decision.why
@@ -710,10 +713,11 @@ class CoordinatorMachine:
         state = self.state
         state.phase = RunPhase.OVER
         state.deadlines.clear()
+        failures = told_in_full(sorted(state.failures, key=when_it_began))
         state.verdict = Verdict(
             outcome=outcome,
             why=why,
-            failures=tuple(sorted(state.failures, key=when_it_began)) if outcome is not Outcome.SUCCEEDED else (),
+            failures=failures if outcome is not Outcome.SUCCEEDED else (),
             stopped=tuple(state.stopped) if outcome is not Outcome.SUCCEEDED else (),
             restarts_used=state.restarts_used,
             generation=state.generation,

@@ -50,7 +50,7 @@ def worker_environment(
         "TORCHELASTIC_USE_AGENT_STORE": str(assignment.use_agent_store),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
         "TENAX_GENERATION": str(assignment.generation),
-        "TENAX_GENERATION_REASON": assignment.why,
+        "TENAX_GENERATION_REASON": assignment.why.replace("\0", " "),  # which no variable can hold
     }
     # A crash in native code leaves its Python stack on stderr, where the failure report finds it.
     added["PYTHONFAULTHANDLER"] = inherited.get("PYTHONFAULTHANDLER", "1")

@@ -9,6 +9,12 @@ import enum
 
 import msgspec
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_MOST_OF_MESSAGE = 1000
+
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one node is told before its first step. Nothing in it changes during a run."""
@@ -96,6 +102,18 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         if raised_at is not None:
             evidence = msgspec.structs.replace(evidence, raised_at=raised_at + by_s)
         return msgspec.structs.replace(self, seen_at=self.seen_at + by_s, evidence=evidence)
+
+    def brief(self) -> Failure:
+        """The same without what is long. Messages between hosts are bounded, and one full story is enough."""
+        evidence = msgspec.structs.replace(
+            self.evidence, traceback="", last_lines=(), message=self.evidence.message[:_MOST_OF_MESSAGE]
+        )
+        return msgspec.structs.replace(self, evidence=evidence, reason=self.reason[:_MOST_OF_MESSAGE])
+
+
+def told_in_full(failures: Sequence[Failure], full: int = 4, most: int = 256) -> tuple[Failure, ...]:
+    """The first few as they are, then some in brief, then none."""
+    return (*failures[:full], *(failure.brief() for failure in failures[full:most]))
 
 
 def when_it_began(failure: Failure) -> float:

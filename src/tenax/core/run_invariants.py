@@ -126,7 +126,12 @@ class RunChecker:
             return not self._known[node_id] <= message.generation <= self._latest
         if isinstance(message, _OF_A_GENERATION):
             last = self._last
-            return last is None or message.generation != self._latest or last.number != self._latest or not last.has(node_id)
+            return (
+                last is None
+                or message.generation != self._latest
+                or last.number != self._latest
+                or not last.has(node_id)
+            )
         return False
 
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:

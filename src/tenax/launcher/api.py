@@ -139,6 +139,8 @@ def launch(
             stdout_filters=config.duplicate_stdout_filters or [],
             stderr_filters=config.duplicate_stderr_filters or [],
             signals=config.signals_to_handle,
+            notice_signals=config.notice_signals,
+            notice_s=config.notice_s,
             virtual_local_rank=config.virtual_local_rank,
             places=decide_places(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,

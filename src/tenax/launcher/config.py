@@ -55,14 +55,14 @@ class _DataclassMachinery:
 class LaunchConfig:
     """One launch: how many nodes and workers, how they meet, how often they are restarted, where their output goes.
 
-    ``min_nodes``, ``max_nodes``: nodes in the job; this release launches one.
+    ``min_nodes``, ``max_nodes``: nodes in the job. More than one meet at ``rdzv_endpoint``.
     ``nproc_per_node``: workers on each node.
     ``logs_specs``: where output goes. None: ``DefaultLogsSpecs()`` at launch, which makes a temporary folder.
     ``run_id``: the job's name. Empty: a random one at launch.
     ``role``: what the workers are, in their environment and in front of their lines.
     ``rdzv_endpoint``, ``rdzv_backend``, ``rdzv_configs``, ``rdzv_timeout``: how nodes find each other.
     ``rdzv_timeout`` (seconds, -1: 900) becomes ``rdzv_configs["timeout"]``. One node has nobody to find.
-    ``max_restarts``: failures that are answered with a restart, before the job fails.
+    ``max_restarts``: failures that are answered with a restart, before the job fails; counted once for all nodes.
     ``monitor_interval``: without effect; death is heard of at once.
     ``start_method``: how the process of a function is made: spawn, fork or forkserver.
     ``log_line_prefix_template``: what stands in front of a worker's line: ``${role_name}``, ``${rank}``,
@@ -77,7 +77,9 @@ class LaunchConfig:
     ``shutdown_timeout``: seconds that a worker may take to end after it was asked to. None: the variable
     ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30.
     ``restart_policy``: decides what follows a failure; TorchElastic has no such field. None: restart at once while
-    restarts are left.
+    restarts are left. With several nodes that of the node that serves the meeting place decides for all.
+    ``notice_signals``: names of signals with which a scheduler says in advance that it will take this node, and
+    ``notice_s``: how many seconds later it does, None if nobody knows. TorchElastic has neither.
     """
 
     if TYPE_CHECKING:
@@ -112,6 +114,8 @@ class LaunchConfig:
         virtual_local_rank: bool = False,
         shutdown_timeout: int | None = None,
         restart_policy: RestartPolicy | None = None,
+        notice_signals: str = "",
+        notice_s: float | None = None,
     ) -> None:
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
@@ -137,6 +141,8 @@ class LaunchConfig:
         self.virtual_local_rank = virtual_local_rank
         self.shutdown_timeout = shutdown_timeout
         self.restart_policy = restart_policy
+        self.notice_signals = notice_signals
+        self.notice_s = notice_s
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -162,6 +168,8 @@ class LaunchConfig:
             raise ValueError(f"monitor_interval must be more than 0 seconds, not {self.monitor_interval}")
         if self.start_method not in _START_METHODS:
             raise ValueError(f"start_method must be spawn, fork or forkserver, not {self.start_method!r}")
+        if self.notice_s is not None and not 0 < self.notice_s < float("inf"):
+            raise ValueError(f"notice_s must be more than 0 seconds, not {self.notice_s}")
 
     def __replace__(self, /, **changes: Any) -> LaunchConfig:
         """For ``copy.replace`` of Python 3.13 and later."""

@@ -71,7 +71,8 @@ class Keeper:
         self._clearing = 0  # the generation whose end the agent waits for; 0: none
         self._killing = False
         self._held_until: float | None = None
-        self._is_fenced = False  # the lease ran out; what is alive is being killed
+        self._is_lease_over = False  # nobody may live until it is renewed
+        self._is_fenced = False  # ... and what is alive is being killed
         self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
         self._pid = os.getpid()
         self._prctl = _prctl()
@@ -122,19 +123,21 @@ class Keeper:
                     self._settle()
                 case ("hold", seconds):
                     self._held_until = time.monotonic() + seconds if seconds > 0 else None
+                    self._is_lease_over = False
 
     def _patience_ms(self) -> float | None:
         return None if self._held_until is None else max(0.0, self._held_until - time.monotonic()) * 1000
 
     def _fence(self) -> None:
+        """The lease is over: end what is below us, also what dead workers have left."""
         self._held_until = None
-        alive = [worker for worker in self._workers.values() if worker.alive]
-        if not alive:
+        self._is_lease_over = True
+        if not self._reap() or not self._workers:  # who is dead already did not die of this
             return
         self._is_fenced = True
-        for worker in alive:
-            worker.asked = True
-        self._channel.send(("fenced", alive[0].generation))
+        for worker in self._workers.values():
+            worker.asked = worker.asked or worker.alive
+        self._channel.send(("fenced", max(worker.generation for worker in self._workers.values())))
         self._kill_below(set())
 
     def _start(self, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]) -> None:
@@ -146,6 +149,8 @@ class Keeper:
         else:
             self._workers[pid] = _Worker(generation, local_rank, pid, complaint)
             self._channel.send(("started", generation, local_rank, pid))
+            if self._is_lease_over:  # the agent was stopped between its decision and this order
+                self._fence()
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)

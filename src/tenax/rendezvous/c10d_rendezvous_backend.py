@@ -40,6 +40,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         if not run_id:
             raise ValueError("the run id is empty; give the run a name")
         self._key = f"torch.rendezvous.{run_id}"
+        self._given = store  # which may be the one that serves: it must live as long as we do
         self._store = self._call(_clone, store)
         self._read()
 

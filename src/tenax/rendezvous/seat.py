@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 
     from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
     from tenax.core.policy import RestartPolicy
-    from tenax.ports import Cancellable, EventLoop
-
-    Record = Callable[[float, AnyCoordinatorEvent, list[Say]], None]
+    from tenax.ports import Cancellable, EventLoop, RecordRun
 
 
 class CoordinatorSeat:
@@ -32,7 +30,7 @@ class CoordinatorSeat:
         policy: RestartPolicy | None,
         loop: EventLoop,
         deliver: Callable[[Say], None],
-        record: Record = lambda *_: None,
+        record: RecordRun = lambda *_: None,
     ) -> None:
         self._machine = CoordinatorMachine(settings, policy)
         self._loop = loop
@@ -62,7 +60,7 @@ class CoordinatorSeat:
     def _take(self, event: AnyCoordinatorEvent) -> None:
         now = self._loop.now()
         says = self._machine.step(event, now)
-        self._record(now, event, says)
+        self._record(now, event, says, self._machine.state)
         for say in says:
             self._deliver(say)
 

@@ -19,6 +19,7 @@ from tenax.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStateError,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
@@ -102,8 +103,8 @@ class StaticTCPRendezvous(RendezvousHandler):
         pause_s = _SHORTEST_PAUSE_S
         while True:
             latest = self._latest()
-            if latest > attempt:  # somebody could not wait for this one: it would never be complete
-                attempt = self._claim(latest)
+            if latest > attempt:  # somebody began a later one: this one would never be complete
+                attempt = self._follow(latest)
             keys = self._keys_of(attempt)
             if self.rank == 0 and keys.check(self._places()):
                 self._forget_what_is_not_of(attempt)
@@ -117,11 +118,25 @@ class StaticTCPRendezvous(RendezvousHandler):
 
     def _claim(self, attempt: int) -> int:
         """Take our place, in this attempt or in the first later one in which it is free, and tell the others."""
-        while self._keys_of(attempt).compare_set(f"rank/{self.rank}", "", self._id) != self._id.encode():
+        while not self._is_ours(attempt):
             attempt += 1  # there is an earlier start of this node in it, which is dead
         while (latest := self._latest()) < attempt:
             self._store.compare_set(self._latest_key(), str(latest), str(attempt))
         return attempt
+
+    def _follow(self, attempt: int) -> int:
+        """Go on to the attempt that somebody else began. Who has our place there came after us, and lives."""
+        if not self._is_ours(attempt):
+            raise RendezvousStateError(
+                f"another node came to the run {self.run_id!r} with the rank {self.rank} of this one; give every node "
+                "a rank of its own"
+            )
+        return attempt
+
+    def _is_ours(self, attempt: int) -> bool:
+        """Whether our place is free, and then taken, or was taken by us."""
+        holder = self._keys_of(attempt).compare_set(f"rank/{self.rank}", "", self._id)
+        return bool(holder == self._id.encode())
 
     def _places(self) -> list[str]:
         return [f"rank/{rank}" for rank in range(self.world_size)]

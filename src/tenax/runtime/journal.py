@@ -18,6 +18,7 @@ from tenax import __version__
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.model import AgentSettings
+from tenax.core.text import encodable
 
 FORMAT = 2
 _LIMIT_BYTES = 16 << 20
@@ -76,26 +77,26 @@ class Journal:
 
     def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
         host = os.uname().nodename
-        self._write(Header(FORMAT, __version__, settings, entrypoint, host, time.time(), now))
+        self.write(Header(FORMAT, __version__, settings, entrypoint, host, time.time(), now))
 
     def step(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        self._write(Step(at, event, commands))
+        self.write(Step(at, event, commands))
 
     def close(self, now: float) -> None:
         self._left += 1024  # the last line always fits
-        self._write(Footer(now, self._lost))
+        self.write(Footer(now, self._lost))
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _write(self, line: AnyLine) -> None:
+    def write(self, line: msgspec.Struct) -> None:
         if self._descriptor < 0:
             return
         try:
             data = self._encode(line) + b"\n"
         except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is
-            data = self._encode(_escaped(msgspec.to_builtins(line))) + b"\n"
-        is_after_a_loss = self._lost > 0 and isinstance(line, Step)
+            data = self._encode(encodable(msgspec.to_builtins(line))) + b"\n"
+        is_after_a_loss = self._lost > 0 and not isinstance(line, Footer)
         if is_after_a_loss or len(data) > self._left or not self._append(data):
             self._lost += 1
 
@@ -111,25 +112,21 @@ class Journal:
         return False
 
 
-def _escaped(value: Any) -> Any:
-    """The same with every text in a form that can be encoded."""
-    match value:
-        case str():
-            return value.encode("utf-8", "backslashreplace").decode()
-        case dict():
-            return {name: _escaped(member) for name, member in value.items()}
-        case list() | tuple():
-            return [_escaped(member) for member in value]
-    return value
-
-
 class JournalUnreadable(Exception):
     """This file is not a journal of ours, or is damaged; the message says where."""
 
 
 def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
     """A journal back from its file. A torn last line (the agent was killed while writing) is left out."""
-    decoder = msgspec.json.Decoder(AnyLine)
+    lines = read_lines(path, AnyLine, Header)
+    assert isinstance(lines[0], Header)
+    footer = lines[-1] if isinstance(lines[-1], Footer) else None
+    return lines[0], [line for line in lines if isinstance(line, Step)], footer
+
+
+def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]:
+    """The lines of a journal, which begins with its header and holds one run. Raises JournalUnreadable."""
+    decoder = msgspec.json.Decoder(kinds)
     try:
         with open(path, "rb") as file:
             raw_lines = file.read().split(b"\n")
@@ -137,23 +134,22 @@ def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
         raise JournalUnreadable(f"{path!r} cannot be read: {error.strerror}") from error
     torn = raw_lines.pop()
     _check_format(path, raw_lines)
-    lines: list[AnyLine] = []
+    lines: list[Any] = []
     for number, raw in enumerate(raw_lines, 1):
         try:
             lines.append(decoder.decode(raw))
         except msgspec.DecodeError as error:
             raise JournalUnreadable(f"line {number} of {path!r} is not a line of a tenax journal: {error}") from error
-    if not lines or not isinstance(lines[0], Header):
+    if not lines or not isinstance(lines[0], header):
         what = "is empty" if not lines and not torn else "does not begin with a header"
         raise JournalUnreadable(f"{path!r} {what}; expected the journal.jsonl of a run")
     for number, line in enumerate(lines[1:], 2):
-        if isinstance(line, Header):
+        if isinstance(line, header):
             raise JournalUnreadable(f"line {number} of {path!r} begins another run; expected one run in each file")
-    footer = lines[-1] if isinstance(lines[-1], Footer) else None
-    return lines[0], [line for line in lines if isinstance(line, Step)], footer
+    return lines
 
 
-class _AnyHeader(msgspec.Struct, tag="header", tag_field="line"):
+class _AnyHeader(msgspec.Struct):
     """What the headers of all formats have."""
 
     format: int

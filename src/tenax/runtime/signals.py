@@ -1,7 +1,8 @@
 """Signals as facts: while a run lasts, the chosen signals become events in the loop's mailbox.
 
 Nothing is raised at an arbitrary line. What was there before (handlers, wake-up descriptor) is put back afterwards, so
-that an agent inside another program leaves no trace. A signal that was ignored when we started stays ignored: that is
+that an agent inside another program leaves no trace. Some are a scheduler's advance notice: the node will be asked to
+stop, but not yet. A signal that was ignored when we started stays ignored: that is
 how ``nohup`` works. Off the main thread Python allows no handlers; then signals are the host program's business.
 """
 
@@ -11,7 +12,7 @@ import os
 import signal
 import threading
 
-from tenax.core.events import SignalReceived
+from tenax.core.events import NoticeReceived, SignalReceived
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,10 +40,23 @@ def parse_signals(names: str) -> list[signal.Signals]:
 class SignalSource:
     """A context manager around the loop. Watchable: the loop reads which signals came."""
 
-    def __init__(self, loop: Loop, numbers: list[signal.Signals], *, is_last_act: bool = False) -> None:
-        """With ``is_last_act`` the signals are ignored afterwards: a late one must not change how a told run ended."""
+    def __init__(
+        self,
+        loop: Loop,
+        numbers: list[signal.Signals],
+        *,
+        notices: list[signal.Signals] | None = None,
+        notice_s: float | None = None,
+        is_last_act: bool = False,
+    ) -> None:
+        """``notices`` only announce: ``notice_s`` after one of them (None: nobody knows when) the node must leave.
+
+        With ``is_last_act`` the signals are ignored afterwards: a late one must not change how a told run ended.
+        """
         self._loop = loop
-        self._numbers = numbers
+        self._notices = frozenset(notices or ())
+        self._numbers = [*numbers, *self._notices]
+        self._notice_s = notice_s
         self._is_last_act = is_last_act
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
@@ -99,5 +113,7 @@ class SignalSource:
 
     def on_readable(self) -> None:
         for number in self._take():
-            if number in self._before:
+            if number in self._notices and number in self._before:
+                self._loop.post(NoticeReceived(f"got {signal.Signals(number).name}", self._notice_s))
+            elif number in self._before:
                 self._loop.post(SignalReceived(number))

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax.core.commands import AnyCommand
+    from tenax.core.coordinator import RunSettings
     from tenax.core.events import AnyEvent
     from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import AgentSettings, Evidence, Verdict
     from tenax.core.policy import RestartPolicy
-    from tenax.ports import Control, Entrypoint, Launch, Logs, Processes
+    from tenax.ports import Control, Entrypoint, Launch, Logs, Processes, RecordRun
     from tenax.runtime.journal import Journal
     from tenax.runtime.loop import Loop
+    from tenax.runtime.run_journal import RunJournal
 
 
 class Supervisor:
@@ -46,6 +48,7 @@ class Supervisor:
         policy: RestartPolicy | None = None,
         place: Callable[[int, Launch], Launch] = lambda _, launch: launch,
         pass_on_notice: Callable[[order.PassOnNotice], None] = lambda _: None,
+        run_journal: Callable[[], RunJournal] | None = None,
         observe: Callable[[AgentMachine], None] = lambda _: None,
     ) -> None:
         self.machine = AgentMachine(settings)
@@ -59,6 +62,8 @@ class Supervisor:
         self._environments = environments  # what is added for each worker, by local rank
         self._place = place
         self._pass_on_notice = pass_on_notice
+        self._make_run_journal = run_journal
+        self._run_journal: RunJournal | None = None
         self._observe = observe
         self._verdict: Verdict | None = None
 
@@ -80,6 +85,8 @@ class Supervisor:
             self._processes.close()
             self._entrypoint.close()
             self._control.close()
+            if self._run_journal is not None:
+                self._run_journal.close(loop.now())
             self._journal.close(loop.now())
         return self._verdict
 
@@ -90,7 +97,16 @@ class Supervisor:
             words=self._words,
             hold=self._processes.hold,
             say=lambda text: self._logs.say(f"tenax: {harmless(text)}"),
+            record_run=self._record_run,
         )
+
+    def _record_run(self, settings: RunSettings) -> RecordRun:
+        """This node begins to serve the coordinator: its journal is kept here too."""
+        if self._make_run_journal is None:
+            return lambda *_: None
+        self._run_journal = self._make_run_journal()
+        self._run_journal.begin_run(settings, self._loop.now())
+        return self._run_journal.run_step
 
     def _words(self, node: NodeInfo) -> list[FromNode]:
         return words_on_connecting(self.machine.state, node, self._loop.now())

@@ -64,6 +64,7 @@ class FakeProcesses:
         self._reader = self._writer = -1
         self._clearing = 0
         self._killing = False
+        self.held_s = 0.0  # the lease on the workers' lives as it was said last; 0: no limit
 
     # --- what a test does to them -------------------------------------------------------------------------------------
 
@@ -101,6 +102,17 @@ class FakeProcesses:
             worker.is_alive = False
             worker.children.clear()
         self._say(fact.KeeperLost(reason))
+
+    def end_lease(self) -> None:
+        """The time is over for which the workers may live, if there was a limit. No clock runs here: a test says when."""
+        if self.held_s > 0 and any(worker.is_alive or worker.children for worker in self.workers.values()):
+            self._say(fact.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
+            for worker in self.workers.values():
+                worker.children.clear()
+                if worker.is_alive:
+                    worker.was_asked = True
+                    self._deliver(worker, signal.SIGKILL)
+            self._settle()
 
     # --- ports.Processes ----------------------------------------------------------------------------------------------
 
@@ -148,7 +160,7 @@ class FakeProcesses:
         self._settle()
 
     def hold(self, seconds: float) -> None:
-        """Nothing runs out here: a test says when a lease does."""
+        self.held_s = seconds
 
     def close(self) -> None:
         for worker in self.workers.values():

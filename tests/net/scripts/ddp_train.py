@@ -75,7 +75,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     trace = Trace(args.folder)
-    trace.write("start", 0)
+    trace.start()
     dist.init_process_group("gloo", init_method="env://")
     assert (dist.get_rank(), dist.get_world_size()) == (RANK, WORLD_SIZE)
 
@@ -100,14 +100,14 @@ def main() -> int:
         train_step(model, step, average_over_ranks if args.no_ddp else None)
         if RANK == 0:
             save(checkpoint, step, plain)
-        trace.write("step", step)
+        trace.step(step)
         time.sleep(args.step_s)
     if args.check and (difference := largest_difference(plain, args.steps)) > 1e-9:
         print(f"rank {RANK}: the parameters are off by {difference:g}", file=sys.stderr)
         return WRONG_RESULT
     dist.barrier()
     dist.destroy_process_group()
-    trace.write("end", args.steps)
+    trace.end(args.steps)
     return 0
 
 

@@ -1,14 +1,16 @@
 """A worker that trains nothing and needs nothing: it beats until it is told to finish or to fail.
 
-    plain_worker.py FOLDER [--beat-s 0.02]
+    plain_worker.py FOLDER [--beat-s 0.02] [--reach-master]
 
 Every beat is a ``step`` in its trace. When FOLDER/finish is there, it exits with 0; when FOLDER/fail-RANK is there, it
-removes that file and exits with 3.
+removes that file and exits with 3. With ``--reach-master`` it beats only if somebody listens at the master's address.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -20,9 +22,12 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--beat-s", type=float, default=0.02)
+    parser.add_argument("--reach-master", action="store_true")
     args = parser.parse_args()
     trace = Trace(args.folder)
-    trace.write("start", 0)
+    trace.start()
+    if args.reach_master:
+        socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=30).close()
     step = 0
     while not (args.folder / "finish").exists():
         fail = args.folder / f"fail-{RANK}"
@@ -31,9 +36,9 @@ def main() -> int:
             print(f"rank {RANK} fails as it was told", file=sys.stderr)
             return 3
         step += 1
-        trace.write("step", step)
+        trace.step(step)
         time.sleep(args.beat_s)
-    trace.write("end", step)
+    trace.end(step)
     return 0
 
 

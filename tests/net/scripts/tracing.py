@@ -1,4 +1,8 @@
-"""Trace: one line for everything that a worker does, appended whole, in a file of this rank and generation."""
+"""Trace: one line for everything that a worker does, appended whole, in a file of this rank and generation.
+
+The first thing that a worker looks for is a worker of an earlier generation that is still alive: all hosts of a lab
+share the machine's processes.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,41 @@ RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 GENERATION = int(os.environ.get("TENAX_GENERATION", "0"))
 
+_STATE, _STARTED_AT = 0, 19  # in what follows the name in /proc/PID/stat
+
+
+def _stat(pid: int | str) -> list[str]:
+    """Empty if there is no such process; zombies are dead."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+    return [] if fields[_STATE] in "ZX" else fields
+
+
+def _started_at() -> float:
+    """When the system made this process, on the monotonic clock; up to a hundredth of a second too early."""
+    since_boot = int(_stat("self")[_STARTED_AT]) / os.sysconf("SC_CLK_TCK")
+    return since_boot - (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
+
+
+def _alive_before(folder: Path) -> list[int]:
+    """Workers of earlier generations that are alive now."""
+    alive = []
+    for path in folder.glob("trace-*.jsonl"):
+        if int(path.stem.rpartition("-")[2]) < GENERATION:
+            for line in path.read_text().split("\n")[:-1]:
+                if '"start"' in line:
+                    told = json.loads(line)
+                    stat = _stat(told["pid"])
+                    if stat and stat[_STARTED_AT] == told["birth_mark"]:  # it, and not another with its number
+                        alive.append(told["pid"])
+    return alive
+
 
 class Trace:
     def __init__(self, folder: Path) -> None:
+        self._alive_before = _alive_before(folder)
         path = folder / f"trace-{RANK}-{GENERATION}.jsonl"
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._about_us = {
@@ -29,7 +65,22 @@ class Trace:
             "master_port": os.environ.get("MASTER_PORT", ""),
         }
 
-    def write(self, event: str, step: int) -> None:
-        """``event`` is start, step or end."""
-        line = json.dumps({"event": event, "step": step, "at": time.monotonic(), **self._about_us})
+    def start(self) -> None:
+        """The first line."""
+        self._write(
+            event="start",
+            step=0,
+            born_at=_started_at(),
+            birth_mark=_stat("self")[_STARTED_AT],
+            alive_before=self._alive_before,
+        )
+
+    def step(self, step: int) -> None:
+        self._write(event="step", step=step)
+
+    def end(self, step: int) -> None:
+        self._write(event="end", step=step)
+
+    def _write(self, **what: object) -> None:
+        line = json.dumps({**what, "at": time.monotonic(), **self._about_us})
         os.write(self._file, line.encode() + b"\n")

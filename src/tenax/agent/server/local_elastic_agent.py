@@ -17,6 +17,7 @@ from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment, Outcome
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
+from tenax.rendezvous.api import RendezvousClosedError
 from tenax.rendezvous.engine import EngineRendezvousHandler
 from tenax.runtime.places import decide_places
 from tenax.runtime.signals import DEFAULT_SIGNALS
@@ -179,6 +180,9 @@ class LocalElasticAgent(SimpleElasticAgent):
                 group.state = WorkerState.SUCCEEDED
                 values = {first + rank: value for rank, value in node.return_values().items()}
                 return RunResult(group.state, return_values=values)
+            case Outcome.CANCELLED if not verdict.signal:
+                group.state = WorkerState.STOPPED
+                raise RendezvousClosedError(f"the run was cancelled: {verdict.why}")
             case Outcome.CANCELLED:
                 group.state = WorkerState.STOPPED
                 number = signal.Signals(verdict.signal)

@@ -128,7 +128,7 @@ def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
     as the others know it: then we listen everywhere.
     """
     wanted = addresses
-    if not endpoint.is_loopback and not endpoint.is_address and all(_is_loopback(each) for each in addresses):
+    if not endpoint.is_loopback and not endpoint.is_address and all(is_loopback(str(each[1][0])) for each in addresses):
         wanted = [(socket.AF_INET, ("0.0.0.0", endpoint.port))]  # noqa: S104 - see above
     listeners: list[socket.socket] = []
     for family, address in wanted:
@@ -155,6 +155,5 @@ def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
     return listeners
 
 
-def _is_loopback(address: Address) -> bool:
-    host = str(address[1][0])
-    return host == "::1" or host.startswith("127.")
+def is_loopback(address: str) -> bool:
+    return address == "::1" or address.startswith("127.")

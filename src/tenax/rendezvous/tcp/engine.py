@@ -28,7 +28,7 @@ from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.messages import NodeInfo, NodeReady
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.endpoint import Endpoint, Lookup, listen
+from tenax.rendezvous.tcp.endpoint import Endpoint, Lookup, is_loopback, listen
 from tenax.rendezvous.tcp.link import Link
 from tenax.rendezvous.tcp.marker import Marker
 from tenax.rendezvous.tcp.server import WRONG_SECRET, CoordinatorServer
@@ -198,23 +198,25 @@ class TcpRendezvous:
         settings = self._settings
         left_behind = self._marker.read()
         is_heir = self._generation > 0 or left_behind is not None
+        run = RunSettings(
+            settings.run_id,
+            settings.min_nodes,
+            settings.max_nodes,
+            self._node.settings.max_restarts,
+            join_timeout_s=settings.join_timeout_s,
+            last_call_s=settings.last_call_s,
+            scale_up=settings.scale_up,
+            serving_node=self._info.node_id,
+        )
         self._server = CoordinatorServer(
             listeners,
-            RunSettings(
-                settings.run_id,
-                settings.min_nodes,
-                settings.max_nodes,
-                self._node.settings.max_restarts,
-                join_timeout_s=settings.join_timeout_s,
-                last_call_s=settings.last_call_s,
-                scale_up=settings.scale_up,
-                serving_node=self._info.node_id,
-            ),
+            run,
             settings.terms,
             settings.secret,
             self._loop,
             policy=self._node.policy,
             tls=settings.tls.for_server() if settings.tls is not None else None,
+            record=self._node.record_run(run),
             on_fewer=self._on_fewer,
             on_formed=self._marker.write,
         )
@@ -359,12 +361,22 @@ class TcpRendezvous:
         self._said_at = self._loop.now() - _SAY_EVERY_S
         self._lease = Lease(terms, self._loop.now())
         if not self._has_own_address:
-            # The address under which the coordinator sees this host is one that the others can reach as well.
-            self._place.addr = self._place.bind_to = link.local_address
+            self._place.addr, self._place.bind_to = self._reachable_at(link)
         for message in self._node.words(self._info):
             self._say_word(message)
         self._beat()
         self._guard()
+
+    def _reachable_at(self, link: Link) -> tuple[str, str]:
+        """Where the others reach this node, and where to listen for them.
+
+        The address from which we reach the coordinator is one that the others can reach as well. Unless it is a
+        loopback one, because this host knows the endpoint's name so: then that name is what the others know it by.
+        """
+        address = link.local_address
+        if is_loopback(address) and not self._endpoint.is_loopback:
+            return self._endpoint.host, ""
+        return address, address
 
     def _say_word(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):

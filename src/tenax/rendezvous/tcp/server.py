@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tenax.core.coordinator import RunSettings, Say
     from tenax.core.lease import LeaseTerms
     from tenax.core.policy import RestartPolicy
-    from tenax.ports import Cancellable, EventLoop
+    from tenax.ports import Cancellable, EventLoop, RecordRun
 
 _MOST_LINKS = 65_536
 _MOST_STRANGERS = 2048  # links that have not proved themselves
@@ -70,6 +70,7 @@ class CoordinatorServer:
         *,
         policy: RestartPolicy | None = None,
         tls: ssl.SSLContext | None = None,
+        record: RecordRun = lambda *_: None,
         on_fewer: Callable[[], None] = lambda: None,
         on_formed: Callable[[int], None] = lambda _: None,
     ) -> None:
@@ -86,7 +87,7 @@ class CoordinatorServer:
         self._peers: set[_Peer] = set()
         self._strangers = 0
         self._nodes: dict[str, _Peer] = {}
-        self._seat = CoordinatorSeat(settings, policy, loop, self._deliver)
+        self._seat = CoordinatorSeat(settings, policy, loop, self._deliver, record)
         self._timer: Cancellable | None = None
         self._tick_at = 0.0
         self._is_listening = False
@@ -354,8 +355,14 @@ WRONG_SECRET = (
 
 
 def _most_links() -> int:
+    """As many as this process may have descriptors. The soft limit is raised: workers do not inherit it from us."""
     import resource
 
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    in_use = len(os.listdir("/dev/fd"))
-    return _MOST_LINKS if soft == resource.RLIM_INFINITY else max(16, min(_MOST_LINKS, soft - in_use - _RESERVE))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_LINKS
+    wanted = _MOST_LINKS if hard == resource.RLIM_INFINITY else min(hard, _MOST_LINKS)
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return max(16, min(_MOST_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVE))

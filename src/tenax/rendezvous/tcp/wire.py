@@ -20,6 +20,7 @@ import msgspec
 
 from tenax.core.events import FromCoordinator
 from tenax.core.messages import FromNode
+from tenax.core.text import encodable
 
 VERSION = 1
 MOST_BYTES_OF_STRANGERS = 4 << 10
@@ -99,7 +100,10 @@ _NOT_OURS = (msgspec.DecodeError, RecursionError, ValueError)
 
 
 def encode(frame: FromAgent | FromServer) -> bytes:
-    body = _encoder.encode(frame)
+    try:
+        body = _encoder.encode(frame)
+    except UnicodeEncodeError:  # a worker's last words may be any bytes
+        body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
     return len(body).to_bytes(4, "big") + body
 
 

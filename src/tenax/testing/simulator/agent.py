@@ -88,8 +88,8 @@ class AgentProcess(Process):
         return self.machine.state
 
     @property
-    def is_connected(self) -> bool:
-        return self._end is not None
+    def connection(self) -> End | None:
+        return self._end
 
     def _say(self, text: str) -> None:
         if self.cluster.history is not None:
@@ -315,6 +315,10 @@ class AgentProcess(Process):
                 self._lease_plan = self.cluster.schedule.at(
                     patience - self.host.offset + 1e-6, self._lease_may_have_ended
                 )
+
+    def stand_still(self) -> None:
+        self._say("stands still")
+        self.pause()
 
     def on_resumed(self) -> None:
         self._say("goes on")

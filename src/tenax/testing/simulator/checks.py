@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.server import Server
     from tenax.testing.simulator.workers import Worker
 
+WORD_S = 0.02  # how well the order of two failures on two hosts can be known
 _MOST_EARLIER = 100
 _MOST_STOPPED = 10_000
 
@@ -75,7 +76,7 @@ class Checks:
         self.cluster = cluster
         self.formations: list[Formation] = []
         self.verdict: Verdict | None = None
-        self.verdicts = 0
+        self._verdict_at = 0.0
         self.has_forgotten = False  # the endpoint's host has lost its power since ...
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
@@ -140,22 +141,25 @@ class Checks:
         """The endpoint's host has lost its power, and with it the marker."""
         self.has_forgotten = True
 
-    @staticmethod
-    def _check_ranks(formation: Formation) -> None:
-        ranks: list[int] = []
-        groups: list[int] = []
+    def _check_ranks(self, formation: Formation) -> None:
+        by_rank: dict[int, str] = {}
         for node_id, part in formation.parts.items():
             seen = (part.generation, part.world_size, (part.master_addr, part.master_port), part.restarts_used)
             if seen != (formation.number, formation.world_size, formation.master, formation.restarts_used):
                 raise PropertyBroken("S3", f"{node_id} is told another generation than its peers: {part}")
             if part.group_world_size != len(formation.parts):
                 raise PropertyBroken("S3", f"{node_id} is told of {part.group_world_size} nodes of {len(formation.parts)}")
-            groups.append(part.group_rank)
-            ranks.append(part.first_global_rank)
-        if sorted(groups) != list(range(len(groups))):
-            raise PropertyBroken("S3", f"the group ranks of {formation} are {sorted(groups)}")
-        if len(set(ranks)) != len(ranks):
-            raise PropertyBroken("S3", f"the global ranks of {formation} begin at {sorted(ranks)}")
+            by_rank[part.group_rank] = node_id
+        if sorted(by_rank) != list(range(len(formation.parts))):
+            raise PropertyBroken("S3", f"the group ranks of {formation} are {sorted(by_rank)}")
+        first = 0
+        for group_rank in range(len(formation.parts)):
+            node_id = by_rank[group_rank]
+            if formation.parts[node_id].first_global_rank != first:
+                raise PropertyBroken("S3", f"{node_id} begins at {formation.parts[node_id].first_global_rank}, not {first}")
+            first += self.cluster.slots[node_id]
+        if first != formation.world_size:
+            raise PropertyBroken("S3", f"{formation} has {first} workers and says {formation.world_size}")
 
     def _check_budget(self, server: Server, formation: Formation) -> None:
         used, most = formation.restarts_used, self.cluster.setup.max_restarts
@@ -174,7 +178,7 @@ class Checks:
     def _check_verdict(self, server: Server, verdict: Verdict) -> None:
         if self.verdict is None:
             self.verdict = verdict
-            self.verdicts += 1
+            self._verdict_at = self.cluster.schedule.now
             if verdict.restarts_used > self.cluster.setup.max_restarts:
                 raise PropertyBroken("S5", f"the verdict counts {verdict.restarts_used} restarts")
             self._check_causes(verdict)
@@ -197,13 +201,15 @@ class Checks:
         of_that_number = [each for each in self.formations[self._floor :] if each.number == failure.generation]
         if not of_that_number:
             return  # of a time that was forgotten
-        failed = of_that_number[-1].failed
-        named = {rank: at for at, rank in failed}.get(failure.global_rank)
+        formation = of_that_number[-1]
+        failed = formation.failed
+        named = next((each.failed_at for each in formation.workers if each.global_rank == failure.global_rank), None)
+        named = {rank: at for at, rank in failed}.get(failure.global_rank, named)
         first_at, first_rank = min(failed, default=(0.0, -1))
-        if named is None or named > first_at + self.cluster.word_s:
+        if named is None or named > first_at + WORD_S:
             raise PropertyBroken(
                 "S8",
-                f"rank {failure.global_rank} is named as the first cause of the end of {of_that_number[-1]}, "
+                f"rank {failure.global_rank} is named as the first cause of the end of {formation}, "
                 + (f"which was rank {first_rank} at {first_at:.4f}" if failed else "in which nobody failed by himself"),
             )
 
@@ -233,7 +239,8 @@ class Checks:
             raise PropertyBroken("S2", f"{worker} starts beside what {left} has left behind")
         if self.verdict is not None:
             # The grant may have been given before; then the last word is on its way to the same agent.
-            if formation.ordinal != len(self.formations) - 1:
+            late_s = self.cluster.schedule.now - self._verdict_at
+            if formation.ordinal != len(self.formations) - 1 or late_s > self.cluster.setup.terms.lease_s:
                 raise PropertyBroken("S6", f"{worker} starts after the verdict")
         formation.starts.add(worker.global_rank)
         formation.workers.append(worker)

@@ -18,6 +18,8 @@ from tenax.testing.simulator.network import FIN, RESET, End
 from tenax.testing.simulator.scheduler import Plan, give_up
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.network import Payload
@@ -45,6 +47,7 @@ class Server:
         self.is_open = True
         self.heard_generation = opened.generation  # the greatest that anybody has told us of
         self.sends_left = -1  # the process dies after so many more words; negative: it does not
+        self.on_beheaded: Callable[[], None] = lambda: None
         self._ends: dict[str, End] = {}
         self._all_ends: list[End] = []
         self._heard_at: dict[str, float] = {}
@@ -116,6 +119,7 @@ class Server:
                 self.sends_left -= 1
                 if self.sends_left < 0:
                     self.agent.crash()
+                    self.on_beheaded()
 
     # --- connections --------------------------------------------------------------------------------------------------
 

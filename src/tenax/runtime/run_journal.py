@@ -1,0 +1,131 @@
+"""The coordinator's journal: every fact it heard and all that it said, one JSON line each, on the node that serves it.
+
+The agent's journal (``journal.py``) tells the story of one node; this one tells why generations began and ended for all
+of them. It is bounded and loses in the same way, and it replays: the same facts at the same times must give the same
+words.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from tenax import __version__
+from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, RunSettings, Say
+from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded
+from tenax.core.policy import AnyDecision, GiveUp, History
+from tenax.runtime.journal import FORMAT, Footer, Journal, read_lines
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.core.coordinator import CoordinatorState
+    from tenax.core.model import Failure
+
+NAME = "coordinator.jsonl"
+
+
+class RunHeader(msgspec.Struct, frozen=True, tag="run header", tag_field="line", omit_defaults=True):
+    """The first line."""
+
+    format: int
+    tenax: str
+    settings: RunSettings
+    host: str
+    wall_time: float  # of the same moment as `at`
+    at: float
+
+
+class RunStep(msgspec.Struct, frozen=True, tag="run step", tag_field="line", omit_defaults=True):
+    """One fact, and what was said about it."""
+
+    at: float
+    event: AnyCoordinatorEvent
+    says: list[Say] = []
+    decision: AnyDecision | None = None  # what the policy answered, if it was asked in this step
+
+
+AnyRunLine = RunHeader | RunStep | Footer
+
+
+class RunJournal(Journal):
+    """Writes it. Opened when this node begins to serve, which may be never."""
+
+    def __init__(self, directory: str) -> None:
+        super().__init__(os.path.join(directory, NAME) if directory else "")
+        self._decision: AnyDecision | None = None
+
+    def begin_run(self, settings: RunSettings, now: float) -> None:
+        self.write(RunHeader(FORMAT, __version__, settings, os.uname().nodename, time.time(), now))
+
+    def run_step(self, at: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+        decision = state.decision if state.decision is not self._decision else None
+        self._decision = state.decision
+        self.write(RunStep(at, event, says, decision))
+
+
+def is_run_journal(path: str) -> bool:
+    """Whether this file is a coordinator's journal rather than an agent's."""
+    try:
+        with open(path, "rb") as file:
+            return b'"line":"run header"' in file.readline(4096)
+    except OSError:
+        return False
+
+
+def read_run_journal(path: str) -> tuple[RunHeader, list[RunStep], Footer | None]:
+    """A coordinator's journal back from its file. Raises JournalUnreadable."""
+    lines = read_lines(path, AnyRunLine, RunHeader)
+    footer = lines[-1] if isinstance(lines[-1], Footer) else None
+    return lines[0], [line for line in lines if isinstance(line, RunStep)], footer
+
+
+class RecordedPolicy:
+    """Stands for a policy whose code may not be here: it answers what it answered then."""
+
+    def __init__(self, decisions: list[AnyDecision]) -> None:
+        self._decisions = list(decisions)
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:  # noqa: ARG002 - the seam's signature
+        return self._decisions.pop(0) if self._decisions else GiveUp("the journal holds no further decision")
+
+
+def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[float, str]], list[str]]:
+    """The story of the run, with the time since its beginning, and where this tenax would have spoken differently."""
+    recorded = RecordedPolicy([step.decision for step in steps if step.decision is not None])
+    machine = CoordinatorMachine(header.settings, recorded)
+    story: list[tuple[float, str]] = []
+    differences: list[str] = []
+    hosts: dict[str, str] = {}
+    for number, step in enumerate(steps, 1):
+        says = machine.step(step.event, step.at)
+        for node_id, record in machine.state.nodes.items():
+            hosts[node_id] = record.info.host
+        if says != step.says:
+            differences.append(f"step {number}, {type(step.event).__name__}: the journal says {step.says}, not {says}")
+        story += [(step.at - header.at, line) for line in _tell(step, hosts)]
+    return story, differences
+
+
+def _tell(step: RunStep, hosts: dict[str, str]) -> list[str]:
+    lines = []
+    event = step.event
+    if isinstance(event, Heard):
+        lines.append(f"{hosts.get(event.node_id, event.node_id)}: {type(event.message).__name__}")
+    else:
+        lines.append(f"{type(event).__name__}{f': {event.why}' if hasattr(event, 'why') else ''}")
+    for say in step.says:
+        whom = ", ".join(hosts.get(node_id, node_id) for node_id in say.to[:4]) + (", ..." if len(say.to) > 4 else "")
+        match say.event:
+            case GenerationFormed(part):
+                lines.append(
+                    f"  to {whom}: generation {part.generation}, node {part.group_rank} of {part.group_world_size}"
+                )
+            case GenerationEnded(generation, why):
+                lines.append(f"  to {whom}: generation {generation} is over: {why}")
+            case RunEnded(verdict):
+                lines.append(f"  to {whom}: the run {verdict.outcome.value}: {verdict.why}")
+            case JoinRefused(reason):
+                lines.append(f"  to {whom}: refused: {reason}")
+    return lines

@@ -1,0 +1,212 @@
+"""A simulated cluster: hosts, agents, one coordinator at a time, a network, and one clock.
+
+``Cluster(setup).play()`` runs a whole history; ``simulate(setup)`` returns what came of it. The law: a history is a
+function of its setup. Everything that is thrown is thrown with dice made from its seed, and nothing depends on an order
+that Python does not define.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tenax.core.agent import AgentMachine
+from tenax.core.coordinator import CoordinatorMachine
+from tenax.core.policy import BudgetPolicy, Restart, Wait
+from tenax.testing.simulator.agent import AgentProcess
+from tenax.testing.simulator.broken import PropertyBroken
+from tenax.testing.simulator.checks import Checks
+from tenax.testing.simulator.faults import Faults
+from tenax.testing.simulator.history import History
+from tenax.testing.simulator.liveness import Liveness
+from tenax.testing.simulator.network import Host, Network
+from tenax.testing.simulator.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from tenax.core.coordinator import AnyCoordinatorEvent, Say
+    from tenax.core.model import Failure
+    from tenax.core.policy import AnyDecision, RestartPolicy
+    from tenax.core.policy import History as FailureHistory
+    from tenax.testing.simulator.server import Server
+    from tenax.testing.simulator.setup import NodePlan, Setup
+
+
+class Parts(msgspec.Struct, frozen=True):
+    """The machines under test. A test of the checks puts broken ones in."""
+
+    make_agent: Callable[..., AgentMachine] = AgentMachine
+    make_coordinator: Callable[..., CoordinatorMachine] = CoordinatorMachine
+
+
+class Place:
+    """Where an agent is, or will be again."""
+
+    def __init__(self, plan: NodePlan) -> None:
+        self.plan = plan
+        self.agent: AgentProcess | None = None
+        self.is_wanted = True  # whether an agent that dies here is started again
+        self.is_starting = False
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What came of a simulation."""
+
+    setup: Setup
+    broken: str = ""  # the property, and what was seen
+    property: str = ""
+    history: str = ""
+    counts: dict[str, int] = {}
+    seconds: float = 0.0
+
+
+class Pausing:
+    """The default policy, but with a pause before each restart."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._inner = BudgetPolicy()
+
+    def decide(self, failure: Failure, history: FailureHistory) -> AnyDecision:
+        decision = self._inner.decide(failure, history)
+        return Wait(decision.why, seconds=self._seconds) if isinstance(decision, Restart) else decision
+
+
+class Cluster:
+    """Everything there is."""
+
+    def __init__(self, setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> None:
+        self.setup = setup
+        self.habits = setup.habits
+        self.parts = parts or Parts()
+        self.schedule = Scheduler()
+        self.history = History(self.schedule) if tell else None
+        self.dice = random.Random(setup.seed)  # noqa: S311 - a simulation must repeat itself
+        self.counts: Counter[str] = Counter()
+        self.network = Network(self.schedule, self.dice, setup.delays)
+        self.hosts = [Host(index, self.dice.randint(0, 10**6) / 8) for index in range(setup.hosts)]
+        self.policy: RestartPolicy = Pausing(setup.pause_s) if setup.pause_s else BudgetPolicy()
+        self.checks = Checks(self)
+        self.is_rough = True  # faults happen
+        self.slots: dict[str, int] = {}  # of every node that ever was
+        self.places = [Place(plan) for plan in setup.nodes]
+        self.faults = Faults(self)
+        self.liveness = Liveness(self)
+        self._serial = 0
+        self._pid = 1000
+        self._port = 20000
+
+    # --- numbers ------------------------------------------------------------------------------------------------------
+
+    def new_pid(self) -> int:
+        self._pid += 1
+        return self._pid
+
+    def new_port(self) -> int:
+        self._port += 1
+        return self._port
+
+    def draw_success(self) -> float:
+        """When the workers of the generation that is formed now will have done their work."""
+        return self.schedule.now + self.habits.generation_s * (0.5 + self.dice.random())
+
+    @property
+    def most_nodes(self) -> int:
+        return self._serial
+
+    @property
+    def most_workers(self) -> int:
+        return self.setup.max_nodes * max(place.plan.slots for place in self.places)
+
+    # --- who is there -------------------------------------------------------------------------------------------------
+
+    @property
+    def agents(self) -> list[AgentProcess]:
+        """Those that live and have not left the run."""
+        found = (place.agent for place in self.places)
+        return [agent for agent in found if agent is not None and agent.is_alive and not agent.has_left]
+
+    @property
+    def server(self) -> Server | None:
+        return self.hosts[0].server
+
+    def add(self, plan: NodePlan) -> Place:
+        while plan.host >= len(self.hosts):
+            self.hosts.append(Host(len(self.hosts), self.dice.randint(0, 10**6) / 8))
+        place = Place(plan)
+        self.places.append(place)
+        self.start_later(place, 0.0)
+        return place
+
+    def start_later(self, place: Place, seconds: float) -> None:
+        if not place.is_starting:
+            place.is_starting = True
+            self.schedule.after(seconds, self._start, place)
+
+    def _start(self, place: Place) -> None:
+        host = self.hosts[place.plan.host]
+        old = place.agent
+        if not host.is_up or not place.is_wanted or (old is not None and old.is_alive):
+            place.is_starting = False
+            return
+        if self.setup.engine.waits_for_earlier_self and old is not None and old.serial in host.clearing:
+            self.schedule.after(0.05, self._start, place)
+            return
+        place.is_starting = False
+        self._serial += 1
+        agent = place.agent = AgentProcess(self, host, place.plan, self._serial)
+        self.slots[agent.info.node_id] = place.plan.slots
+        agent.begin()
+
+    def on_process_gone(self, agent: AgentProcess, *, crashed: bool) -> None:
+        if not crashed:
+            for place in self.places:
+                if place.agent is agent:
+                    place.is_wanted = False
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        """The whole history. Raises ``PropertyBroken``, or what a machine's own checker raises."""
+        for place in self.places:
+            self.start_later(place, place.plan.start_at)
+        self.faults.plan()
+        self.liveness.plan()
+        until = self.setup.seconds
+        while self.schedule.now < until:
+            self.schedule.run(min(until, self.schedule.now + 5.0))
+            if self.is_over:
+                break
+        self.liveness.conclude()
+
+    @property
+    def is_over(self) -> bool:
+        """Nobody is there any more, and nobody will come."""
+        return not any(
+            place.is_starting or place.is_wanted or (place.agent is not None and place.agent.is_alive)
+            for place in self.places
+        )
+
+    def check_run(self, server: Server, event: AnyCoordinatorEvent, says: list[Say], now: float) -> None:
+        """The coordinator's own promises."""
+
+
+def simulate(setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> Outcome:
+    """Play a setup, and say what came of it."""
+    cluster = Cluster(setup, parts, tell=tell)
+    broken = name = ""
+    try:
+        cluster.play()
+    except AssertionError as error:
+        broken = str(error)
+        name = error.name if isinstance(error, PropertyBroken) else broken.partition(":")[0]
+        if cluster.history is not None:
+            cluster.history.note("BROKEN", broken)
+    counts = cluster.counts
+    counts["events"] = cluster.schedule.count
+    counts["generations"] = len(cluster.checks.formations)
+    counts["verdicts"] = int(cluster.checks.verdict is not None)
+    return Outcome(setup, broken, name, str(cluster.history or ""), dict(counts), cluster.schedule.now)

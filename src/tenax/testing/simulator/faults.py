@@ -1,0 +1,247 @@
+"""Faults: what goes wrong, and when.
+
+A fault is a value (``setup.Fault``); here it is carried out. ``a`` and ``b`` name a host, a place or an agent as a number
+that is taken modulo how many there are at that moment, so that a plan stays meaningful when it is cut down.
+
+    slow        the whole network, by the factor a, for some seconds
+    stall       the connection of agent a, both ways or (b odd) one way
+    break       the connection of agent a is reset: at both ends, at the agent's (b % 3 = 1), at the coordinator's (2)
+    partition   host a from all others: both ways (b % 3 = 0), only what it sends (1), only what it hears (2)
+    split       hosts into two sides, by the bits of a
+    flap        host a is cut off and heals b times within the seconds
+    pause       agent a stands still (SIGSTOP)
+    freeze      the coordinator's process stands still
+    crash       agent a is killed (SIGKILL); another is started in its place after some seconds (0: none)
+    behead      the coordinator's process is killed; with b, in the middle of its next words, after b of them
+    power       host a loses its power for some seconds; agents are started again when it is back
+    fail        a worker of agent a fails
+    drain       agent a is asked to stop (SIGTERM); with b odd, twice
+    notice      agent a hears that it will have to leave
+    join        a new place on host a (modulo one more than there are)
+    replace     an agent with the name of agent a is started on another host, while the old one lives on
+    cancel      an operator ends the run
+
+A jump of the wall clock is no fault here: nobody reads one (see ``network.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tenax.core import events as fact
+from tenax.core.agent import SIGINT, SIGTERM
+from tenax.core.coordinator import CancelRequested
+from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
+
+if TYPE_CHECKING:
+    from tenax.testing.simulator.agent import AgentProcess
+    from tenax.testing.simulator.cluster import Cluster, Place
+    from tenax.testing.simulator.network import Host
+
+Way = tuple[int, int]
+
+
+class Faults:
+    """Carries out a plan of faults on a cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def plan(self) -> None:
+        for fault in self.cluster.setup.faults:
+            self.cluster.schedule.at(fault.at, self._happen, fault)
+
+    def _happen(self, fault: Fault) -> None:
+        if self.cluster.is_rough:
+            self.inject(fault)
+
+    def inject(self, fault: Fault) -> None:
+        if self.cluster.history is not None:
+            fields = f"a={fault.a} b={fault.b} for {fault.seconds:.3f} s"
+            self.cluster.history.note("FAULT", f"{fault.kind} {fields}")
+        self.cluster.counts[f"fault {fault.kind}"] += 1
+        carry_out: Callable[[Fault], None] = getattr(self, f"_{fault.kind}")
+        carry_out(fault)
+
+    def _agent(self, number: int) -> AgentProcess | None:
+        agents = self.cluster.agents
+        return agents[number % len(agents)] if agents else None
+
+    def _host(self, number: int) -> Host:
+        return self.cluster.hosts[number % len(self.cluster.hosts)]
+
+    def _later(self, seconds: float, call: Callable[..., None], *arguments: object) -> None:
+        self.cluster.schedule.after(seconds, call, *arguments)
+
+    # --- the network --------------------------------------------------------------------------------------------------
+
+    def _slow(self, fault: Fault) -> None:
+        self.cluster.network.slowness = 1.0 + fault.a
+        self._later(fault.seconds, self._as_fast_as_ever)
+
+    def _as_fast_as_ever(self) -> None:
+        self.cluster.network.slowness = 1.0
+
+    def _stall(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        end = agent.connection if agent is not None else None
+        if end is not None:
+            if fault.b % 3 != 1:
+                end.out.stall(fault.seconds)
+            if fault.b % 3 != 2:
+                end.out.sink.out.stall(fault.seconds)
+
+    def _break(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        end = agent.connection if agent is not None else None
+        if end is not None:
+            network, other = self.cluster.network, end.out.sink
+            if fault.b % 3 != 1:
+                network.reset(other, other.host)
+            if fault.b % 3 != 2:
+                network.reset(end, end.host)
+
+    def _partition(self, fault: Fault) -> None:
+        self._cut(self._ways(self._host(fault.a).index, fault.b % 3), fault.seconds)
+
+    def _split(self, fault: Fault) -> None:
+        side = {host.index for host in self.cluster.hosts if fault.a >> host.index & 1}
+        count = len(self.cluster.hosts)
+        self._cut([(a, b) for a in range(count) for b in range(count) if (a in side) != (b in side)], fault.seconds)
+
+    def _flap(self, fault: Fault) -> None:
+        ways = self._ways(self._host(fault.a).index, 0)
+        times = max(1, fault.b)
+        for number in range(times):
+            self._later(fault.seconds * number / times, self._cut, ways, fault.seconds / times * 0.7)
+
+    def _ways(self, host: int, which: int) -> list[Way]:
+        others = [other.index for other in self.cluster.hosts if other.index != host]
+        out = [(host, other) for other in others] if which != 2 else []
+        return out + ([(other, host) for other in others] if which != 1 else [])
+
+    def _cut(self, ways: list[Way], seconds: float) -> None:
+        if self.cluster.is_rough:
+            for way in ways:
+                self.cluster.network.cut(way)
+            self._later(seconds, self._heal, ways)
+
+    def _heal(self, ways: list[Way]) -> None:
+        if self.cluster.is_rough:  # else everything is healed already
+            for way in ways:
+                self.cluster.network.heal(way)
+
+    # --- processes ----------------------------------------------------------------------------------------------------
+
+    def _pause(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        if agent is not None and not agent.is_paused:
+            agent.stand_still()
+            self._later(fault.seconds, agent.resume)
+
+    def _freeze(self, fault: Fault) -> None:
+        server = self.cluster.server
+        if server is not None and not server.agent.is_paused:
+            server.agent.stand_still()
+            self._later(fault.seconds, server.agent.resume)
+
+    def _crash(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        if agent is not None:
+            self._kill(agent, fault.seconds)
+
+    def _kill(self, agent: AgentProcess, seconds: float) -> None:
+        place = self._place_of(agent)
+        agent.crash()
+        self._restart(place, seconds)
+
+    def _restart(self, place: Place, seconds: float) -> None:
+        if seconds > 0:
+            self.cluster.start_later(place, seconds)
+        else:
+            place.is_wanted = False
+
+    def _behead(self, fault: Fault) -> None:
+        server = self.cluster.server
+        if server is None:
+            return
+        place = self._place_of(server.agent)
+        if fault.b:
+            server.sends_left = fault.b
+            server.on_beheaded = lambda: self._restart(place, fault.seconds)
+        else:
+            self._kill(server.agent, fault.seconds)
+
+    def _place_of(self, agent: AgentProcess) -> Place:
+        return next(place for place in self.cluster.places if place.agent is agent)
+
+    def _power(self, fault: Fault) -> None:
+        host = self._host(fault.a)
+        if not host.is_up:
+            return
+        seconds = fault.seconds
+        if host.index == ENDPOINT:
+            seconds += self.cluster.setup.terms.lease_s + 1  # no host comes back in less; it is what makes it safe
+        host.is_up = False
+        host.marker = None
+        host.clearing.clear()
+        if host.index == ENDPOINT:
+            self.cluster.checks.forgets()
+        for place in self.cluster.places:
+            if place.plan.host == host.index and place.agent is not None and place.agent.is_alive:
+                place.agent.vanish()
+        self._later(seconds, self.power_on, host)
+
+    def power_on(self, host: Host) -> None:
+        if host.is_up:
+            return
+        host.is_up = True
+        host.boots += 1
+        for place in self.cluster.places:
+            if place.plan.host == host.index and place.is_wanted:
+                self.cluster.start_later(place, 0.5 + self.cluster.dice.random())
+
+    # --- workers and people -------------------------------------------------------------------------------------------
+
+    def _fail(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        if agent is not None:
+            for worker in list(agent.keeper.workers.values()):
+                if worker.is_alive:
+                    agent.keeper.fail(worker)
+                    break
+
+    def _drain(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        if agent is not None:
+            self._place_of(agent).is_wanted = False
+            agent.do(agent.step, fact.SignalReceived(SIGTERM))
+            if fault.b % 2:
+                self._later(fault.seconds, agent.do, agent.step, fact.SignalReceived(SIGINT))
+
+    def _notice(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        if agent is not None:
+            agent.do(agent.step, fact.NoticeReceived("maintenance", fault.seconds))
+
+    def _join(self, fault: Fault) -> None:
+        host = fault.a % (len(self.cluster.hosts) + 1)
+        if len(self.cluster.places) < 3 * len(self.cluster.setup.nodes) + 2:
+            self.cluster.add(NodePlan(host, slots=1 + fault.b % 2))
+
+    def _replace(self, fault: Fault) -> None:
+        agent = self._agent(fault.a)
+        if agent is None or not agent.plan.name or len(self.cluster.hosts) < 2:
+            return
+        host = (agent.host.index + 1 + fault.b) % len(self.cluster.hosts)
+        if host != agent.host.index:
+            self._place_of(agent).is_wanted = False
+            self.cluster.add(msgspec.structs.replace(agent.plan, host=host))
+
+    def _cancel(self, fault: Fault) -> None:
+        server = self.cluster.server
+        if server is not None:
+            server.agent.do(server.cancel, CancelRequested("an operator ended the run"))

@@ -1,0 +1,193 @@
+"""The static rendezvous: fixed ranks, one attempt for all, and nothing left over from the attempt before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tenax.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from tenax.rendezvous.port import free_port
+from tenax.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
+from tenax.store import TCPStore
+
+LIMIT_S = 60
+
+
+class Group:
+    """Nodes that meet at one port; shut down with the test, rank 0 last."""
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.handlers: list[StaticTCPRendezvous] = []
+
+    def node(self, rank: int, world_size: int, timeout_s: int = LIMIT_S) -> StaticTCPRendezvous:
+        handler = StaticTCPRendezvous("127.0.0.1", self.port, rank, world_size, "run", timeout_s)
+        self.handlers.append(handler)
+        return handler
+
+
+@pytest.fixture
+def group() -> Iterator[Group]:
+    here = Group()
+    yield here
+    for handler in sorted(here.handlers, key=lambda each: -each.rank):
+        handler.shutdown()
+
+
+class Call:
+    """A blocking call in a thread of its own."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._outcome: list[Any] = []
+        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
+        self._thread.start()
+
+    def _run(self, call: Callable[[], Any]) -> None:
+        try:
+            self._outcome = [call(), None]
+        except BaseException as error:
+            self._outcome = [None, error]
+
+    def result(self) -> Any:
+        self._thread.join(LIMIT_S)
+        assert self._outcome, "the call did not return"
+        if self._outcome[1] is not None:
+            raise self._outcome[1]
+        return self._outcome[0]
+
+
+def meet(*handlers: StaticTCPRendezvous) -> list[RendezvousInfo]:
+    calls = [Call(handler.next_rendezvous) for handler in handlers]
+    return [call.result() for call in calls]
+
+
+def ask_until(is_so: Callable[[], bool]) -> None:
+    """Handlers can only be asked."""
+    give_up_at = time.monotonic() + LIMIT_S
+    while not is_so():
+        assert time.monotonic() < give_up_at
+        threading.Event().wait(0.01)
+
+
+def test_everybody_gets_the_rank_that_it_was_given(group: Group) -> None:
+    nodes = [group.node(rank, 3) for rank in (2, 0, 1)]
+    infos = meet(*nodes)
+    assert [(info.rank, info.world_size) for info in infos] == [(2, 3), (0, 3), (1, 3)]
+    where = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}
+    assert where == {("127.0.0.1", group.port)}
+    infos[0].store.set("colour", b"blue")
+    assert infos[1].store.get("colour") == b"blue"
+    assert [node.num_nodes_waiting() for node in nodes] == [0, 0, 0]
+    node = nodes[0]
+    assert (node.get_backend(), node.get_run_id(), node.use_agent_store) == ("static", "run", True)
+    assert not node.is_closed()
+    node.set_closed()
+    assert not node.is_closed()
+
+
+def test_a_node_that_restarts_takes_the_others_along(group: Group) -> None:
+    """TorchElastic leaves it alone (W19)."""
+    zero, one = group.node(0, 2), group.node(1, 2)
+    meet(zero, one)
+    again = Call(one.next_rendezvous)
+    ask_until(lambda: zero.num_nodes_waiting() > 0)
+    assert zero.next_rendezvous().world_size == 2
+    assert again.result().rank == 1
+    ask_until(lambda: zero.num_nodes_waiting() == 0 and one.num_nodes_waiting() == 0)
+
+
+def test_an_attempt_has_fresh_keys_for_agents_and_workers(group: Group) -> None:
+    """Workers use the port as it is, without any prefix: what they left must be gone too."""
+    nodes = [group.node(rank, 2) for rank in range(2)]
+    for info in meet(*nodes):
+        info.store.set(f"from-{info.rank}", b"old")
+    with TCPStore("127.0.0.1", group.port, timeout=timedelta(seconds=LIMIT_S)) as worker:
+        worker.set("default_pg/0//cpu//0/1", b"a dead address")
+        infos = meet(*nodes)
+        assert not any(info.store.check([f"from-{rank}"]) for info in infos for rank in (0, 1))
+        assert not worker.check(["default_pg/0//cpu//0/1"])
+        assert not [key for key in worker.list_keys() if key.startswith("run/1/")]
+
+
+def test_a_node_that_was_started_again_is_let_in(group: Group) -> None:
+    """Its place in the attempt that runs is its dead predecessor's, so it begins the next one."""
+    zero, one = group.node(0, 2), group.node(1, 2)
+    meet(zero, one)
+    successor = Call(group.node(1, 2).next_rendezvous)
+    ask_until(lambda: zero.num_nodes_waiting() > 0)
+    zero.next_rendezvous()
+    assert successor.result().rank == 1
+
+
+def test_two_nodes_with_the_same_rank(group: Group) -> None:
+    """The later one is taken for the successor; the earlier one is told, instead of both pushing each other out."""
+    zero, one = group.node(0, 2), group.node(1, 2)
+    meet(zero, one)
+    earlier = Call(one.next_rendezvous)
+    ask_until(lambda: zero.num_nodes_waiting() > 0)
+    later = Call(group.node(1, 2).next_rendezvous)
+    with pytest.raises(RendezvousStateError, match="another node came to the run 'run' with the rank 1"):
+        earlier.result()
+    assert zero.next_rendezvous().world_size == 2
+    assert later.result().rank == 1
+
+
+def test_who_is_missing_is_said(group: Group) -> None:
+    with pytest.raises(RendezvousTimeoutError, match="the nodes with the ranks 1, 2 did not come to attempt 1"):
+        group.node(0, 3, timeout_s=1).next_rendezvous()
+
+
+def test_rank_0_that_is_not_there(group: Group) -> None:
+    with pytest.raises(
+        RendezvousConnectionError, match=f"the store of rank 0 at 127.0.0.1:{group.port} cannot be used"
+    ):
+        group.node(1, 2, timeout_s=1).next_rendezvous()
+
+
+def test_a_lost_store_does_not_end_healthy_workers(group: Group) -> None:
+    zero, one = group.node(0, 2), group.node(1, 2)
+    meet(zero, one)
+    zero.shutdown()
+    assert one.num_nodes_waiting() == 0
+    with pytest.raises(RendezvousConnectionError):
+        one.next_rendezvous()
+
+
+def params(endpoint: str, **options: Any) -> RendezvousParameters:
+    return RendezvousParameters("static", endpoint, "run", 2, 2, **options)
+
+
+def test_a_handler_is_made_from_parameters() -> None:
+    handler = create_rdzv_handler(params("[::1]:123", rank="1"))
+    assert isinstance(handler, StaticTCPRendezvous)
+    assert (handler.master_addr, handler.master_port, handler.rank, handler.world_size) == ("::1", 123, 1, 2)
+    assert handler.timeout == timedelta(seconds=600)
+    assert create_rdzv_handler(params("host:1", rank=0, timeout="7")).timeout == timedelta(seconds=7)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "options", "fault"),
+    [
+        ("host:1", {}, "--node-rank"),
+        ("", {"rank": 0}, "--master-addr"),
+        ("host", {"rank": 0}, "--master-port"),
+        ("host:1", {"rank": 2}, "expected one from 0 to 1"),
+        ("host:1", {"rank": -1}, "expected one from 0 to 1"),
+        ("host:1", {"rank": "first"}, "expected a whole number"),
+        ("host:1", {"rank": 0, "timeout": 0}, "timeout"),
+    ],
+)
+def test_parameters_that_make_no_sense(endpoint: str, options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        create_rdzv_handler(params(endpoint, **options))
