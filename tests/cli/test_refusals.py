@@ -6,6 +6,7 @@ import pytest
 
 from tenax.cli.arguments import parse
 from tenax.cli.flags import UsageError
+from typed_lines import ask, cases
 
 REFUSALS = """
 $
@@ -60,10 +61,6 @@ $ --nnodes 3:2 train.py
 --nnodes takes N, or MIN:MAX with 1 <= MIN <= MAX, not '3:2'
 $ --nnodes 1:2:3 train.py
 --nnodes takes N, or MIN:MAX with 1 <= MIN <= MAX, not '1:2:3'
-$ --nnodes 2 train.py
---nnodes 2 asks for more than one node, and multi-node rendezvous is not in this release; use '--nnodes 1'
-$ --nnodes=1:4 --rdzv-backend=c10d --rdzv-endpoint=head:29400 train.py
---nnodes 1:4 asks for more than one node, and multi-node rendezvous is not in this release; use '--nnodes 1'
 $ -m --no-python train
 -m and --no-python say two different things about how to start the script; drop one of them
 $ --run-path --module train
@@ -94,6 +91,10 @@ $ --rdzv-conf timeout train.py
 --rdzv-conf takes 'key=value,key=value', but it contains 'timeout'
 $ --rdzv-conf a=1,,b=2 train.py
 --rdzv-conf takes 'key=value,key=value', but it contains ''
+$ --rdzv-conf token=abc,def train.py
+--rdzv-conf takes 'key=value,key=value', but it contains a part that is not
+$ --rdzv-conf endpoint=head train.py
+--rdzv-conf sets 'endpoint', which is no setting of a backend; it has a flag of its own
 $ -r 4 train.py
 -r takes 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as '0:1,1:3', not '4'
 $ --tee 0:1;1:2 train.py
@@ -110,6 +111,29 @@ $ --signals-to-handle SIGFOO train.py
 --signals-to-handle: 'SIGFOO' is not a signal of this system; write names such as SIGTERM,SIGINT,SIGHUP,SIGQUIT
 $ --signals-to-handle SIGTERM,SIGKILL train.py
 --signals-to-handle: SIGKILL cannot be handled by any program; leave it out
+$ --notice-signals SIGFOO train.py
+--notice-signals: 'SIGFOO' is not a signal of this system; write names such as SIGTERM,SIGINT,SIGHUP,SIGQUIT
+$ --notice-signals SIGUSR1,SIGTERM train.py
+SIGTERM is in --notice-signals and in --signals-to-handle, but a signal either announces that this machine will be taken \
+or stops the job; take it out of one of them
+$ --signals-to-handle SIGTERM,SIGUSR1 --notice_signals SIGUSR1 train.py
+SIGUSR1 is in --notice_signals and in --signals-to-handle, but a signal either announces that this machine will be taken \
+or stops the job; take it out of one of them
+$ --rdzv-backend mine --notice-signals SIGUSR1 train.py
+--notice-signals SIGUSR1 needs a rendezvous of tenax to pass the notice on, but --rdzv-backend mine names another; \
+drop one of them
+$ --notice-seconds 0 train.py
+--notice-seconds takes a number of seconds greater than 0, not '0'
+$ --fatal-exit-codes 0 train.py
+--fatal-exit-codes takes exit codes from 1 to 255 such as '2,64', not '0'
+$ --fatal-exit-codes 3,256 train.py
+--fatal-exit-codes takes exit codes from 1 to 255 such as '2,64', not '3,256'
+$ --fatal-exit-codes=-9 train.py
+--fatal-exit-codes takes exit codes from 1 to 255 such as '2,64', not '-9'
+$ PET_FATAL_EXIT_CODES=SIGKILL train.py
+PET_FATAL_EXIT_CODES takes exit codes from 1 to 255 such as '2,64', not 'SIGKILL'
+$ --fatal-errors ValueError:3 train.py
+--fatal-errors takes names of exceptions such as 'ValueError,ConfigError', not 'ValueError:3'
 $ --shutdown-timeout -5 train.py
 --shutdown-timeout takes a whole number of at least 0, not '-5'
 $ PET_STANDALONE=maybe train.py
@@ -118,8 +142,6 @@ $ PET_MAX_RESTARTS=many train.py
 PET_MAX_RESTARTS takes a whole number of at least 0, not 'many'
 $ PET_START_METHOD=thread train.py
 PET_START_METHOD takes spawn, fork or forkserver, not 'thread'
-$ PET_NNODES=4 train.py
-PET_NNODES=4 asks for more than one node, and multi-node rendezvous is not in this release; use '--nnodes 1'
 $ PET_STANDALONE=1 PET_NNODES=4 train.py
 PET_STANDALONE=1 means this machine alone, but PET_NNODES=4 asks for more; drop one of them
 $ PET_NO_PYTHON=1 -m train
@@ -143,6 +165,13 @@ $ --event-log-handler console train.py
 --event-log-handler console has no effect: this release sends no events
 $ --rdzv-backend c10d --rdzv-conf jion_timeout=9,timeout=3 train.py
 --rdzv-conf sets 'jion_timeout', which no backend of ours reads
+$ --rdzv-conf token=abc train.py
+everybody on this host can read the token of --rdzv-conf in the list of processes; '--rdzv-conf token_file=FILE' and \
+the variable TENAX_RDZV_TOKEN keep it to yourself
+$ --fatal-exit-codes 3 train.py
+--fatal-exit-codes 3 has no effect: no restarts are allowed (--max-restarts)
+$ --notice-seconds 60 train.py
+--notice-seconds 60 has no effect without --notice-signals
 $ --rdzv-backend etcd --rdzv-endpoint store:2379 train.py
 --rdzv-backend etcd is not asked: one node has nobody to find
 $ train.py --nproc-per-node=4
@@ -213,6 +242,16 @@ $ --signals-to-handle SIGTERM,SIGUSR1 train.py
 local -
 $ --run-path --start-method fork train.py
 local -
+$ --notice-signals SIGUSR1,SIGUSR2 --notice-seconds 60 train.py
+local -
+$ --max-restarts 3 --fatal-exit-codes 2,64 --fatal-errors ValueError,my.Error train.py
+local -
+$ PET_FATAL_ERRORS=ValueError PET_NOTICE_SECONDS=60 train.py
+local -
+$ PET_RDZV_CONF=token=abc train.py
+local -
+$ --rdzv-conf use_agent_store=no,node_order=3,token_file=/secret train.py
+local -
 $ PET_NNODES=1 PET_NODE_RANK=0 PET_MASTER_ADDR=pod-0.job PET_MASTER_PORT=29500 PET_NPROC_PER_NODE=2 train.py
 static pod-0.job:29500
 $ PET_MONITOR_INTERVAL=5 PET_START_METHOD=fork train.py
@@ -222,25 +261,6 @@ local -
 $ PET_NNODES=2 --nnodes 1 train.py
 local -
 """
-
-
-def cases(text: str) -> list:
-    """A line as it would be typed, then what is expected for it."""
-    found = []
-    for block in text.strip().split("$")[1:]:
-        line, _, expected = block.partition("\n")
-        found.append(pytest.param(line.split(), expected.strip().splitlines(), id=line.strip() or "nothing"))
-    return found
-
-
-def ask(words: list[str]):
-    """Leading NAME=value words are the environment, as in a shell."""
-    environ = {}
-    while words and words[0].split("=")[0].isupper() and "=" in words[0]:
-        name, _, value = words[0].partition("=")
-        environ[name] = value
-        words = words[1:]
-    return parse(words, environ)
 
 
 @pytest.mark.parametrize(("words", "expected"), cases(REFUSALS))

@@ -117,7 +117,13 @@ class Cluster:
         return generation
 
     def until_said(self, agent: Running, text: str, timeout_s: float = PATIENCE_S) -> None:
-        self.until(lambda: text in agent.err, f"{agent.name} was to say {text!r}", timeout_s)
+        def said() -> bool:
+            is_over = agent.is_over
+            found = text in agent.err
+            assert found or not is_over, f"{agent.name} was to say {text!r}\n{self.tell()}"
+            return found
+
+        self.until(said, f"{agent.name} was to say {text!r}", timeout_s)
 
     def until_it_worked_for(self, generation: Generation, seconds: float) -> None:
         """Until every worker of it has beaten for so long from now on. Fails if another generation comes instead."""

@@ -190,6 +190,11 @@ class Host:
         for name, address in names.items():
             self._names.know(name, address)
 
+    @property
+    def names_asked(self) -> list[str]:
+        """What programs with ``dns="slow"`` wanted to know the address of."""
+        return [] if self._names is None else list(self._names.asked)
+
     def inside(self, act: Callable[[], T]) -> T:
         """Do something on this host's network, in a thread of this process. Sockets made so belong to the host."""
         return self.network.inside(act)

@@ -33,15 +33,21 @@ def write_files(folder: Path, dns: Dns, names: Mapping[str, str], silent_address
     (folder / "nsswitch.conf").write_text("passwd: files\ngroup: files\nhosts: files dns\n")
 
 
-def answer(query: bytes, names: Mapping[str, str]) -> bytes:
-    """The answer of a name server that knows these names and nothing else."""
+def name_in(query: bytes) -> tuple[str, int]:
+    """The name that is asked for, and where in the query it ends."""
     labels, at = [], 12
     while length := query[at]:
         labels.append(query[at + 1 : at + 1 + length].decode())
         at += 1 + length
+    return ".".join(labels), at
+
+
+def answer(query: bytes, names: Mapping[str, str]) -> bytes:
+    """The answer of a name server that knows these names and nothing else."""
+    name, at = name_in(query)
     (kind,) = struct.unpack_from("!H", query, at + 1)
     question = query[12 : at + 5]
-    address = names.get(".".join(labels))
+    address = names.get(name)
     packed = ip_address(address).packed if address else b""
     record = b""
     if len(packed) == {_TYPE_A: 4, _TYPE_AAAA: 16}.get(kind):
@@ -57,6 +63,7 @@ class SlowNameServer:
         self._socket = server
         self._names = dict(names)
         self._delay_s = delay_s
+        self.asked: list[str] = []  # every name that somebody wanted to know, in turn
         self._stop_reader, self._stop_writer = os.pipe()
         self._thread = threading.Thread(target=self._serve, name="slow name server")
         self._thread.start()
@@ -73,6 +80,7 @@ class SlowNameServer:
                 return
             if self._socket.fileno() in ready:
                 query, client = self._socket.recvfrom(512)
+                self.asked.append(name_in(query)[0])
                 heapq.heappush(due, (time.monotonic() + self._delay_s, answer(query, self._names), client))
             while due and due[0][0] <= time.monotonic():
                 _, reply, client = heapq.heappop(due)

@@ -1,18 +1,134 @@
-"""Nodes find each other, whatever the order, the name or the address."""
+"""Nodes find each other, in whatever order they come and however the endpoint was named."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+
 import pytest
 
 from .cluster import PORT, Cluster
-from .lab import Lab, requires_netns
+from .lab import Lab, requires_ipv6, requires_netns
 
 pytestmark = requires_netns
 
+MakeLab = Callable[..., Lab]
 
-def test_basic(lab: Lab) -> None:
-    cluster = Cluster(lab, 3)
+
+def test_nodes_come_in_any_order_also_the_one_that_serves_last(lab: Lab) -> None:
+    cluster = Cluster(lab, 3, nproc=2)
+    early = cluster.start(lab[2], lab[1])
+    for agent in early:
+        cluster.until_said(agent, f"there is no coordinator at {cluster.endpoint}: Connection refused; still trying")
+    cluster.start(lab[0])
+    generation = cluster.until_at_work(6)
+    assert sorted(generation.hosts) == ["node0", "node0", "node1", "node1", "node2", "node2"]
+    cluster.finish()
+
+
+@requires_ipv6
+@pytest.mark.parametrize("family", ["v4", "v6", "both"])
+def test_the_endpoint_may_be_a_name(make_lab: MakeLab, family: str) -> None:
+    lab = make_lab(3, family=family)
+    cluster = Cluster(lab, 3, endpoint=f"node1:{PORT}")
     cluster.start(*lab)
     cluster.until_at_work(3)
     cluster.finish()
+
+
+@requires_ipv6
+def test_a_network_without_ipv4_is_enough(make_lab: MakeLab) -> None:
+    lab = make_lab(3, family="v6")
+    cluster = Cluster(lab, 3)
+    assert cluster.endpoint.startswith("[fd")
+    cluster.start(*lab)
+    generation = cluster.until_at_work(3)
+    assert generation.master[0] in {host.address for host in lab}
+    cluster.finish()
+
+
+def test_a_host_may_know_its_own_name_as_a_loopback_address(lab: Lab) -> None:
+    """As Debian writes it into /etc/hosts. The others must still find the endpoint and the workers' store there."""
+    cluster = Cluster(lab, 3, endpoint=f"node0:{PORT}")
+    own_name = ["sh", "-c", 'echo "127.0.1.1 node0" > /etc/hosts; exec "$@"', "sh"]
+    serving = cluster.start(lab[0], wrapper=own_name)
+    cluster.until_said(serving[0], "this node serves the coordinator")
+    cluster.start(lab[1], lab[2])
+    generation = cluster.until_at_work(3)
+    assert generation.hosts[0] == "node0", "the first to come was to host the store"
+    cluster.finish()
+
+
+@pytest.mark.parametrize("dns", ["dead", "silent"])
+def test_an_address_as_endpoint_needs_no_names_not_even_the_hosts_own(lab: Lab, dns: str) -> None:
+    """With the silent name server whoever asked for a name would wait for 10 s."""
+    cluster = Cluster(lab, 3)
+    cluster.start(*lab, dns=dns)
+    cluster.until_at_work(3, timeout_s=9)
+    cluster.finish()
+
+
+def test_an_address_is_never_turned_into_a_name_and_no_name_is_asked_for(lab: Lab) -> None:
+    cluster = Cluster(lab, 3)
+    cluster.start(*lab, dns="slow")
+    first = cluster.until_at_work(3)
+    (lab.shared / "fail-1").touch()
+    cluster.until_at_work(3, after=first)
+    assert [host.names_asked for host in lab] == [[], [], []]
+    cluster.finish()
+
+
+def test_with_a_slow_name_server_only_the_endpoints_name_is_asked_for(lab: Lab) -> None:
+    cluster = Cluster(lab, 3, endpoint=f"node0:{PORT}")
+    cluster.start(*lab, dns="slow")
+    cluster.until_at_work(3)
+    for host in lab:
+        assert set(host.names_asked) == {"node0"}
+    cluster.finish()
+
+
+def test_two_hosts_with_the_same_name_are_two_nodes(lab: Lab) -> None:
+    cluster = Cluster(lab, 3)
+    cluster.start(lab[0])
+    cluster.start(lab[1], lab[2], hostname="twin")
+    generation = cluster.until_at_work(3)
+    assert sorted(generation.hosts) == ["node0", "twin", "twin"]
+    (lab.shared / "fail-1").touch()
+    again = cluster.until_at_work(3, after=generation)
+    assert again.restart_count == 1
+    cluster.finish()
+
+
+def test_another_run_at_the_same_endpoint_is_refused_by_name_and_does_no_harm(lab: Lab) -> None:
+    mine = Cluster(lab, 2, run_id="mine")
+    mine.start(lab[0], lab[1])
+    generation = mine.until_at_work(2)
+    elsewhere = lab.home / "yours"
+    elsewhere.mkdir()
+    yours = Cluster(lab, 2, run_id="yours", folder=elsewhere)
+    agents = yours.start(lab[1], lab[2])
+    for result in yours.over():
+        assert result.code != 0
+        assert "this endpoint serves the run 'mine', and the node was started for 'yours'" in result.err
+        assert "Traceback" not in result.err
+    assert len(agents) == 2
+    assert not list(elsewhere.iterdir()), "a worker of the refused run was started"
+    mine.until_it_worked_for(generation, 0.2)
+    mine.finish()
+
+
+def test_a_rank_that_was_asked_for_is_given_and_a_second_one_who_asks_for_it_is_refused(lab: Lab) -> None:
+    cluster = Cluster(lab, 3)
+    ranks = {lab[0]: 2, lab[1]: 0}
+    agents = [cluster.start(host, options=["--node-rank", str(rank)])[0] for host, rank in ranks.items()]
+    for agent in agents:
+        cluster.until_said(agent, "waiting for 1 more")
+    (twice,) = cluster.start(lab[2], options=["--node-rank", "0"])
+    refused = twice.wait()
+    assert refused.code != 0
+    assert "it asks for node rank 0, which node1 has; give each node its own" in refused.err
+    agents += cluster.start(lab[2], options=["--node-rank", "1"])
+    generation = cluster.until_at_work(3)
+    assert generation.hosts == ["node1", "node2", "node0"]
+    (lab.shared / "fail-1").touch()
+    assert cluster.until_at_work(3, after=generation).hosts == ["node1", "node2", "node0"]
+    cluster.finish(*agents)

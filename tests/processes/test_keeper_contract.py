@@ -65,6 +65,10 @@ class World:
     def lose(self) -> None:
         raise NotImplementedError
 
+    def end_lease(self) -> None:
+        """The lease runs out, if there is one."""
+        raise NotImplementedError
+
     def close(self) -> None:
         self.processes.close()
 
@@ -104,6 +108,9 @@ class Real(World):
     def lose(self) -> None:
         os.kill(self._keeper.pid, signal.SIGKILL)
 
+    def end_lease(self) -> None:
+        """By itself: every real lease in these tests is short."""
+
     def _forget(self, rank: int) -> None:
         if rank in self._pipes:
             orders, words = self._pipes.pop(rank)
@@ -139,6 +146,9 @@ class Fake(World):
 
     def lose(self) -> None:
         self._fake.lose()
+
+    def end_lease(self) -> None:
+        self._fake.end_lease()
 
 
 @pytest.fixture(params=[Real, Fake], ids=["keeper", "fake"])
@@ -298,6 +308,66 @@ class TestProcesses:
         assert world.left_alive() == 0
         world.processes.on_readable()
         world.processes.close()
+
+    def test_a_lease_that_is_not_renewed_ends_everything(self, world: World) -> None:
+        """Fenced is said, then every worker is killed, as asked; what they left in other sessions goes too."""
+        hearing = Hearing(world.processes)
+        world.start(0, generation=4, ignores=(signal.SIGTERM,))
+        world.start(1, generation=4)
+        world.leave_behind(1, in_group=False, ignores_term=True)
+        world.processes.hold(0.01)
+        world.end_lease()
+        assert hearing.take(fact.Fenced).generation == 4
+        for rank in (0, 1):
+            exited = hearing.take(fact.WorkerExited, local_rank=rank)
+            assert exited == fact.WorkerExited(4, rank, -signal.SIGKILL, unasked=False)
+        until(lambda: world.left_alive() == 0, "the end of what was left behind")
+        world.processes.kill(4)
+        assert hearing.take(fact.NodeCleared) == fact.NodeCleared(4)
+
+    def test_a_lease_counts_for_what_dead_workers_left(self, world: World) -> None:
+        """The workers ended by themselves, and are said to have; only their leftovers are alive when it ends."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.leave_behind(0, in_group=True, ignores_term=True)
+        world.leave_behind(0, in_group=False, ignores_term=True)
+        world.exit(0, 3)
+        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, 3, unasked=True)
+        world.processes.hold(0.01)
+        world.end_lease()
+        assert hearing.take(fact.Fenced).generation == 1
+        until(lambda: world.left_alive() == 0, "the end of what was left behind")
+
+    def test_a_lease_of_nobody_ends_in_silence(self, world: World) -> None:
+        """There is nobody to fence; but who is started before it is renewed does not live."""
+        hearing = Hearing(world.processes)
+        world.processes.hold(0.001)
+        world.end_lease()
+        assert hearing.hears_nothing()
+        world.processes.start(2, 0, launch(["/bin/sleep", "600"]))
+        hearing.take(fact.WorkerStarted, generation=2)
+        assert hearing.take(fact.Fenced).generation == 2
+        assert hearing.take(fact.WorkerExited).exit_code == -signal.SIGKILL
+        world.processes.clear(2)
+        hearing.take(fact.NodeCleared)
+        world.processes.hold(600)
+        world.start(0, generation=3)
+        hearing.take(fact.WorkerStarted, generation=3)
+        assert hearing.hears_nothing()
+
+    @pytest.mark.parametrize("seconds", [0, 600], ids=["lifted", "renewed"])
+    def test_a_lease_can_be_changed(self, world: World, seconds: float) -> None:
+        """What was said last counts; 0 means: no limit."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        hearing.take(fact.WorkerStarted)
+        world.processes.hold(0.5)
+        world.processes.hold(seconds)
+        if not seconds:
+            world.end_lease()
+        assert hearing.hears_nothing(for_s=0.6)
+        world.exit(0, 0)
+        assert hearing.take(fact.WorkerExited).exit_code == 0
 
     def test_close_ends_everything_and_may_be_repeated(self, world: World) -> None:
         """Afterwards nobody is alive, nothing is said any more and there is no descriptor."""

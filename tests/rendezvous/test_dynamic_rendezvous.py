@@ -152,11 +152,15 @@ def ask_until(is_so: Callable[[], bool]) -> None:
 
 def interrupted(handler: DynamicRendezvousHandler) -> None:
     """What a launcher does whose ``finally`` shuts the handler down, after Ctrl-C."""
-    with pytest.raises(KeyboardInterrupt):
+
+    def launch() -> None:
         try:
             raise KeyboardInterrupt
         finally:
             handler.shutdown()
+
+    with pytest.raises(KeyboardInterrupt):
+        launch()
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------
@@ -201,7 +205,7 @@ def test_the_timeout_of_the_command_line_is_not_ignored() -> None:
     [("", 1, 1, 5, 3), ("run", 0, 1, 5, 3), ("run", 2, 1, 5, 3), ("run", 1, 1, 0, 3), ("run", 1, 1, 5, 0)],
 )
 def test_settings_that_make_no_sense(run_id: str, min_nodes: int, max_nodes: int, interval: int, attempts: int) -> None:
-    with pytest.raises(ValueError, match="expected|empty"):
+    with pytest.raises(ValueError, match=r"expected|empty"):
         DynamicRendezvousHandler.from_backend(
             run_id,
             None,

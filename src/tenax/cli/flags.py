@@ -174,8 +174,8 @@ FLAGS = (
         STOPPING,
         "text",
         "",
-        "Signals with which a scheduler says in advance that it will take this machine, such as SIGUSR1. The "
-        "workers of all machines can ask for the notice (tenax.preemption) and go on (default: none).",
+        "Signals with which a scheduler says in advance that it will take this machine, such as SIGUSR1. All "
+        "workers of the job go on, and can ask for the notice with tenax.preemption (default: none).",
         value="NAMES",
         ours=True,
     ),
@@ -320,7 +320,8 @@ FLAGS = (
         NODES,
         "text",
         "127.0.0.1",
-        "One machine: MASTER_ADDR for the workers. Several: where they meet, as --rdzv-endpoint HOST says it.",
+        "One machine: MASTER_ADDR for the workers (default: 127.0.0.1). Several: where they meet, as "
+        "--rdzv-endpoint HOST says it.",
         value="HOST",
     ),
     Flag(

@@ -11,13 +11,15 @@ tenax: start the processes of a training job, keep them going, and say what went
 
 usage: tenax COMMAND ...
 
-  run      run a script in one or more worker processes on this machine
+  run      run a script in one or more worker processes, on one machine or on several
   replay   tell the story of a run again from its journal
   version  print the version
   help     print this page; 'tenax help run' explains the flags of 'tenax run'
 
   tenax run train.py                           one worker
   tenax run --nproc-per-node gpu train.py      one worker per GPU
+  tenax run --nnodes 2:4 --rdzv-endpoint host0 --nproc-per-node gpu train.py
+                                               the same on 2 to 4 machines: run this line on each
 """
 
 _INTRODUCTION = """\
@@ -25,9 +27,9 @@ usage: tenax run [flags] SCRIPT [arguments of the script]
        tenax run [flags] -m MODULE [arguments of the module]
        tenax run [flags] --no-python PROGRAM [arguments of the program]
 
-Run SCRIPT in one or more worker processes on this machine. Each gets its rank in the environment,
-as under torchrun. If one fails, all are restarted, as often as --max-restarts allows; in the end
-there is one report of what went wrong.
+Run SCRIPT in one or more worker processes, on this machine or together with others. Each gets its
+rank in the environment, as under torchrun. If one fails, all are restarted, as often as
+--max-restarts allows; in the end there is one report of what went wrong.
 
   tenax run train.py                                 one worker
   tenax run --nproc-per-node gpu train.py --lr 3e-4  one worker per GPU; --lr belongs to train.py
@@ -35,6 +37,16 @@ there is one report of what went wrong.
                                                      restarts, and logs in files and on the terminal
   tenax run --nproc-per-node 2 -m my_package.train   a module
   tenax run --dry-run --nproc-per-node 2 train.py    show what would be run
+
+On several machines, run the same line on each of them:
+
+  tenax run --nnodes 2:4 --rdzv-endpoint host0 --nproc-per-node gpu --max-restarts 3 train.py
+
+--nnodes says how many take part: 2 here are enough, and up to 4 may come and go while the job runs.
+They meet at host0, which is one of them; --rdzv-conf token_file=FILE keeps strangers out. With a
+fixed number each may be given its rank, as torchrun has it:
+
+  tenax run --nnodes 2 --node-rank 0 --master-addr host0 --master-port 29500 train.py
 
 Flags stand in front of SCRIPT; everything behind it goes to the script untouched. Write a flag in
 full, with dashes or underscores, as '--flag value' or '--flag=value'. Its default can be set in the

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 _DEFAULT_MASTER_PORT = 29500
 _WILDCARDS = frozenset({"0.0.0.0", "::", "*", "0", "::0"})  # noqa: S104 - recognised, not bound
+# What the engine reads when --rdzv-conf does not say it.
 ORDER_VARIABLE = "TENAX_NODE_ORDER"
+TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
 
 
 def meeting_place_of_many(

@@ -1,7 +1,7 @@
 """The plan: what ``tenax run --dry-run`` prints. It says what a run would do, and starts, makes and opens nothing.
 
-The environment comes from the same function that a real run uses; what is only known at the start (a free port, a
-random name) stands in angle brackets.
+The environment comes from the same function that a real run uses; what is only known later (a free port, a random
+name, the ranks that several nodes agree upon) stands in angle brackets. A secret is never shown.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import shlex
 
-from tenax.cli.options import split_endpoint
+from tenax.cli.meeting import ORDER_VARIABLE, TOKEN_VARIABLE
+from tenax.cli.options import MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import places_of
+from tenax.cli.world import places_of, rendezvous_parameters
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment
 from tenax.processes.entrypoint import LOCAL_RANK_MACRO
@@ -47,7 +48,11 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
         *_assignments(shared),
     ]
     for rank, environment in enumerate(environments):
-        sections += ["", f"worker {rank}: global rank {environment['RANK']} of {options.nproc_per_node}"]
+        number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
+        sections += [
+            "",
+            f"worker {rank}: {number if options.max_nodes == 1 else 'its ranks are known when all are there'}",
+        ]
         sections.append("  " + _title("command") + _command(options, interpreter, rank))
         if places.placement is not None and places.placement.bindings:
             sections.append("  " + _title("CPUs") + places.placement.bindings[rank].why)
@@ -59,7 +64,13 @@ def _opening(options: Options) -> str:
     workers = "1 worker" if options.nproc_per_node == 1 else f"{options.nproc_per_node} workers"
     written = options.nproc_as_written
     counted = "" if written.isdecimal() else f" (--nproc-per-node {written})"
-    return f"A dry run: nothing is started. The command would run {workers}{counted} on this machine.\n"
+    among = f", one of {_count(options)} nodes" if options.max_nodes > 1 else ""
+    return f"A dry run: nothing is started. The command would run {workers}{counted} on this machine{among}.\n"
+
+
+def _count(options: Options) -> str:
+    least, most = options.min_nodes, options.max_nodes
+    return str(most) if least == most else f"{least} to {most}"
 
 
 def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ: Mapping[str, str]) -> Iterable[str]:
@@ -70,7 +81,10 @@ def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ
     yield from _lines("folder", [cwd])
     yield from _lines("run id", [options.run_id or f"{_RANDOM_ID}; --rdzv-id sets one"])
     yield from _lines("role", [options.role])
-    yield from _lines("restarts", [_restarts(options)])
+    if options.max_nodes > 1:
+        yield from _lines("nodes", _nodes(options, environ))
+        yield from _lines("meeting", _meeting(options, environ))
+    yield from _lines("restarts", _restarts(options))
     yield from _lines("stopping", _stopping(options))
     yield from _lines("logs", _logs(options))
     yield from _lines("threads", [_threads(places, environ)])
@@ -101,16 +115,83 @@ def _worker_python(options: Options, interpreter: str) -> str:
     return interpreter if options.run_path else options.python or interpreter
 
 
-def _restarts(options: Options) -> str:
+def _nodes(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
+    if options.min_nodes == options.max_nodes:
+        yield f"{options.max_nodes}: workers run when all are there, and wait for a replacement when one is lost"
+    else:
+        yield f"{_count(options)}: they may come and go; workers are started again whenever that changes who is in"
+    if options.rdzv_backend not in MANY_NODES_BACKENDS:
+        return
+    order = options.rdzv_configs.get("node_order") or environ.get(ORDER_VARIABLE)
+    if "rank" in options.rdzv_configs:
+        yield f"this is node {options.rdzv_configs['rank']} (--node-rank)"
+    elif order:
+        yield f"numbered in the order of their node_order; this one's is {order!r}"
+    else:
+        yield "numbered as they come; a node that stays keeps its number"
+
+
+def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
+    """Where and how nodes meet, from the very settings that a run would use."""
+    if options.rdzv_backend not in MANY_NODES_BACKENDS:
+        at = f" at {options.rdzv_endpoint}" if options.rdzv_endpoint else ""
+        yield f"decided by the installed rendezvous {options.rdzv_backend!r}{at}"
+        return
+    from tenax.rendezvous.tcp.endpoint import Endpoint
+    from tenax.rendezvous.tcp.handler import tcp_settings
+
+    settings = tcp_settings(rendezvous_parameters(options))
+    yield f"at {Endpoint.parse(settings.endpoint)}, served by whichever node can listen there"
+    if options.min_nodes < options.max_nodes:
+        yield f"when {options.min_nodes} are there, others have {settings.last_call_s:g} s more (last_call_timeout)"
+        newcomers = "ends the running generation at once" if settings.scale_up else "waits for the next restart"
+        yield f"a node that comes later {newcomers} (scale_up)"
+    yield f"too few nodes for {settings.join_timeout_s:g} s end the job (join_timeout)"
+    yield f"a node silent for {settings.terms.lease_s:g} s is lost (keep_alive_interval, keep_alive_max_attempt)"
+    yield _secret(options, environ)
+    yield _tls(options)
+
+
+def _secret(options: Options, environ: Mapping[str, str]) -> str:
+    if options.rdzv_configs.get("token_file"):
+        return f"secret: the content of {options.rdzv_configs['token_file']} (token_file)"
+    if options.rdzv_configs.get("token"):
+        return "secret: given (token)"
+    if environ.get(TOKEN_VARIABLE):
+        return f"secret: given ({TOKEN_VARIABLE})"
+    return "secret: none, so whoever reaches that place can join (token_file, TENAX_RDZV_TOKEN)"
+
+
+def _tls(options: Options) -> str:
+    certificate, authority = (options.rdzv_configs.get(key) for key in ("ssl_cert", "ca_cert"))
+    if not certificate and not authority:
+        return "TLS: no (ssl_cert, ssl_cert_key, ca_cert)"
+    shows = f"this node shows {certificate}" if certificate else "this node has no certificate and cannot serve"
+    return f"TLS: {shows}, and others are checked with {authority or 'what this machine trusts'}"
+
+
+def _restarts(options: Options) -> Iterable[str]:
     if options.max_restarts == 0:
-        return "none: the first failure ends the job (--max-restarts)"
-    return f"up to {options.max_restarts}: after a failure all workers are stopped and started again"
+        yield "none: the first failure ends the job (--max-restarts)"
+        return
+    once = ", counted once for all nodes" if options.max_nodes > 1 else ""
+    yield f"up to {options.max_restarts}{once}: after a failure all workers are stopped and started again"
+    fatal = [f"exit code {code}" for code in options.fatal_exit_codes] + list(options.fatal_errors)
+    if fatal:
+        yield f"none after {' or '.join(fatal)} (--fatal-exit-codes, --fatal-errors)"
 
 
 def _stopping(options: Options) -> Iterable[str]:
-    signals = ", ".join(name.strip() for name in options.signals_to_handle.split(",") if name.strip())
+    signals = _names(options.signals_to_handle)
     yield f"{signals} stop the job and are passed on to the workers" if signals else "no signal is handled"
     yield f"what has not ended {options.shutdown_timeout_s} s after it was asked to is killed"
+    if options.notice_signals:
+        soon = "" if options.notice_s is None else f" in {options.notice_s:g} s"
+        yield f"{_names(options.notice_signals)} tell the workers that this machine will be taken{soon}"
+
+
+def _names(text: str) -> str:
+    return ", ".join(name.strip() for name in text.split(",") if name.strip())
 
 
 def _logs(options: Options) -> Iterable[str]:
@@ -157,7 +238,7 @@ def _environments(options: Options, places: Places, environ: Mapping[str, str]) 
         max_restarts=options.max_restarts,
         grace_s=options.shutdown_timeout_s,
     )
-    assignment = _assignment(options)
+    assignment = _assignment(options, environ)
     for_all = WorkerEnvironment(
         virtual_local_rank=options.virtual_local_rank,
         omp_num_threads=places.omp_num_threads,
@@ -168,23 +249,49 @@ def _environments(options: Options, places: Places, environ: Mapping[str, str]) 
     for rank, environment in enumerate(environments):
         if not assignment.master_port:
             environment["MASTER_PORT"] = _FREE_PORT
+        if options.max_nodes > 1:
+            environment.update(_known_later(options))
         if options.log_dir != os.devnull and options.logs_specs in (None, "default"):
             environment["TORCHELASTIC_ERROR_FILE"] = f"<log folder>/attempt_0/{rank}/error.json"
+            environment["TENAX_NOTICE_FILE"] = "<log folder>/notice-1.json"
     return environments
 
 
-def _assignment(options: Options) -> Assignment:
-    """The one node's part: it is alone, and only where its workers meet was to be chosen."""
+def _assignment(options: Options, environ: Mapping[str, str]) -> Assignment:
+    """This node's part if it is alone, so that only where its workers meet was to be chosen."""
     host, port = options.local_addr or LOOPBACK, "0"
     if options.rdzv_backend == "static":
         host, port = split_endpoint(options.rdzv_endpoint)
+    shares_store = environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1"
     return Assignment(
         generation=1,
         world_size=options.nproc_per_node,
         role_world_size=options.nproc_per_node,
         master_addr=host,
-        master_port=int(port),
+        master_port=int(port or 0),
+        use_agent_store=bool(rendezvous_parameters(options).get_as_bool("use_agent_store", shares_store)),
+        why="first generation",
     )
+
+
+def _known_later(options: Options) -> dict[str, str]:
+    """What only the coordinator of several nodes will know. They need not have the same number of workers."""
+    is_own = options.rdzv_backend in MANY_NODES_BACKENDS
+    settings = options.rdzv_configs if is_own else {}
+    is_fixed = options.min_nodes == options.max_nodes
+    later = {
+        "RANK": "<rank>",
+        "GROUP_RANK": str(settings.get("rank", "<rank of this node>")),
+        "ROLE_RANK": "<rank>",
+        "WORLD_SIZE": "<all workers>",
+        "GROUP_WORLD_SIZE": str(options.max_nodes) if is_fixed else "<nodes>",
+        "ROLE_WORLD_SIZE": "<all workers>",
+        "MASTER_ADDR": "<address of node 0>",
+        "MASTER_PORT": str(settings.get("store_port", "<a free port of node 0>")),
+    }
+    if not is_own:
+        later["TORCHELASTIC_USE_AGENT_STORE"] = "<as the rendezvous says>"
+    return later
 
 
 def _assignments(environment: Mapping[str, str]) -> list[str]:

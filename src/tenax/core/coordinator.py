@@ -71,6 +71,7 @@ class Opened(CoordinatorEvent, frozen=True):
     dead_rank: int = -1  # the group rank of a member that is known to be dead: the one that served
     generation: int = 0  # what is known of the past
     restarts_used: int = 0
+    verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it
 
 
 class Heard(CoordinatorEvent, frozen=True):
@@ -231,6 +232,9 @@ class CoordinatorMachine:
         state.generation = max(state.generation, opened.generation)
         state.restarts_used = max(state.restarts_used, opened.restarts_used)
         state.dead_rank = opened.dead_rank
+        if opened.verdict is not None:
+            state.phase, state.verdict = RunPhase.OVER, opened.verdict
+            return
         self._gather(state.next_why, now)
         if opened.recover_s > 0:
             state.phase = RunPhase.RECOVERING

@@ -22,42 +22,39 @@ from tenax.core.policy import GiveUp
 
 # Sets have no order, and the order of a dictionary is no difference either.
 _encode = msgspec.json.Encoder(order="deterministic").encode
-# Words that are about the generation whose number they carry.
-_OF_A_GENERATION = (
-    word.FailureSeen,
-    word.NodeStopped,
-    word.NodeSucceeded,
-    word.NodeDraining,
-    word.NodeWillLeave,
-)
-# What must stand while the run is in a phase. LAST_CALL is checked apart.
+# What must stand while the run is in a phase; LAST_CALL is checked apart. In the other phases nothing may stand.
 _DEADLINES = {
     RunPhase.GATHERING: {RunDeadline.JOIN, RunDeadline.TELL},
     RunPhase.RECOVERING: {RunDeadline.RECOVER},
     RunPhase.PAUSED: {RunDeadline.PAUSE},
 }
+_Parts = dict[str, Assignment]
 
 
 class _Generation:
-    """What was heard and said about one generation: that which is at work, or was last."""
+    """What was heard and said about one generation: the one at work, or the last."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.parts: dict[str, Assignment] = {}  # empty if an earlier coordinator formed it
-        self.ranks: dict[str, int] = {}  # of all members, also of those that are gone
+        self.parts: _Parts = {}  # empty if an earlier coordinator formed it
+        self.ranks: dict[str, int] = {}  # of all members that are known, also of those that are gone
+        self.expected = 0  # how many members it has
         self.gone: set[str] = set()
         self.done: set[str] = set()
-        self.expected = 0
         self.failed: set[int] = set()  # global ranks
         self.is_ended = False
-        self.is_counted = False  # in the ledger, or by the verdict
+        self.is_counted = False  # in the ledger
         self.is_lost = False  # it lost a node
         self.is_drained = False  # a node was asked to leave it
-        self.is_opened = False  # it ended to let nodes in
+        self.is_opened = False  # it ended to let a node in
 
     @property
     def is_free(self) -> bool:
         return self.is_lost or self.is_drained or self.is_opened
+
+    @property
+    def is_complete(self) -> bool:
+        return set(range(self.expected)) == set(self.ranks.values())
 
     def has(self, node_id: str) -> bool:
         return node_id in self.ranks and node_id not in self.gone
@@ -67,7 +64,7 @@ class RunChecker:
     """Watches one run. ``check`` is called after every step.
 
     A thorough checker writes the whole state down at every step, to see that a word which must change nothing changes
-    nothing; without that it also keeps up with thousands of nodes.
+    nothing. Without that it also keeps up with thousands of nodes.
     """
 
     def __init__(self, settings: RunSettings, *, is_thorough: bool = True) -> None:
@@ -75,7 +72,9 @@ class RunChecker:
         self._is_thorough = is_thorough
         self._here: dict[str, word.NodeInfo] = {}
         self._clear: set[str] = set()  # said so, and were not given work since
-        self._at_work: dict[str, int] = {}  # nodes that have not said that they stopped, and in which generation
+        self._newly_clear = ""
+        self._at_work: dict[str, int] = {}  # nodes whose workers may live, and of which generation
+        self._draining: set[str] = set()
         self._known: dict[str, int] = {}  # the last generation that a node knew of or was told of
         self._latest = 0  # the greatest number that was formed or heard of
         self._last: _Generation | None = None
@@ -96,16 +95,18 @@ class RunChecker:
         self._check_ending(state, event, says, must_end)
         self._check_ledger(state, event)
         self._check_forming(state, event, says)
-        self._check_newcomer(state, event, says)
         if state.phase is RunPhase.OVER or state.verdict is not None:
             self._check_verdict(state, event, says)
         elif any(isinstance(say.event, fact.RunEnded) for say in says):
             raise InvariantBroken(f"C6: the end was told while {state.phase.value}")
+        else:
+            self._check_waiting(says)
+            self._check_progress(state)
         self._check_deadlines(state)
-        self._check_progress(state)
-        self._remember(state)
-
-    def _remember(self, state: CoordinatorState) -> None:
+        if state.generation != self._latest:
+            raise InvariantBroken(
+                f"C1: the last generation is {self._latest}, and is believed to be {state.generation}"
+            )
         self._phase = state.phase
         self._ledger = _ledger(state)
         if self._is_thorough:
@@ -124,100 +125,414 @@ class RunChecker:
             return True
         if isinstance(message, word.NodeReady):
             return not self._known[node_id] <= message.generation <= self._latest
-        if isinstance(message, _OF_A_GENERATION):
-            last = self._last
-            return (
-                last is None
-                or message.generation != self._latest
-                or last.number != self._latest
-                or not last.has(node_id)
-            )
-        return False
+        generation = getattr(message, "generation", None)
+        if generation is None:
+            return False
+        last = self._last
+        return last is None or not generation == last.number == self._latest or not last.has(node_id)
 
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
-        changed = self._is_thorough and self._written != b"" and _encode(state) != self._written
-        if says or changed or state.phase is not self._phase:
+        is_changed = self._written != b"" and _encode(state) != self._written
+        if says or is_changed or state.phase is not self._phase:
             raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {says}")
 
     def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
-        if state.phase is not RunPhase.OVER or state.verdict != self._verdict:
+        if state.phase is not RunPhase.OVER or state.verdict != self._verdict or state.deadlines:
             raise InvariantBroken(f"C6: the run goes on after its end: {state.phase.value}, {state.verdict}")
         joined = event.message if isinstance(event, run.Heard) else None
+        newcomer = joined.node.node_id if isinstance(joined, word.NodeJoined) else ""
         for say in says:
             told = say.event
-            is_answer = isinstance(joined, word.NodeJoined) and say.to == (joined.node.node_id,)
-            is_same = isinstance(told, fact.RunEnded) and told.verdict == self._verdict
-            if not is_answer or not (is_same or isinstance(told, fact.JoinRefused)):
+            is_the_same = isinstance(told, fact.RunEnded) and told.verdict == self._verdict
+            if say.to != (newcomer,) or not (is_the_same or isinstance(told, fact.JoinRefused)):
                 raise InvariantBroken(f"C6: {told} was said after the end")
-        if isinstance(joined, word.NodeJoined) and not says:
-            raise InvariantBroken(f"C6: {joined.node.node_id} came after the end and was not told of it")
+        if newcomer and not says:
+            raise InvariantBroken(f"C6: {newcomer} came after the end and was not told of it")
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
     def _hear(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> bool:
         """Keep what the event tells. Says whether the generation that is at work must end because of it."""
+        self._newly_clear = ""
+        must_end = False
         match event:
             case run.Opened(generation=generation):
                 self._latest = max(self._latest, generation)
-                return False
             case run.NodeLost(node_id):
-                return self._go(node_id, is_loss=True)
-            case run.TimeWentBy() if self._phase is RunPhase.RECOVERING and state.phase is not RunPhase.RECOVERING:
-                return self._miss()
+                must_end = self._go(node_id, is_loss=True)
             case run.Heard(message=word.NodeJoined() as joined):
-                return self._join(state, joined, says)
+                must_end = self._join(joined, says)
             case run.Heard(node_id, message):
-                return self._hear_member(node_id, message)
-        return False
+                must_end = self._listen(node_id, message)
+        if self._phase is not RunPhase.RECOVERING or isinstance(event, run.Opened | run.CancelRequested):
+            return must_end
+        return state.phase is not RunPhase.RECOVERING and self._is_broken_since_recovery()
 
-    def _hear_member(self, node_id: str, message: word.FromNode) -> bool:
+    def _listen(self, node_id: str, message: word.FromNode) -> bool:
         last = self._last
+        if isinstance(message, word.NodeLeft):
+            return self._go(node_id, is_loss=not message.is_clear)
+        if isinstance(message, word.NodeReady):
+            return self._become_clear(node_id)
+        assert last is not None, "words about a generation were sorted out before"
         match message:
-            case word.NodeReady():
-                is_new = node_id not in self._clear
-                self._clear.add(node_id)
-                was_at_work = self._at_work.pop(node_id, 0)
-                if last is None or not is_new or not last.has(node_id) or last.is_ended:
-                    return False
-                if self._phase is not RunPhase.RUNNING:
-                    return False
-                last.gone.add(node_id)
-                last.is_lost = True
-                return bool(was_at_work)
             case word.FailureSeen(failure=failure):
-                assert last is not None
                 last.failed.add(failure.global_rank)
                 return True
             case word.NodeStopped(failures=failures):
-                assert last is not None
+                self._at_work.pop(node_id, None)
                 last.failed |= {failure.global_rank for failure in failures}
                 return bool(failures)
             case word.NodeSucceeded():
-                assert last is not None
+                self._at_work.pop(node_id, None)
                 if not last.is_ended:
                     last.done.add(node_id)
             case word.NodeDraining():
-                assert last is not None
+                self._draining.add(node_id)
                 last.is_drained |= not last.is_counted
-            case word.NodeLeft(is_clear=is_clear):
-                return self._go(node_id, is_loss=not is_clear)
         return False
+
+    def _become_clear(self, node_id: str) -> bool:
+        if node_id in self._clear:
+            return False
+        self._newly_clear = node_id
+        self._clear.add(node_id)
+        self._at_work.pop(node_id, None)
+        last = self._last
+        if self._phase is not RunPhase.RUNNING or last is None or not last.has(node_id):
+            return False
+        last.gone.add(node_id)  # it stopped by itself: it had been cut off
+        last.is_lost = True
+        return True
 
     def _go(self, node_id: str, *, is_loss: bool) -> bool:
         """The node is not here any more."""
-        del self._here[node_id]
+        del self._here[node_id], self._known[node_id]
         self._clear.discard(node_id)
         self._at_work.pop(node_id, None)
+        is_drain = not is_loss or node_id in self._draining
+        self._draining.discard(node_id)
         last = self._last
         if last is None or not last.has(node_id) or node_id in last.done:
             return False
         last.gone.add(node_id)
         if not last.is_counted:
-            # One that was asked to leave before is no loss, however it goes.
-            was_asked = last.is_drained and node_id in self._asked(last)
-            last.is_lost |= is_loss and not was_asked
-            last.is_drained |= not is_loss or was_asked
+            last.is_drained |= is_drain
+            last.is_lost |= not is_drain
         return True
 
-    def _asked(self, last: _Generation) -> set[str]:
-        return self._draining if last.is_drained else set()
+    def _join(self, joined: word.NodeJoined, says: list[Say]) -> bool:
+        node_id = joined.node.node_id
+        refused = {each for say in says if isinstance(say.event, fact.JoinRefused) for each in say.to}
+        superseded = [each for each in refused if each != node_id and each in self._here]
+        must_end = [self._go(each, is_loss=True) for each in superseded]
+        if node_id in refused:
+            return any(must_end)
+        self._here[node_id] = joined.node
+        self._known[node_id] = max(self._known.get(node_id, 0), joined.generation)
+        if joined.generation > self._latest:
+            must_end.append(self._hear_of_later(joined.generation, says))
+        if self._phase is RunPhase.RECOVERING and joined.generation == self._latest > 0:
+            self._adopt(joined)
+        elif joined.is_running or joined.has_succeeded:
+            self._come_back(joined, says)
+        elif node_id not in self._clear:
+            self._check_behind(joined, says)
+        return any(must_end)
+
+    def _hear_of_later(self, generation: int, says: list[Say]) -> bool:
+        """An earlier coordinator got further than we knew: what is at work here is of the past."""
+        self._latest = generation
+        last = self._last
+        if last is None or last.is_ended:
+            return False
+        if self._phase is RunPhase.RECOVERING:
+            self._check_told(last, says)
+            last.is_ended = last.is_counted = True
+            return False
+        last.is_lost = True
+        return True
+
+    def _adopt(self, joined: word.NodeJoined) -> None:
+        if self._last is None or self._last.number != joined.generation:
+            self._last = _Generation(joined.generation)
+        last, node_id = self._last, joined.node.node_id
+        last.ranks[node_id] = joined.group_rank
+        last.expected = joined.group_world_size
+        if joined.has_succeeded:
+            last.done.add(node_id)
+        elif joined.is_running:
+            self._at_work[node_id] = joined.generation
+
+    def _is_broken_since_recovery(self) -> bool:
+        last = self._last
+        if last is None or last.is_ended:
+            return False
+        last.is_lost |= not last.is_complete
+        idle = [each for each in last.ranks if each not in last.done and each not in self._at_work]
+        return bool(last.is_lost or last.is_drained or last.gone or last.failed or idle)
+
+    def _come_back(self, joined: word.NodeJoined, says: list[Say]) -> None:
+        """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""
+        node_id, last = joined.node.node_id, self._last
+        is_of_last = last is not None and last.number == joined.generation
+        if last is not None and is_of_last and last.has(node_id) and not last.is_ended:
+            if joined.has_succeeded:
+                last.done.add(node_id)
+                self._at_work.pop(node_id, None)
+            return
+        was_declared_lost = last is not None and is_of_last and node_id in last.gone
+        if joined.is_running and node_id not in self._clear and not was_declared_lost:
+            self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
+        if node_id not in _told_of_end(says, joined.generation) and not _is_over(says):
+            raise InvariantBroken(
+                f"C5: {node_id} works on generation {joined.generation} and is not told that it ended"
+            )
+
+    def _check_behind(self, joined: word.NodeJoined, says: list[Say]) -> None:
+        """A member whose link broke before it heard of its generation waits for ever if it is not told again."""
+        node_id, last = joined.node.node_id, self._last
+        if last is None or not last.parts or not last.has(node_id) or joined.generation >= last.number:
+            return
+        if fact.GenerationFormed(last.parts[node_id]) not in [say.event for say in says if node_id in say.to]:
+            raise InvariantBroken(f"C7: {node_id} has not heard of generation {last.number} and is not told again")
+        if last.is_ended and node_id not in _told_of_end(says, last.number):
+            raise InvariantBroken(f"C5: {node_id} is told of generation {last.number} and not that it ended")
+
+    # --- a generation ends --------------------------------------------------------------------------------------------
+
+    def _check_ending(
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], must_end: bool
+    ) -> None:
+        for say in says:
+            if isinstance(say.event, fact.GenerationEnded) and not say.event.why:
+                raise InvariantBroken(f"C5: generation {say.event.generation} ended without a reason")
+        last = self._last
+        if last is None or last.is_ended or state.phase in (RunPhase.OVER, RunPhase.RECOVERING):
+            return
+        has_ended = (
+            state.phase is not RunPhase.RUNNING
+            or bool(_told_of_end(says, last.number))
+            or bool(self._new_parts(event, says))
+        )
+        if must_end and not has_ended:
+            raise InvariantBroken(f"C5: generation {last.number} goes on after {event}")
+        if not has_ended:
+            return
+        if not must_end:
+            self._check_opening(last, event)
+        self._check_told(last, says)
+        last.is_ended = True
+
+    def _check_opening(self, last: _Generation, event: AnyCoordinatorEvent) -> None:
+        """Without need a generation ends only to let somebody in."""
+        if not self._newly_clear or last.has(self._newly_clear):
+            raise InvariantBroken(f"C5: generation {last.number} ended without a cause, after {event}")
+        if len(last.ranks) >= self._settings.max_nodes or last.done or not self._settings.scale_up:
+            raise InvariantBroken(f"C5: generation {last.number} ended for {self._newly_clear}, which cannot come in")
+        last.is_opened = True
+
+    def _check_told(self, last: _Generation, says: list[Say]) -> None:
+        members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
+        untold = members - _told_of_end(says, last.number)
+        if untold:
+            raise InvariantBroken(f"C5: generation {last.number} ended and {_names(untold)} were not told")
+
+    def _check_ledger(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
+        """What follows a generation is counted once: as a restart, a change of the membership, or a drain."""
+        restarts, changes, drains = self._ledger
+        if isinstance(event, run.Opened):
+            restarts = max(restarts, event.restarts_used)
+        elif isinstance(joined := getattr(event, "message", None), word.NodeJoined):
+            restarts = max(restarts, joined.restarts_used if joined.node.node_id in self._here else 0)
+        now = _ledger(state)
+        charged, changed, drained = now[0] - restarts, now[1] - changes, now[2] - drains
+        if min(charged, changed, drained) < 0 or charged + changed + drained > 1:
+            raise InvariantBroken(f"C4: the ledger goes from {(restarts, changes, drains)} to {now} in one step")
+        if charged + changed + drained == 0:
+            return
+        last = self._last
+        if last is None or not last.is_ended or last.is_counted:
+            raise InvariantBroken(f"C4: the ledger goes to {now} and no generation ended")
+        self._check_stopped()
+        last.is_counted = True
+        if charged and (last.is_free or not last.failed):
+            raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which was free")
+        if drained and (last.is_lost or not last.is_drained):
+            raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, and was none")
+        is_change = last.is_lost or (not last.is_drained and (last.is_opened or not last.failed))
+        if changed and not is_change:
+            raise InvariantBroken(
+                f"C4: generation {last.number} was counted as a change of the membership, and was none"
+            )
+
+    # --- a generation forms -------------------------------------------------------------------------------------------
+
+    def _new_parts(self, event: AnyCoordinatorEvent, says: list[Say]) -> _Parts:
+        """Who was given a part in a new generation; a member that came back may be told again of its old one."""
+        joined = event.message if isinstance(event, run.Heard) else None
+        newcomer = joined.node.node_id if isinstance(joined, word.NodeJoined) else ""
+        again = self._last.parts.get(newcomer) if self._last is not None else None
+        parts: _Parts = {}
+        for say in says:
+            if isinstance(say.event, fact.GenerationFormed) and (again is None or say.event.assignment != again):
+                for node_id in say.to:
+                    if node_id in parts or len(say.to) != 1:
+                        raise InvariantBroken(f"C1: {_names(set(say.to))} got more than one part, or the same")
+                    parts[node_id] = say.event.assignment
+        return parts
+
+    def _check_forming(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        parts = self._new_parts(event, says)
+        if not parts:
+            return
+        numbers = {part.generation for part in parts.values()}
+        number = max(numbers)
+        if len(numbers) > 1 or number <= self._latest:
+            raise InvariantBroken(f"C1: generations {sorted(numbers)} were formed after {self._latest}")
+        if not self._settings.min_nodes <= len(parts) <= self._settings.max_nodes:
+            raise InvariantBroken(f"C1: generation {number} was formed of {len(parts)} nodes")
+        if self._last is not None and not self._last.is_counted:
+            raise InvariantBroken(
+                f"C4: generation {number} was formed and what ended {self._last.number} was not counted"
+            )
+        strangers = set(parts) - (self._clear & self._here.keys())
+        if strangers:
+            raise InvariantBroken(f"C2: generation {number} was formed with {_names(strangers)}, which are not clear")
+        self._check_stopped()
+        self._check_numbers(parts, state)
+        self._latest = number
+        last = self._last = _Generation(number)
+        last.parts = parts
+        last.ranks = {node_id: part.group_rank for node_id, part in parts.items()}
+        last.expected = len(parts)
+        for node_id in parts:
+            self._clear.discard(node_id)
+            self._at_work[node_id] = self._known[node_id] = number
+
+    def _check_stopped(self) -> None:
+        """Nobody is at work in the last generation, or in a later one that we have only heard of."""
+        numbers = {self._latest, self._last.number if self._last is not None else 0}
+        unstopped = {each for each, generation in self._at_work.items() if generation in numbers}
+        if unstopped:
+            raise InvariantBroken(f"C2: {_names(unstopped)} have not stopped and the others go on")
+
+    def _check_numbers(self, parts: _Parts, state: CoordinatorState) -> None:
+        arranged = sorted(parts, key=lambda node_id: parts[node_id].group_rank)
+        infos = [self._here[node_id] for node_id in arranged]
+        world_size = sum(info.slots for info in infos)
+        serving = parts.get(self._settings.serving_node)
+        first, first_in_role = 0, dict.fromkeys((info.role for info in infos), 0)
+        for group_rank, (node_id, info) in enumerate(zip(arranged, infos, strict=True)):
+            part = parts[node_id]
+            got = (part.group_rank, part.first_global_rank, part.first_role_rank, part.role_world_size)
+            in_role = sum(each.slots for each in infos if each.role == info.role)
+            if got != (group_rank, first, first_in_role[info.role], in_role):
+                raise InvariantBroken(f"C3: {node_id} got {part}, and is node {group_rank} with ranks from {first}")
+            first += info.slots
+            first_in_role[info.role] += info.slots
+            common = (part.group_world_size, part.world_size, part.restarts_used, part.coordinator_rank)
+            if common != (len(parts), world_size, state.restarts_used, serving.group_rank if serving else -1):
+                raise InvariantBroken(f"C3: {node_id} heard {part} of a world of {world_size}")
+        stores = {(part.master_addr, part.master_port, part.use_agent_store) for part in parts.values()}
+        if len(stores) > 1 or len({part.why for part in parts.values()}) > 1:
+            raise InvariantBroken(f"C3: the members heard of different stores: {stores}")
+
+    # --- waiting, and the end -----------------------------------------------------------------------------------------
+
+    def _check_waiting(self, says: list[Say]) -> None:
+        node_id = self._newly_clear
+        told = {each for say in says if isinstance(say.event, fact.Waiting) for each in say.to}
+        if node_id in self._clear and node_id not in told:
+            raise InvariantBroken(f"C7: {node_id} waits and is not told for whom")
+
+    def _check_deadlines(self, state: CoordinatorState) -> None:
+        awaited = set(_DEADLINES.get(state.phase, set()))
+        settings, count = self._settings, len(self._clear)
+        if state.phase is RunPhase.GATHERING and settings.min_nodes <= count < settings.max_nodes:
+            awaited.add(RunDeadline.LAST_CALL)
+        if state.deadlines.keys() != awaited:
+            has, needs = (sorted(deadline.value for deadline in each) for each in (state.deadlines, awaited))
+            raise InvariantBroken(f"C7: {state.phase.value} needs deadlines for {needs}, and has them for {has}")
+
+    def _check_progress(self, state: CoordinatorState) -> None:
+        last, settings, count = self._last, self._settings, len(self._clear)
+        if state.phase is RunPhase.GATHERING:
+            is_first = self._latest == 0 or RunDeadline.LAST_CALL in state.deadlines
+            if count >= settings.max_nodes or (count >= settings.min_nodes and not is_first):
+                raise InvariantBroken(f"C7: {count} nodes are ready and no generation is formed")
+        elif state.phase is RunPhase.ENDING:
+            members = {each for each in last.ranks if each in self._here} if last is not None else set()
+            if not (members | self._at_work.keys()) - self._clear:
+                raise InvariantBroken("C7: ending, and nobody is awaited")
+        elif state.phase is RunPhase.RUNNING:
+            if last is None or last.is_ended:
+                raise InvariantBroken("C5: running, and the generation has ended")
+            if last.is_complete and last.done.issuperset(last.ranks):
+                raise InvariantBroken("C7: everybody is done and the run goes on")
+
+    def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        verdict = state.verdict
+        if verdict is None or state.phase is not RunPhase.OVER:
+            raise InvariantBroken(f"C6: {state.phase.value}, and the verdict is {verdict}")
+        told = [each for say in says if isinstance(say.event, fact.RunEnded) for each in say.to]
+        if sorted(told) != sorted(self._here):
+            raise InvariantBroken(f"C6: {sorted(self._here)} are here, and {sorted(told)} were told of the end")
+        if any(isinstance(say.event, fact.RunEnded) and say.event.verdict != verdict for say in says):
+            raise InvariantBroken("C6: not everybody was told the same verdict")
+        self._check_outcome(state, verdict, event)
+        self._check_report(verdict)
+        self._verdict = verdict
+
+    def _check_outcome(self, state: CoordinatorState, verdict: Verdict, event: AnyCoordinatorEvent) -> None:
+        last = self._last
+        counted = (verdict.restarts_used, verdict.membership_changes, verdict.drains)
+        if not verdict.why or counted != _ledger(state):
+            raise InvariantBroken(f"C4: the verdict {verdict} is not what the ledger says: {_ledger(state)}")
+        match verdict.outcome:
+            case Outcome.SUCCEEDED:
+                if last is None or last.is_ended or not last.is_complete or not last.done.issuperset(last.ranks):
+                    raise InvariantBroken("C6: succeeded, and not every member has")
+            case Outcome.FAILED:
+                if last is None or not last.is_ended or last.is_free or not isinstance(state.decision, GiveUp):
+                    raise InvariantBroken("C4: failed, and nobody gave up on a generation that had failed by itself")
+                self._check_stopped()
+            case Outcome.CANCELLED:
+                if not isinstance(event, run.CancelRequested):
+                    raise InvariantBroken("C6: cancelled, and nobody asked for it")
+            case _:
+                is_time = isinstance(event, run.TimeWentBy) and self._phase is RunPhase.GATHERING
+                if not is_time or len(self._clear) >= self._settings.min_nodes:
+                    raise InvariantBroken(f"C7: {verdict.why!r}, while {len(self._clear)} nodes are ready")
+
+    def _check_report(self, verdict: Verdict) -> None:
+        failed = {failure.global_rank for failure in verdict.failures}
+        stopped = [each.global_rank for each in verdict.stopped]
+        if list(verdict.failures) != sorted(verdict.failures, key=when_it_began):
+            raise InvariantBroken("C5: the first cause does not come first")
+        if failed & set(stopped) or len(set(stopped)) < len(stopped):
+            raise InvariantBroken(f"C5: ranks {sorted(failed)} failed and {sorted(stopped)} were stopped")
+        if verdict.outcome is Outcome.SUCCEEDED:
+            is_right = not failed and not stopped
+        else:
+            heard = self._last.failed if self._last is not None else set()
+            is_right = failed == heard and (bool(failed) or verdict.outcome is not Outcome.FAILED)
+        if not is_right:
+            raise InvariantBroken(f"C5: {verdict.outcome.value}, and the report names {sorted(failed)}")
+
+
+def _told_of_end(says: list[Say], generation: int) -> set[str]:
+    ended = [say for say in says if isinstance(say.event, fact.GenerationEnded) and say.event.generation == generation]
+    return {node_id for say in ended for node_id in say.to}
+
+
+def _is_over(says: list[Say]) -> bool:
+    return any(isinstance(say.event, fact.RunEnded) for say in says)
+
+
+def _ledger(state: CoordinatorState) -> tuple[int, int, int]:
+    return state.restarts_used, state.membership_changes, state.drains
+
+
+def _names(node_ids: set[str]) -> str:
+    return ", ".join(sorted(node_ids))

@@ -14,9 +14,9 @@ Orders from the agent                                       Answers
   kill, generation                                            cleared, generation
   hold, seconds                                               fenced, generation
 
-"Hold" is a lease on the workers' lives: unless it is said again in time, everything below is killed. An agent that was
-cut off from the other nodes must not keep its workers, and one that is stopped itself cannot see to it. 0 seconds: no
-limit.
+"Hold" is a lease on the workers' lives: unless it is said again in time, everything below is killed, and so is whatever
+is started before it is said again. An agent that was cut off from the other nodes must not keep its workers, and one
+that is stopped itself cannot see to it. 0 seconds: no limit.
 
 "Cleared" has a proof: ``waitpid`` says that this process has no children. Every descendant is below a child of ours or,
 as an orphan, is one.

@@ -323,8 +323,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 return False
             if self._holder.clock() >= give_up_at:
                 raise RendezvousTimeoutError(
-                    f"rank 0 of round {self._round} of the run {self._settings.run_id!r} lives, but did not publish the "
-                    f"address of the workers' store within {self._settings.timeout.join.total_seconds():g} s"
+                    f"rank 0 of round {self._round} of the run {self._settings.run_id!r} lives, but did not publish "
+                    f"the address of the workers' store within {self._settings.timeout.join.total_seconds():g} s"
                 )
             pause.before_the_next_look(self._holder.sight)
         return True

@@ -2,8 +2,8 @@
 
     open attempt k -> every rank has claimed its place in attempt k -> its keys are fresh -> the group runs
 
-What always holds: a group consists of every rank, all in the same attempt; no key of an earlier attempt can be read in a
-later one; and if one node begins a new attempt, the others learn it from ``num_nodes_waiting()`` and come along.
+What always holds: a group consists of every rank, all in the same attempt; no key of an earlier attempt can be read in
+a later one; and if one node begins a new attempt, the others learn it from ``num_nodes_waiting()`` and come along.
 TorchElastic's keeps one set of keys, and leaves a node that restarts alone.
 """
 
@@ -163,8 +163,9 @@ class StaticTCPRendezvous(RendezvousHandler):
     def _who_is_missing(self, attempt: int) -> str:
         keys = self._keys_of(attempt)
         missing = [str(rank) for rank in range(self.world_size) if not keys.check([f"rank/{rank}"])]
+        who = ", ".join(missing) or "0 (which came, but died)"
         return (
-            f"the nodes with the ranks {', '.join(missing) or '0 (which came, but died)'} did not come to attempt {attempt} "
+            f"the nodes with the ranks {who} did not come to attempt {attempt} "
             f"of the run {self.run_id!r} within {self.timeout.total_seconds():g} s; start them with this endpoint"
         )
 

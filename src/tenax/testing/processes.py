@@ -65,6 +65,7 @@ class FakeProcesses:
         self._clearing = 0
         self._killing = False
         self.held_s = 0.0  # the lease on the workers' lives as it was said last; 0: no limit
+        self._is_lease_over = False
 
     # --- what a test does to them -------------------------------------------------------------------------------------
 
@@ -105,14 +106,9 @@ class FakeProcesses:
 
     def end_lease(self) -> None:
         """The time is over for which the workers may live, if there was a limit. No clock runs here: a test says when."""
-        if self.held_s > 0 and any(worker.is_alive or worker.children for worker in self.workers.values()):
-            self._say(fact.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
-            for worker in self.workers.values():
-                worker.children.clear()
-                if worker.is_alive:
-                    worker.was_asked = True
-                    self._deliver(worker, signal.SIGKILL)
-            self._settle()
+        if self.held_s > 0:
+            self._is_lease_over = True
+            self._fence()
 
     # --- ports.Processes ----------------------------------------------------------------------------------------------
 
@@ -141,6 +137,8 @@ class FakeProcesses:
         worker.ignores = set(ignores)
         self.workers[generation, local_rank] = worker
         self._say(fact.WorkerStarted(generation, local_rank, worker.pid))
+        if self._is_lease_over:
+            self._fence()
 
     def signal(self, generation: int, number: int) -> None:
         for worker in self._of(generation):
@@ -161,6 +159,7 @@ class FakeProcesses:
 
     def hold(self, seconds: float) -> None:
         self.held_s = seconds
+        self._is_lease_over = False
 
     def close(self) -> None:
         for worker in self.workers.values():
@@ -213,6 +212,17 @@ class FakeProcesses:
         worker.is_alive = False
         exited = fact.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not worker.was_asked)
         self._say(exited)
+
+    def _fence(self) -> None:
+        if not any(worker.is_alive or worker.children for worker in self.workers.values()):
+            return
+        self._say(fact.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
+        for worker in self.workers.values():
+            worker.children.clear()
+            if worker.is_alive:
+                worker.was_asked = True
+                self._deliver(worker, signal.SIGKILL)
+        self._settle()
 
     def _settle(self) -> None:
         """While the node is being cleared: end who must go, and say so when nobody is left."""

@@ -16,8 +16,6 @@ D6  A group in which somebody died, or beside which somebody waits who fits in, 
 
 from __future__ import annotations
 
-from typing import Union
-
 import msgspec
 
 from tenax.rendezvous.api import (
@@ -78,7 +76,7 @@ class Refused(msgspec.Struct, frozen=True):
     error: RendezvousError
 
 
-Decision = Union[Put, Wait, Done, Refused]
+Decision = Put | Wait | Done | Refused
 
 
 class Joiner:

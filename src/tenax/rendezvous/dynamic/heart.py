@@ -14,6 +14,7 @@ from tenax.rendezvous.dynamic import decisions
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.rendezvous.dynamic.holder import StateHolder
+    from tenax.rendezvous.dynamic.state import State
 
 _LONGEST_LOOK_S = 1.0
 _LONGEST_STOP_S = 5.0
@@ -58,5 +59,5 @@ class Heart:
             look_s = random.uniform(0.5, 1.0) * min(_LONGEST_LOOK_S, self._interval_s)  # noqa: S311 - spreads nodes
             self._must_stop.wait(max(0.0, min(look_s, beats_at - self._holder.clock())) if not self.error else look_s)
 
-    def _beat(self, state: decisions.State) -> decisions.State | None:
+    def _beat(self, state: State) -> State | None:
         return None if self._must_stop.is_set() else decisions.beaten(state, self._node_id)

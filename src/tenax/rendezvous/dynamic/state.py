@@ -99,8 +99,8 @@ def decode(blob: bytes, run_id: str) -> State:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             fault = f"it cannot be read: {error}" if blob[:1] == b"{" else _guess(blob)
     raise RendezvousStateError(
-        f"what is stored as the rendezvous state of the run {run_id!r} is not ours: {fault}; choose a run id that nobody "
-        "else uses, or remove that state"
+        f"what is stored as the rendezvous state of the run {run_id!r} is not ours: {fault}; choose a run id that "
+        "nobody else uses, or remove that state"
     )
 
 

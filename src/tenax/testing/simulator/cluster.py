@@ -84,7 +84,7 @@ class Cluster:
         self.parts = parts or Parts()
         self.schedule = Scheduler()
         self.history = History(self.schedule) if tell else None
-        self.dice = random.Random(setup.seed)  # noqa: S311 - a simulation must repeat itself
+        self.dice = random.Random(f"history {setup.seed}")  # noqa: S311 - a simulation must repeat itself
         self.counts: Counter[str] = Counter()
         self.network = Network(self.schedule, self.dice, setup.delays)
         self.hosts = [Host(index, self.dice.randint(0, 10**6) / 8) for index in range(setup.hosts)]
@@ -178,7 +178,7 @@ class Cluster:
         until = self.setup.seconds
         while self.schedule.now < until:
             self.schedule.run(min(until, self.schedule.now + 5.0))
-            if self.is_over:
+            if self.is_over or self.liveness.is_done:
                 break
         self.liveness.conclude()
 

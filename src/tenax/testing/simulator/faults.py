@@ -105,7 +105,7 @@ class Faults:
                 network.reset(end, end.host)
 
     def _partition(self, fault: Fault) -> None:
-        self._cut(self._ways(self._host(fault.a).index, fault.b % 3), fault.seconds)
+        self._cut(self.ways(self._host(fault.a).index, fault.b % 3), fault.seconds)
 
     def _split(self, fault: Fault) -> None:
         side = {host.index for host in self.cluster.hosts if fault.a >> host.index & 1}
@@ -113,12 +113,12 @@ class Faults:
         self._cut([(a, b) for a in range(count) for b in range(count) if (a in side) != (b in side)], fault.seconds)
 
     def _flap(self, fault: Fault) -> None:
-        ways = self._ways(self._host(fault.a).index, 0)
+        ways = self.ways(self._host(fault.a).index, 0)
         times = max(1, fault.b)
         for number in range(times):
             self._later(fault.seconds * number / times, self._cut, ways, fault.seconds / times * 0.7)
 
-    def _ways(self, host: int, which: int) -> list[Way]:
+    def ways(self, host: int, which: int) -> list[Way]:
         others = [other.index for other in self.cluster.hosts if other.index != host]
         out = [(host, other) for other in others] if which != 2 else []
         return out + ([(other, host) for other in others] if which != 1 else [])

@@ -128,6 +128,7 @@ class Stream:
         until = self.network.schedule.now + seconds
         if until > self.stalled_until:
             self.stalled_until = until
+            self.network.stalled.append(self)
             self.network.schedule.at(until, self.flush)
 
     def flush(self) -> None:
@@ -180,6 +181,7 @@ class Network:
         self.cuts: dict[tuple[int, int], int] = {}
         self.held: dict[Stream, None] = {}
         self.unacknowledged: dict[Stream, None] = {}
+        self.stalled: list[Stream] = []
 
     def delay(self, way: tuple[int, int]) -> float:
         if way[0] == way[1]:
@@ -210,6 +212,15 @@ class Network:
         self.cuts.clear()
         for way in ways:
             self._resume(way)
+
+    def calm(self) -> None:
+        """Everything gets through again, as fast as ever."""
+        self.slowness = 1.0
+        self.heal_all()
+        for stream in self.stalled:
+            stream.stalled_until = 0.0
+            stream.flush()
+        self.stalled.clear()
 
     def _resume(self, way: tuple[int, int]) -> None:
         """Systems try again in ever greater intervals, so what waits travels a little later than it could."""

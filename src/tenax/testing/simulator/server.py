@@ -86,7 +86,8 @@ class Server:
 
     def cancel(self, event: AnyCoordinatorEvent) -> None:
         """An operator's word."""
-        self._step(event)
+        if self.is_open:
+            self._step(event)
 
     def _plan_deadline(self) -> None:
         deadline = self.state.next_deadline()

@@ -130,7 +130,11 @@ class Keeper:
         ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * dice.random()
         cluster.schedule.at(ends_at, self._exit, worker, 0)
         if cluster.is_rough and dice.random() < habits.fails:
-            cluster.schedule.after(habits.fails_within_s * dice.random(), self.fail, worker)
+            cluster.schedule.after(habits.fails_within_s * dice.random(), self._fail_while_rough, worker)
+
+    def _fail_while_rough(self, worker: Worker) -> None:
+        if self.cluster.is_rough:
+            self.fail(worker)
 
     def fail(self, worker: Worker) -> None:
         """It fails by itself: raises, exits or crashes."""
@@ -203,6 +207,7 @@ class Keeper:
 
     def _killed(self) -> None:
         for worker in self.workers.values():
+            worker.was_asked = True
             if worker.is_alive and worker.is_stuck:
                 self._ends(worker)
                 self._spread(worker)
@@ -232,7 +237,7 @@ class Keeper:
         if worker.wrote_error and worker.failed_at is not None:
             what = f"RuntimeError: rank {worker.global_rank} {'failed' if worker.is_genuine else 'lost a peer'}"
             evidence = Evidence("RuntimeError", what, raised_at=worker.failed_at + self.agent.host.offset)
-        elif dice.random() < 0.1:
+        elif self.cluster.is_rough and dice.random() < 0.1:
             return  # a disk that does not answer
         else:
             evidence = Evidence(last_lines=("the end",))

@@ -1,0 +1,114 @@
+"""Draws: a setup out of a seed.
+
+Not every kind of fault in every history: each seed leaves most of them out, so that some combinations come often and
+none is always in the way of another.
+"""
+
+from __future__ import annotations
+
+import random
+
+from tenax.core.lease import LeaseTerms
+from tenax.testing.simulator.liveness import DISTURBANCES
+from tenax.testing.simulator.setup import ENDPOINT, Delays, Engine, Fault, Habits, NodePlan, Setup
+
+# How often a kind of fault happens where it happens at all, in a minute; and how many seconds it lasts, at least and most.
+KINDS: dict[str, tuple[float, float, float]] = {
+    "slow": (1.0, 1.0, 10.0),
+    "stall": (3.0, 0.1, 8.0),
+    "break": (4.0, 0.0, 0.0),
+    "partition": (2.0, 0.5, 15.0),
+    "split": (1.0, 0.5, 15.0),
+    "flap": (1.0, 2.0, 15.0),
+    "pause": (3.0, 1.0, 20.0),
+    "freeze": (1.5, 1.0, 20.0),
+    "crash": (2.0, 0.05, 8.0),
+    "behead": (2.0, 0.05, 6.0),
+    "power": (1.0, 0.5, 15.0),
+    "fail": (2.0, 0.0, 0.0),
+    "drain": (1.0, 0.0, 2.0),
+    "notice": (1.0, 1.0, 30.0),
+    "join": (1.5, 0.0, 0.0),
+    "replace": (1.5, 0.0, 0.0),
+    "cancel": (0.3, 0.0, 0.0),
+}
+
+
+def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | None = None) -> Setup:
+    """The setup of a seed. What is not asked for is drawn."""
+    dice = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
+    count = nodes or dice.choice((2, 3, 3, 4, 4, 5, 6))
+    is_calm = dice.random() < 0.5 if liveness is None else liveness
+    rough_s = seconds or dice.choice((20.0, 40.0, 40.0, 90.0))
+    plans = _nodes(dice, count)
+    least = dice.choice((1, 1, 2, count, max(1, count - 1)))
+    most = count if any(plan.rank >= 0 for plan in plans) else max(least, dice.choice((count, count, count - 1, 2)))
+    return Setup(
+        seed=seed,
+        nodes=plans,
+        seconds=rough_s + (120.0 if is_calm else 0.0),
+        min_nodes=min(least, most),
+        max_nodes=most,
+        max_restarts=dice.choice((0, 1, 3, 10, 10)),
+        pause_s=dice.choice((0.0, 0.0, 0.0, 1.5)),
+        join_timeout_s=dice.choice((15.0, 40.0, 60.0)),
+        last_call_s=dice.choice((0.2, 1.0, 3.0)),
+        scale_up=dice.random() < 0.8,
+        grace_s=dice.choice((0.5, 2.0, 3.0)),
+        abandon_s=dice.choice((2.0, 5.0)),
+        terms=LeaseTerms(),
+        delays=Delays(jitter_s=dice.choice((0.0005, 0.002, 0.02)), slow_s=dice.choice((0.02, 0.1, 0.4))),
+        habits=_habits(dice),
+        engine=Engine(give_up_s=60.0),
+        faults=_faults(dice, rough_s, any(plan.name for plan in plans)),
+        calm_at=rough_s if is_calm else 0.0,
+        disturbance=dice.choice(DISTURBANCES) if is_calm else "",
+    )
+
+
+def _nodes(dice: random.Random, count: int) -> tuple[NodePlan, ...]:
+    are_named, are_ranked = dice.random() < 0.4, dice.random() < 0.1
+    are_ordered = dice.random() < 0.1
+    at_endpoint = dice.choice((1, 1, 2))
+    spread_s = dice.choice((0.0, 0.5, 6.0))
+    return tuple(
+        NodePlan(
+            host=ENDPOINT if number < at_endpoint else number - at_endpoint + 1,
+            start_at=spread_s * dice.random(),
+            slots=dice.choice((1, 1, 2)),
+            name=f"node-{number}" if are_named else "",
+            rank=number if are_ranked else -1,
+            order=f"rack-{number}" if are_ordered else "",
+        )
+        for number in range(count)
+    )
+
+
+def _habits(dice: random.Random) -> Habits:
+    return Habits(
+        start_s=dice.choice((0.005, 0.05, 0.3)),
+        generation_s=dice.choice((6.0, 30.0, 1e6, 1e6)),
+        fails=dice.choice((0.0, 0.0, 0.1, 0.3)),
+        fails_within_s=dice.choice((1.0, 20.0)),
+        collateral=dice.choice((0.0, 0.6, 1.0)),
+        collateral_s=dice.choice((0.1, 1.0)),
+        ignores_term=dice.choice((0.0, 0.1, 0.5)),
+        ends_within_s=dice.choice((0.002, 0.3)),
+        leaves_behind=dice.choice((0.0, 0.2)),
+        stuck=dice.choice((0.0, 0.0, 0.0, 0.01)),
+        kill_s=dice.choice((0.02, 0.4)),
+    )
+
+
+def _faults(dice: random.Random, seconds: float, has_names: bool) -> tuple[Fault, ...]:
+    kinds = [kind for kind in KINDS if dice.random() < 0.3 and (has_names or kind != "replace")]
+    faults: list[Fault] = []
+    for kind in kinds:
+        per_minute, least_s, most_s = KINDS[kind]
+        at = dice.expovariate(per_minute / 60)
+        while at < seconds:
+            lasts = least_s + (most_s - least_s) * dice.random() ** 2
+            b = dice.choice((0, 0, 1, 2, 3)) if kind == "behead" else dice.randrange(6)
+            faults.append(Fault(at, kind, dice.randrange(64), b, lasts))
+            at += dice.expovariate(per_minute / 60)
+    return tuple(sorted(faults, key=lambda fault: fault.at))

@@ -1,0 +1,255 @@
+"""The checks of liveness: what must happen once the faults have stopped.
+
+At ``calm_at`` every path heals, everybody who stood still goes on, hosts get their power back and dead agents are started
+again. Within a limit the cluster must have settled: every agent is a member of one complete generation or waits beside it
+as a spare, or the run is over and everybody has left. Then one single disturbance follows, and must be over within the
+limit of its own (L1 to L8 of the reliability plan, in simulated time):
+
+L1  ``fail``       a failed worker is known at once; the next generation is formed soon after the group is quiet
+L2  ``join``, ``leave``   a new generation runs
+L3  ``partition``  after it heals there is one group
+L4  ``pause``      an agent that was stopped for longer than its lease is back
+L5  ``behead``     the coordinator's process dies, and the next one has the group in hand
+L8  ``stop``, ``cancel``  everything has ended
+
+Stopping workers takes up to the grace period, which the user sets; the limits are those of the plan plus that period.
+L6 (hostile traffic, deadlines of calls) and L7 (log readers, disks, name servers) are about real I/O and are tested with
+real sockets and processes.
+
+Two limits that this engine sets: an agent that is cut off while the run ends, and for so long that nobody serves any
+more when it returns, hears of the end only by giving up (``Engine.give_up_s``); and L5 asks for a host that comes back:
+while the endpoint is gone healthy workers go on, for ``give_up_s`` at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from tenax.core import events as fact
+from tenax.core.agent import SIGTERM, Phase
+from tenax.core.coordinator import CancelRequested, RunPhase
+from tenax.core.model import WorkerPhase
+from tenax.testing.simulator.broken import PropertyBroken
+from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
+
+if TYPE_CHECKING:
+    from tenax.testing.simulator.agent import AgentProcess
+    from tenax.testing.simulator.cluster import Cluster
+
+DISTURBANCES = ("fail", "join", "leave", "partition", "pause", "behead", "stop", "cancel")
+_LOOK_EVERY_S = 0.05
+
+
+class Liveness:
+    """Calms a cluster, waits for it to settle, disturbs it once, and waits again."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.is_done = False
+        self._limit_name = ""
+        self._limit = 0.0
+        self._is_reached: Callable[[], bool] = self.has_settled
+        self._then: Callable[[], None] = self._disturb
+
+    def plan(self) -> None:
+        if self.cluster.setup.calm_at:
+            self.cluster.schedule.at(self.cluster.setup.calm_at, self._calm)
+
+    def conclude(self) -> None:
+        if self.cluster.setup.calm_at and not self.is_done and not self.cluster.is_over:
+            raise PropertyBroken(self._limit_name or "L2", f"not settled when the history ended: {self._picture()}")
+
+    # --- calm ---------------------------------------------------------------------------------------------------------
+
+    def _calm(self) -> None:
+        cluster, setup = self.cluster, self.cluster.setup
+        self._note("the faults stop")
+        cluster.is_rough = False
+        cluster.network.calm()
+        for host in cluster.hosts:
+            cluster.faults.power_on(host)
+        for place in list(cluster.places):
+            if place.agent is not None:
+                place.agent.resume()
+            if place.is_wanted:
+                cluster.start_later(place, 0.5 * cluster.dice.random())
+        if not any(place.is_wanted and place.plan.host == ENDPOINT for place in cluster.places):
+            cluster.add(NodePlan(ENDPOINT))
+        wanted = sum(place.is_wanted for place in cluster.places)
+        for _ in range(max(0, setup.min_nodes - wanted)):
+            cluster.add(NodePlan(len(cluster.hosts)))
+        # A lease until the silent are found out, one to recover in, and the stopping of workers.
+        limit = 2 * setup.terms.lease_s + self._stopping_s + setup.abandon_s + setup.pause_s + setup.last_call_s + 10
+        self._expect("L3", limit, self.has_settled, self._disturb)
+
+    @property
+    def _stopping_s(self) -> float:
+        return self.cluster.setup.grace_s + 2.0  # evidence may take as long
+
+    def _note(self, text: str) -> None:
+        if self.cluster.history is not None:
+            self.cluster.history.note("CALM", text)
+
+    def _expect(self, name: str, within_s: float, is_reached: Callable[[], bool], then: Callable[[], None]) -> None:
+        self._limit_name = name
+        self._limit = self.cluster.schedule.now + within_s
+        self._is_reached, self._then = is_reached, then
+        self._look()
+
+    def _look(self) -> None:
+        if self._is_reached():
+            self._note(f"{self._limit_name} is reached {self._limit - self.cluster.schedule.now:.2f} s before its limit")
+            self._then()
+        elif self.cluster.schedule.now > self._limit:
+            raise PropertyBroken(self._limit_name, f"not reached in time: {self._picture()}")
+        else:
+            self.cluster.schedule.after(_LOOK_EVERY_S, self._look)
+
+    # --- settled ------------------------------------------------------------------------------------------------------
+
+    def has_settled(self) -> bool:
+        cluster = self.cluster
+        agents = cluster.agents
+        if any(place.is_starting for place in cluster.places):
+            return False
+        if not agents:
+            return True
+        if cluster.server is None:
+            return self._only_latecomers(agents)
+        state = cluster.server.state
+        if state.phase is not RunPhase.RUNNING:
+            return False
+        at_work = {agent.info.node_id for agent in agents if self._is_at_work(agent, state.generation)}
+        waiting = {agent.info.node_id for agent in agents if agent.state.phase is Phase.JOINING}
+        if len(at_work) + len(waiting) != len(agents) or not waiting <= state.ready.keys():
+            return False
+        return at_work | state.done >= state.members.keys() and at_work <= state.members.keys()
+
+    @staticmethod
+    def _is_at_work(agent: AgentProcess, generation: int) -> bool:
+        state = agent.state
+        if state.generation != generation or state.phase not in (Phase.RUNNING, Phase.CLOSING, Phase.DONE):
+            return False
+        return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
+
+    def _only_latecomers(self, agents: list[AgentProcess]) -> bool:
+        """The run is over and nobody serves: who has not heard it gives up some day."""
+        is_over = self.cluster.checks.verdict is not None
+        return is_over and all(agent.connection is None and agent.host.index != ENDPOINT for agent in agents)
+
+    def _picture(self) -> str:
+        server = self.cluster.server
+        parts = [f"coordinator {server.state.phase.value} {server.state.generation}" if server else "no coordinator"]
+        parts += [f"{a.label} {a.state.phase.value} {a.state.generation}" for a in self.cluster.agents]
+        return ", ".join(parts)
+
+    # --- one disturbance ----------------------------------------------------------------------------------------------
+
+    def _disturb(self) -> None:
+        kind = self.cluster.setup.disturbance
+        server = self.cluster.server
+        if not kind or server is None or not self.cluster.agents or server.state.done:
+            self._finish()
+            return
+        self._note(f"disturbance: {kind}")
+        disturb: Callable[[], None] = getattr(self, f"_{kind}")
+        disturb()
+
+    def _finish(self) -> None:
+        self.is_done = True
+
+    def _inject(self, kind: str, a: int = 0, seconds: float = 0.0, b: int = 0) -> None:
+        self.cluster.faults.inject(Fault(self.cluster.schedule.now, kind, a, b, seconds))
+
+    def _number(self, wanted: Callable[[AgentProcess], bool]) -> int:
+        """A number that means one of those agents; -1: there is none."""
+        numbers = [number for number, agent in enumerate(self.cluster.agents) if wanted(agent)]
+        return self.cluster.dice.choice(numbers) if numbers else -1
+
+    def _a_member(self) -> int:
+        return self._number(lambda agent: agent.state.phase is Phase.RUNNING)
+
+    def _fail(self) -> None:
+        number = self._a_member()
+        if number < 0:
+            return self._finish()
+        server = self.cluster.server
+        assert server is not None
+        ended = server.state.generation
+        self._inject("fail", number)
+        failed = self.cluster.checks.formations[-1]
+        exits_s = 1.0  # what a worker may take from raising to exiting
+
+        def is_known() -> bool:
+            return server.state.phase is not RunPhase.RUNNING or server.state.generation != ended
+
+        def is_quiet() -> bool:
+            return failed.alive == 0 and not any(agent.state.phase is Phase.STOPPING and not agent.state.cleared for agent in self.cluster.agents)
+
+        def is_next() -> bool:
+            return server.state.phase is RunPhase.OVER or server.state.generation > ended or len(self.cluster.agents) < self.cluster.setup.min_nodes
+
+        def then_quiet() -> None:
+            self._expect("L1", self._stopping_s + 1, is_quiet, then_next)
+
+        def then_next() -> None:
+            self._expect("L1", 2 + self.cluster.setup.pause_s, is_next, then_settled)
+
+        def then_settled() -> None:
+            self._expect("L2", 10, self.has_settled, self._finish)
+
+        return self._expect("L1", exits_s + 1, is_known, then_quiet)
+
+    def _join(self) -> None:
+        self.cluster.add(NodePlan(len(self.cluster.hosts)))
+        self._expect("L2", 10 + self._stopping_s, self.has_settled, self._finish)
+
+    def _leave(self) -> None:
+        number = self._number(lambda agent: agent.host.index != ENDPOINT)
+        if number < 0 or len(self.cluster.agents) <= self.cluster.setup.min_nodes:
+            return self._finish()
+        self._inject("drain", number)
+        return self._expect("L2", 10 + 2 * self._stopping_s, self.has_settled, self._finish)
+
+    def _partition(self) -> None:
+        number = self._number(lambda agent: agent.host.index != ENDPOINT)
+        if number < 0:
+            return self._finish()
+        seconds = self.cluster.dice.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.dice.random()
+        ways = self.cluster.faults.ways(self.cluster.agents[number].host.index, self.cluster.dice.randrange(3))
+        for way in ways:
+            self.cluster.network.cut(way)
+
+        def heal() -> None:
+            for way in ways:
+                self.cluster.network.heal(way)
+            within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
+            self._expect("L3", within, self.has_settled, self._finish)
+
+        self.cluster.schedule.after(seconds, heal)
+        return None
+
+    def _pause(self) -> None:
+        number = self._number(lambda agent: True)
+        seconds = self.cluster.dice.choice((2.0, 5.0, 20.0)) + self.cluster.dice.random()
+        self._inject("pause", number, seconds)
+        within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
+        self.cluster.schedule.after(seconds, self._expect, "L4", within, self.has_settled, self._finish)
+
+    def _behead(self) -> None:
+        seconds = 0.2 + self.cluster.dice.random()
+        self._inject("behead", seconds=seconds)
+        within = seconds + self.cluster.setup.terms.lease_s + 5 + self._stopping_s
+        self.cluster.schedule.after(0.0, self._expect, "L5", within, self.has_settled, self._finish)
+
+    def _stop(self) -> None:
+        for agent in self.cluster.agents:
+            agent.do(agent.step, fact.SignalReceived(SIGTERM))
+        self._expect("L8", self.cluster.setup.grace_s + 5, lambda: not self.cluster.agents, self._finish)
+
+    def _cancel(self) -> None:
+        server = self.cluster.server
+        assert server is not None
+        server.agent.do(server.cancel, CancelRequested("an operator ended the run"))
+        self._expect("L8", self.cluster.setup.grace_s + 5, lambda: not self.cluster.agents, self._finish)

@@ -1,0 +1,66 @@
+"""Shrinking: a smaller setup that breaks the same property.
+
+Faults are left out (halves first, then single ones), then nodes, then the time after the property broke. A smaller setup
+is another history, so it counts only if the same property breaks in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tenax.testing.simulator.cluster import Outcome, Parts, simulate
+
+if TYPE_CHECKING:
+    from tenax.testing.simulator.setup import Setup
+
+
+def shrink(broken: Outcome, parts: Parts | None = None, *, most: int = 400) -> Outcome:
+    """The smallest broken outcome that was found in that many tries."""
+    best = broken
+    tries = 0
+    is_better = True
+    while is_better and tries < most:
+        is_better = False
+        for setup in _smaller(best):
+            tries += 1
+            outcome = simulate(setup, parts)
+            if outcome.property == broken.property:
+                best, is_better = outcome, True
+                break
+            if tries >= most:
+                break
+    return best
+
+
+def _smaller(outcome: Outcome) -> Iterator[Setup]:
+    setup = outcome.setup
+    replace = msgspec.structs.replace
+    faults = setup.faults
+    if not setup.calm_at:
+        done = tuple(fault for fault in faults if fault.at <= outcome.seconds)
+        if len(done) < len(faults):
+            yield replace(setup, faults=done)
+    size = len(faults) // 2
+    while size:
+        for start in range(0, len(faults), size):
+            yield replace(setup, faults=faults[:start] + faults[start + size :])
+        size //= 2
+    for index in range(len(setup.nodes) - 1, 0, -1):
+        nodes = setup.nodes[:index] + setup.nodes[index + 1 :]
+        if len(nodes) >= setup.min_nodes:
+            yield replace(setup, nodes=nodes)
+    if setup.disturbance:
+        yield replace(setup, disturbance="")
+    habits = setup.habits
+    for calmer in (
+        replace(habits, fails=0.0),
+        replace(habits, collateral=0.0),
+        replace(habits, ignores_term=0.0),
+        replace(habits, leaves_behind=0.0),
+        replace(habits, stuck=0.0),
+    ):
+        if calmer != habits:
+            yield replace(setup, habits=calmer)

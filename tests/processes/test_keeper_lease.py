@@ -1,0 +1,129 @@
+"""The lease on real workers' lives: it holds although the agent that should see to it is stopped itself."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from watching import Program, gone, is_alive, on_linux, program, until
+
+pytestmark = on_linux
+__all__ = ["program"]
+
+Start = Callable[..., Program]
+
+# Two workers that ignore what can be ignored, each with a daemon in a session of its own that ignores it too. The agent
+# holds them for a moment, stops itself, and when somebody continues it, tells what it hears.
+AGENT = """
+import os, signal, sys
+from watching import Hearing, Pipe, launch, python
+from tenax.core import events as fact
+from tenax.processes.keeper import KeeperProcess
+
+NASTY = '''
+import os, signal
+for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+'''
+keeper = KeeperProcess()
+hearing = Hearing(keeper)
+words = Pipe()
+for rank in range(2):
+    keeper.start(7, rank, launch(python(NASTY), descriptors={1: words.writer}))
+    hearing.take(fact.WorkerStarted)
+print(keeper.pid, *words.numbers(4), flush=True)
+keeper.hold(LEASE)
+os.kill(os.getpid(), signal.SIGSTOP)
+print("fenced", hearing.take(fact.Fenced).generation, flush=True)
+for rank in range(2):
+    exited = hearing.take(fact.WorkerExited, local_rank=rank)
+    print(exited.exit_code, exited.unasked, flush=True)
+"""
+THE_NEXT = """
+keeper.kill(7)
+print("cleared", hearing.take(fact.NodeCleared).generation, flush=True)
+keeper.hold(600)
+keeper.start(8, 0, launch(["/bin/sh", "-c", "exit 5"]))
+print(hearing.take(fact.WorkerExited, generation=8).exit_code, flush=True)
+keeper.close()
+"""
+
+
+def is_stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_stopped_agent_loses_its_workers_and_hears_of_it(program: Start) -> None:
+    """Workers and daemons are gone although nobody could give an order; continued, the agent learns it and goes on."""
+    agent = program(AGENT.replace("LEASE", "0.05") + THE_NEXT)
+    keeper, *job = map(int, agent.pipe.line().split())
+    until(lambda: is_stopped(agent.pid), "the agent that stops itself")
+    assert gone(job)
+    assert is_alive(keeper)
+    agent.send(signal.SIGCONT)
+    assert agent.pipe.line() == "fenced 7"
+    assert [agent.pipe.line() for _ in range(2)] == ["-9 False", "-9 False"]
+    assert [agent.pipe.line() for _ in range(2)] == ["cleared 7", "5"]
+    assert agent.wait() == 0, agent.errors
+
+
+def test_an_agent_that_is_stopped_for_less_keeps_its_workers(program: Start) -> None:
+    """Without a limit, or before it is reached, a stop costs nothing."""
+    agent = program(AGENT.replace("LEASE", "600"))
+    keeper, *job = map(int, agent.pipe.line().split())
+    until(lambda: is_stopped(agent.pid), "the agent that stops itself")
+    agent.send(signal.SIGCONT)
+    until(lambda: not is_stopped(agent.pid), "the agent that goes on")
+    assert all(map(is_alive, [keeper, *job]))
+    agent.send(signal.SIGKILL)
+    agent.wait()
+    assert gone([keeper, *job])
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_functions_are_held_too(program: Start, method: str) -> None:
+    """Also where the keeper forks what it holds instead of starting a program."""
+    code = """
+    import os, signal, sys
+    from tenax.core import events as fact
+    from tenax.runtime.entrypoints import make_entrypoint
+    from watching import Hearing
+    def nasty():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork():
+                os._exit(0)
+        os.write(1, b"%d\\n" % os.getpid())
+        while True:
+            signal.pause()
+    if __name__ == "__main__":
+        entrypoint = make_entrypoint(nasty, {0: ()}, sys.argv[1], "nasty")
+        keeper = entrypoint.keeper()
+        hearing = Hearing(keeper)
+        keeper.start(1, 0, entrypoint.launch(0, dict(os.environ)))
+        hearing.take(fact.WorkerStarted)
+        entrypoint.release(0)
+        sys.stdin.read()
+        keeper.hold(0.05)
+        os.write(1, b"fenced %d\\n" % hearing.take(fact.Fenced).generation)
+        os.write(1, b"%d\\n" % hearing.take(fact.WorkerExited).exit_code)
+        keeper.close()
+        entrypoint.close()
+    """
+    agent = program(code, method)
+    pids = agent.pipe.numbers(2)
+    assert agent.pipe.line() == "fenced 1"
+    assert agent.pipe.line() == "-9"
+    assert gone(pids)
+    assert agent.wait() == 0, agent.errors

@@ -1,0 +1,140 @@
+"""Two agents in two processes over a dynamic rendezvous: they find each other, restart together, and end together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.store import StoreServer
+from watching import on_linux
+
+pytestmark = on_linux
+
+LIMIT_S = 100
+
+AGENT = """
+import json, sys
+from datetime import timedelta
+from tenax.agent.server import LocalElasticAgent, WorkerSpec
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from tenax.store import TCPStore
+
+port, node, folder, script, workers = sys.argv[1:]
+store = TCPStore("127.0.0.1", int(port), timeout=timedelta(seconds=60))
+handler = DynamicRendezvousHandler.from_backend(
+    "run", store, C10dRendezvousBackend(store, "run"), 2, 2, "127.0.0.1",
+    RendezvousTimeout(join=timedelta(seconds=60)), keep_alive_interval=1, keep_alive_max_attempt=30)
+spec = WorkerSpec(
+    role="trainer", local_world_size=int(workers), rdzv_handler=handler, entrypoint=sys.executable,
+    args=(script, node, folder), max_restarts=1, monitor_interval=0.05)
+agent = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=f"{folder}/logs-{node}"), exit_barrier_timeout=60)
+result = agent.run()
+handler.shutdown()
+print(json.dumps({
+    "state": result.state.value,
+    "ranks": sorted(result.return_values),
+    "restarts_left": agent._remaining_restarts,
+    "torch": "torch" in sys.modules,
+}))
+"""
+
+# Everybody meets in the workers' store, which is a new one in every round. The first time, a worker of node b fails
+# and those of node a hang, as in a collective: only the agents can tell them apart from working ones.
+WORKER = """
+import json, os, pathlib, signal, sys
+from datetime import timedelta
+from tenax.store import TCPStore
+
+node, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=timedelta(seconds=60))
+arrived = store.add("arrived", 1)
+assert arrived <= world_size, "keys of the last round are still there"
+if arrived == world_size:
+    store.set("all", b"1")
+store.wait(["all"])
+failed = folder / "failed"
+if node == "b" and os.environ["LOCAL_RANK"] == "0":
+    store.set("verdict", b"go" if failed.exists() else b"fail")
+    if not failed.exists():
+        failed.touch()
+        sys.exit(3)
+if store.get("verdict") == b"fail":
+    signal.pause()
+(folder / f"rank-{rank}").write_text(json.dumps([node, world_size, os.environ["TORCHELASTIC_RESTART_COUNT"]]))
+"""
+
+TORCH_WORKER = """
+import os, pathlib, sys
+import torch
+import torch.distributed as dist
+
+node, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+dist.init_process_group("gloo", "env://")
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == dist.get_world_size() == 2
+failed = folder / "failed"
+if node == "b" and not failed.exists():
+    failed.touch()
+    os._exit(3)
+dist.all_reduce(total)
+assert total.item() == 4
+(folder / f"rank-{dist.get_rank()}").write_text(node)
+dist.destroy_process_group()
+"""
+
+
+def run_two_agents(folder: Path, worker: str, workers: int) -> dict[str, Any]:
+    """What each of them says at its end."""
+    (folder / "worker.py").write_text(worker)
+    with StoreServer.in_thread("127.0.0.1", 0) as server:
+        agents = {
+            node: subprocess.Popen(
+                [sys.executable, "-c", AGENT, str(server.port), node, folder, folder / "worker.py", str(workers)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for node in "ab"
+        }
+        said = {}
+        try:
+            for node, agent in agents.items():
+                stdout, stderr = agent.communicate(timeout=LIMIT_S)
+                assert agent.returncode == 0, stderr
+                said[node] = json.loads(stdout.splitlines()[-1])
+        finally:
+            for agent in agents.values():
+                agent.kill()
+                agent.communicate()
+    return said
+
+
+def test_a_failure_on_one_node_restarts_both(tmp_path: Path) -> None:
+    """Node b pays for it out of its budget, node a follows for free: with such a handler each agent has its own."""
+    said = run_two_agents(tmp_path, WORKER, workers=2)
+    assert {node: (each["state"], each["restarts_left"], each["torch"]) for node, each in said.items()} == {
+        "a": ("SUCCEEDED", 1, False),
+        "b": ("SUCCEEDED", 0, False),
+    }
+    assert sorted(said["a"]["ranks"] + said["b"]["ranks"]) == [0, 1, 2, 3]
+    wrote = {rank: json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(4)}
+    assert {rank for rank, (node, _, _) in wrote.items() if node == "a"} == set(said["a"]["ranks"])
+    assert {world_size for _, world_size, _ in wrote.values()} == {4}
+
+
+def test_a_real_process_group_forms_again_after_a_failure(tmp_path: Path) -> None:
+    """Gloo over the agents' store, twice: with keys of the first time the second would connect to dead addresses."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    said = run_two_agents(tmp_path, TORCH_WORKER, workers=1)
+    assert {each["state"] for each in said.values()} == {"SUCCEEDED"}
+    assert {(tmp_path / f"rank-{rank}").read_text() for rank in range(2)} == {"a", "b"}
