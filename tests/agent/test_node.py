@@ -15,6 +15,7 @@ from tenax.failures.exit_codes import exit_code_for
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.processes.entrypoint import CommandEntrypoint
 from tenax.rendezvous.local import LocalRendezvous
+from tenax.rendezvous.store_place import StorePlace
 from tenax.runtime.journal import read_journal
 from tenax.runtime.replay import replay
 from tenax.testing.processes import FakeProcesses
@@ -39,7 +40,7 @@ def plan(folder: Path, entrypoint: CommandEntrypoint, workers: int = 1, **settin
     return NodePlan(
         settings=AgentSettings(run_id="run", role="trainer", local_world_size=workers, **chosen),
         entrypoint=entrypoint,
-        rendezvous=LocalRendezvous("run"),
+        control=LocalRendezvous("run", StorePlace("127.0.0.1")),
         logs_specs=DefaultLogsSpecs(log_dir=str(folder)),
     )
 
@@ -81,8 +82,10 @@ def test_the_first_causes_of_earlier_generations_are_kept(tmp_path: Path) -> Non
     """For the report's history."""
     script = "exit $((TORCHELASTIC_RESTART_COUNT + 1))"
     node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", script]}, "sh"), max_restarts=2))
-    assert exit_code_for(node.run()) == 3
-    assert [failure.exit_code for failure in node.earlier_failures] == [1, 2]
+    verdict = node.run()
+    assert exit_code_for(verdict) == 3
+    assert [(failure.exit_code, failure.generation) for failure in verdict.earlier] == [(1, 1), (2, 2)]
+    assert {failure.host for failure in (*verdict.earlier, *verdict.failures)} == {os.uname().nodename}
 
 
 def test_last_words_come_last(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +101,7 @@ def test_last_words_come_last(tmp_path: Path, capfd: pytest.CaptureFixture[str])
 def test_no_log_folder_no_journal(tmp_path: Path) -> None:
     """Nothing is kept: the run works all the same."""
     made = plan(tmp_path, CommandEntrypoint({0: ["/bin/true"]}, "true"))
-    node = Node(NodePlan(made.settings, made.entrypoint, made.rendezvous, DefaultLogsSpecs(log_dir=os.devnull)))
+    node = Node(NodePlan(made.settings, made.entrypoint, made.control, DefaultLogsSpecs(log_dir=os.devnull)))
     assert node.run().outcome is Outcome.SUCCEEDED
     assert (node.journal_path, node.log_dir) == ("", "")
     assert list(tmp_path.iterdir()) == []
@@ -107,6 +110,6 @@ def test_no_log_folder_no_journal(tmp_path: Path) -> None:
 def test_wrong_signal_names_start_nothing(tmp_path: Path) -> None:
     """They are refused before there is a process."""
     made = plan(tmp_path, CommandEntrypoint({0: ["/bin/true"]}, "true"))
-    node = Node(NodePlan(made.settings, made.entrypoint, made.rendezvous, made.logs_specs, signals="SIGNOPE"))
+    node = Node(NodePlan(made.settings, made.entrypoint, made.control, made.logs_specs, signals="SIGNOPE"))
     with pytest.raises(ValueError, match="SIGNOPE"):
         node.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from tenax.rendezvous import (
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+from tenax.store import MemoryStore
 from watching import gone, leaving_nothing, on_linux
 
 pytestmark = on_linux
@@ -436,3 +438,40 @@ def test_the_health_check_server_runs_with_the_workers(specs: DefaultLogsSpecs, 
     server = Server()
     LocalElasticAgent(spec_of("exit 0", handler), specs, health_check_server=server).run()
     assert server.calls == ["start", "stop"]
+
+
+class TwoMeetings(RendezvousHandler):
+    """The first time a second node is in the group and says nothing; then it is gone, and this node is alone."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.meetings = 0
+
+    def get_backend(self) -> str:
+        return "two-meetings"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.meetings += 1
+        return RendezvousInfo(self.store, 0, 3 - self.meetings, RendezvousStoreInfo("127.0.0.1", 1))
+
+    def num_nodes_waiting(self) -> int:
+        return 1 if self.meetings == 1 else 0
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None: ...
+
+    def get_run_id(self) -> str:
+        return "run"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def test_a_node_that_dies_before_it_told_its_role_is_not_waited_for() -> None:
+    """TorchElastic waits for its key until the store's timeout, and then the agent dies."""
+    handler = TwoMeetings()
+    agent = LocalElasticAgent(WorkerSpec("trainer", 1, sys.executable, ("-c", "pass"), rdzv_handler=handler))
+    assert not agent.run().is_failed()
+    assert (handler.meetings, agent.get_worker_group().group_world_size) == (2, 1)

@@ -16,7 +16,11 @@ GOOD = {
     "nnodes": "1",
     "max_restarts": "2",
     "shutdown_timeout": "7",
+    "fatal_exit_codes": "3",
+    "fatal_errors": "ValueError",
     "signals_to_handle": "SIGTERM",
+    "notice_signals": "SIGUSR1",
+    "notice_seconds": "60",
     "monitor_interval": "0.5",
     "start_method": "fork",
     "redirects": "1",
@@ -88,7 +92,7 @@ def test_every_switch_has_a_variable_in_plain_words(flag) -> None:
 
 
 def test_flags_without_a_variable_ignore_the_environment() -> None:
-    """--logs-specs and --numa-binding have no PET_ variable in torchrun; our own flags have none either."""
+    """--logs-specs and --numa-binding have no PET_ variable in torchrun; what is for one call alone has none here."""
     environ = {"PET_LOGS_SPECS": "x", "PET_NUMA_BINDING": "node", "PET_DRY_RUN": "1", "PET_REPORT": "x"}
     assert read(["train.py"], environ).values == read(["train.py"], {}).values
 

@@ -20,7 +20,7 @@ FIELDS = [
     *("rdzv_configs", "rdzv_timeout", "max_restarts", "monitor_interval", "start_method", "log_line_prefix_template"),
     *("metrics_cfg", "local_addr", "event_log_handler", "numa_options", "signals_to_handle"),
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "virtual_local_rank", "shutdown_timeout"),
-    "restart_policy",
+    *("restart_policy", "notice_signals", "notice_s"),
 ]
 
 
@@ -56,6 +56,8 @@ def test_defaults() -> None:
         "virtual_local_rank": False,
         "shutdown_timeout": 30,
         "restart_policy": None,
+        "notice_signals": "",
+        "notice_s": None,
     }
 
 
@@ -81,7 +83,7 @@ def test_the_fields_are_torchelastics() -> None:
         for field in dataclasses.fields(LaunchConfig)
     ]
     assert ours[: len(theirs)] == theirs
-    assert [field[0] for field in ours[len(theirs) :]] == ["restart_policy"]
+    assert [field[0] for field in ours[len(theirs) :]] == ["restart_policy", "notice_signals", "notice_s"]
 
 
 def test_it_is_a_dataclass_to_those_who_ask() -> None:
@@ -181,6 +183,7 @@ def test_shutdown_timeout(monkeypatch) -> None:
         ({"max_restarts": -1}, "max_restarts must be at least 0, not -1"),
         ({"monitor_interval": 0}, "monitor_interval must be more than 0 seconds, not 0"),
         ({"start_method": "thread"}, "start_method must be spawn, fork or forkserver, not 'thread'"),
+        ({"notice_s": 0}, "notice_s must be more than 0 seconds, not 0"),
         ({"shutdown_timeout": -1}, "shutdown_timeout must be a whole number of seconds of at least 0, not '-1'"),
     ],
 )

@@ -73,6 +73,9 @@ LINES = [
 ]
 
 
+OURS = {"dry_run", "report", "fatal_exit_codes", "fatal_errors", "notice_signals", "notice_seconds"}
+
+
 @pytest.fixture(scope="module")
 def torchrun():
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PET_")}
@@ -99,14 +102,11 @@ def test_every_flag_is_here_with_its_spellings_and_default(torchrun) -> None:
 
 
 def test_what_is_ours_alone_is_known(torchrun) -> None:
-    """We add --dry-run and --report, and nothing else."""
-    assert {flag.dest for flag in FLAGS} - torchrun["flags"].keys() == {"dry_run", "report"}
-    assert all(BY_DEST[dest].ours for dest in ("dry_run", "report"))
-    assert set(BY_SPELLING) - {name for flag in torchrun["flags"].values() for name in flag["spellings"]} == {
-        "--dry-run",
-        "--dry_run",
-        "--report",
-    }
+    """What we add is marked as ours, and nothing else is."""
+    assert {flag.dest for flag in FLAGS} - torchrun["flags"].keys() == OURS
+    assert {flag.dest for flag in FLAGS if flag.ours} == OURS
+    theirs = {name for flag in torchrun["flags"].values() for name in flag["spellings"]}
+    assert set(BY_SPELLING) - theirs == {name for dest in OURS for name in BY_DEST[dest].spellings}
 
 
 def test_lines_read_as_torchrun_reads_them(torchrun) -> None:
@@ -123,4 +123,4 @@ def test_lines_read_as_torchrun_reads_them(torchrun) -> None:
 
 
 def own(values: dict) -> dict:
-    return {name: value for name, value in values.items() if name not in ("dry_run", "report")}
+    return {name: value for name, value in values.items() if name not in OURS}

@@ -45,10 +45,12 @@ environment of every worker, added to what is inherited:
   TORCHELASTIC_RESTART_COUNT=0
   TORCHELASTIC_MAX_RESTARTS=3
   TORCHELASTIC_RUN_ID=job7
-  TORCHELASTIC_USE_AGENT_STORE=False
+  TORCHELASTIC_USE_AGENT_STORE=True
   TORCH_NCCL_ASYNC_ERROR_HANDLING=1
   TENAX_GENERATION=1
+  TENAX_GENERATION_REASON='first generation'
   PYTHONFAULTHANDLER=1
+  TENAX_NOTICE_FILE=<log folder>/notice-1.json
 
 worker 0: global rank 0 of 2
   command     /opt/python -u train.py --name 'a b'
@@ -82,6 +84,13 @@ def test_what_each_flag_changes() -> None:
     assert "none: the first failure ends the job" in plan(["t.py"])
     assert "what has not ended 5 s after" in plan(["--shutdown-timeout=5", "t.py"])
     assert "stopping    SIGUSR1 stop" in plan(["--signals-to-handle=SIGUSR1", "t.py"])
+    noticing = plan(["--notice-signals=SIGUSR1,SIGUSR2", "--notice-seconds=90", "t.py"])
+    assert "            SIGUSR1, SIGUSR2 tell the workers that this machine will be taken in 90 s\n" in noticing
+    assert "machine will be taken\n" in plan(["--notice-signals=SIGUSR1", "t.py"])
+    fatal = plan(["--max-restarts=3", "--fatal-exit-codes=3,64", "--fatal-errors=ConfigError", "t.py"])
+    assert "            none after exit code 3 or exit code 64 or ConfigError (--fatal-exit-codes, --f" in fatal
+    assert "USE_AGENT_STORE=False\n" in plan(["--rdzv-conf=use_agent_store=no", "t.py"])
+    assert "USE_AGENT_STORE=False\n" in plan(["t.py"], TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
     assert "logs        <a new temporary folder>/<run id>_<random>/" in plan(["t.py"])
     nothing = plan(["--log-dir=/dev/null", "t.py"])
     assert "nothing is kept" in nothing
@@ -120,3 +129,88 @@ def test_threads_are_decided_and_said() -> None:
 def test_a_count_that_was_asked_for_in_words_is_explained() -> None:
     """'cpu' is a number on this machine, and the plan says which."""
     assert "(--nproc-per-node cpu) on this machine" in plan(["--nproc-per-node=cpu", "t.py"])
+
+
+def test_the_page_of_several_nodes() -> None:
+    """Where nodes meet and on which terms; what only their coordinator will know stands in angle brackets."""
+    text = plan(
+        ["--nproc-per-node", "2", "--nnodes", "2:4", "--rdzv-endpoint", "host0", "--max-restarts", "3", "train.py"]
+    )
+    assert text.startswith(
+        "A dry run: nothing is started. The command would run 2 workers on this machine, one of 2 to 4 "
+    )
+    assert (
+        """
+run id      none
+role        default
+nodes       2 to 4: they may come and go; workers are started again whenever that changes who is in
+            numbered as they come; a node that stays keeps its number
+meeting     at host0:29400, served by whichever node can listen there
+            when 2 are there, others have 5 s more (last_call_timeout)
+            a node that comes later ends the running generation at once (scale_up)
+            too few nodes for 600 s end the job (join_timeout)
+            a node silent for 5 s is lost (keep_alive_interval, keep_alive_max_attempt)
+            secret: none, so whoever reaches that place can join (token_file, TENAX_RDZV_TOKEN)
+            TLS: no (ssl_cert, ssl_cert_key, ca_cert)
+restarts    up to 3, counted once for all nodes: after a failure all workers are stopped and started again
+"""
+        in text
+    )
+    assert (
+        """
+  RANK=<rank>
+  GROUP_RANK=<rank of this node>
+  ROLE_RANK=<rank>
+  ROLE_NAME=default
+  LOCAL_WORLD_SIZE=2
+  WORLD_SIZE=<all workers>
+  GROUP_WORLD_SIZE=<nodes>
+  ROLE_WORLD_SIZE=<all workers>
+  MASTER_ADDR=<address of node 0>
+  MASTER_PORT=<a free port of node 0>
+"""
+        in text
+    )
+    assert "\nworker 1: its ranks are known when all are there\n" in text
+
+
+def test_what_each_setting_of_the_meeting_changes() -> None:
+    """The plan says what a run would do, from the same settings."""
+
+    def meeting(words: str, settings: str = "", **environ: str) -> str:
+        conf = [f"--rdzv-conf={settings}"] if settings else []
+        return plan([*words.split(), *conf, "t.py"], **environ)
+
+    fixed = meeting("--nnodes 2 --node-rank 1 --rdzv-endpoint host0", "store_port=5000,last_call_timeout=9")
+    assert "nodes       2: workers run when all are there, and wait for a replacement when one is lost\n" in fixed
+    assert "            this is node 1 (--node-rank)\n" in fixed
+    assert "\n  GROUP_RANK=1\n" in fixed
+    assert "\n  GROUP_WORLD_SIZE=2\n" in fixed
+    assert "\n  MASTER_PORT=5000\n" in fixed
+    assert "last_call" not in fixed
+    assert "meeting     at [fe80::1]:29500, " in meeting("--nnodes 2 --node-rank 0 --master-addr fe80::1")
+    elastic = "--nnodes 1:3 --rdzv-endpoint host0:7"
+    terms = meeting(elastic, "last_call_timeout=0.5,join_timeout=60,keep_alive_interval=2,scale_up=restart")
+    assert "when 1 is there, others have 0.5 s more" in terms
+    assert "too few nodes for 60 s end the job" in terms
+    assert "a node silent for 10 s is lost" in terms
+    assert "a node that comes later waits for the next restart (scale_up)\n" in terms
+    assert "of their node_order; this one's is 'rack-3'\n" in meeting(elastic, "node_order=rack-3")
+    assert "of their node_order; this one's is '4'\n" in meeting(elastic, TENAX_NODE_ORDER="4")
+    strange = meeting("--nnodes 2 --rdzv-backend mine --rdzv-endpoint there")
+    assert "meeting     decided by the installed rendezvous 'mine' at there\n" in strange
+    assert "USE_AGENT_STORE=<as the rendezvous says>\n" in strange
+
+
+def test_a_secret_is_never_shown(tmp_path) -> None:
+    """The plan says where it comes from, and not what it is."""
+    secret = tmp_path / "secret"
+    secret.write_text("geheim")
+    words = ["--nnodes=2", "--rdzv-endpoint=host0"]
+    for text, source in (
+        (plan([*words, "--rdzv-conf=token=geheim", "t.py"]), "given (token)"),
+        (plan([*words, f"--rdzv-conf=token_file={secret}", "t.py"]), f"the content of {secret} (token_file)"),
+        (plan([*words, "t.py"], TENAX_RDZV_TOKEN="geheim"), "given (TENAX_RDZV_TOKEN)"),
+    ):
+        assert f"            secret: {source}\n" in text
+        assert "geheim" not in text

@@ -13,6 +13,7 @@ import tenax
 HEAVY = {
     *("argparse", "asyncio", "dataclasses", "logging", "subprocess", "tempfile", "pathlib", "importlib.metadata"),
     *("shutil", "json", "difflib", "torch", "numpy", "multiprocessing", "tenax.cli.help", "tenax.cli.plan"),
+    *("tenax.cli.meeting", "tenax.rendezvous.api", "tenax.rendezvous.tcp"),  # one node has nobody to find
 }
 
 
@@ -40,6 +41,11 @@ def program(words: list[str], cwd: object, **environ: str) -> subprocess.Complet
         (
             ["run", "--report", "x/r.json", "t.py"],
             "tenax run: --report x/r.json: there is no folder '{cwd}/x' to write it in; make it first",
+        ),
+        (
+            ["run", "--nnodes", "2", "--rdzv-endpoint", "h0", "--rdzv-conf", "token_file=gone", "t.py"],
+            "tenax run: the file of the rendezvous option 'token_file' cannot be read: [Errno 2] No such file or "
+            "directory: 'gone'",
         ),
         (["run", "--report", ".", "t.py"], "tenax run: --report . is a folder; name a file"),
         (

@@ -1,13 +1,20 @@
-"""The command line down to real workers: each way to start a script, and its arguments as they were written."""
+"""The command line down to real workers: each way to start a script, its arguments as they were written, and several
+nodes, each an agent of its own on this host."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+
+from watching import until
 
 NASTY = ["", " ", "--", "--tee", "3", "-m", "$$", "${HOME}", "%s", "a\nb", "ü", "'quoted'", "*", "--r=16", "-"]
 SCRIPT = """
@@ -85,3 +92,110 @@ except ChildFailedError as error:
     done = tenax_run([], project, code)
     assert done.stdout == "fail.py 43\n", done.stderr
     assert json.loads((project / "seen0").read_text())["argv"] == ["x"]
+
+
+# --- several nodes ----------------------------------------------------------------------------------------------------
+
+PLACES = itertools.count(2)
+TELL_RANKS = """
+import json, os
+names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
+with open(os.environ["SEEN"] + os.environ["RANK"], "w") as file:
+    json.dump({name: os.environ[name] for name in names}, file)
+"""
+WAIT_FOR_NOTICE = """
+import os, select
+from tenax import preemption
+seen = os.environ["SEEN"] + os.environ["RANK"]
+open(seen, "w").close()
+while not (notice := preemption.notice()):
+    select.select([], [], [], 0.01)
+with open(seen, "w") as file:
+    file.write(f"{notice.is_this_host} {notice.why} {notice.seconds_left > 0}")
+"""
+
+
+@pytest.fixture
+def place() -> str:
+    """A host name for this test alone: on Linux all of 127.0.0.0/8 is this host, so that no port has to be free."""
+    pid = os.getpid()
+    return f"127.{1 + pid // 65536 % 200}.{pid // 256 % 256}.{pid % 256}:{29000 + next(PLACES)}"
+
+
+@contextmanager
+def agents(lines: list[list[str]], cwd, **environ: str) -> Iterator[list[subprocess.Popen[str]]]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TENAX_"))}
+    environ = {**clean, "SEEN": str(cwd / "seen"), "TMPDIR": str(cwd), **environ}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tenax", "run", *words],
+            cwd=str(cwd),
+            env=environ,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for words in lines
+    ]
+    try:
+        yield started
+    finally:
+        for agent in started:
+            agent.kill()
+            agent.communicate(timeout=60)
+
+
+def ends(started: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+    """Exit codes, and what was said on stderr."""
+    said = [agent.communicate(timeout=60)[1] for agent in started]
+    return [agent.returncode for agent in started], said
+
+
+def test_torchruns_line_for_two_nodes(project, place) -> None:
+    """Each node has the rank that it was given, whoever came first; global ranks follow, also of uneven nodes."""
+    (project / "train.py").write_text(TELL_RANKS)
+    host, _, port = place.partition(":")
+    meet = ["--nnodes=2", "--master-addr", host, "--master-port", port]
+    lines = [
+        ["--nproc-per-node=2", *meet, "--node-rank=1", "train.py"],
+        ["--nproc-per-node=1", *meet, "--node-rank=0", "train.py"],
+    ]
+    with agents(lines, project) as started:
+        codes, said = ends(started)
+    assert codes == [0, 0], said
+    seen = [json.loads((project / f"seen{rank}").read_text()) for rank in range(3)]
+    assert [(each["GROUP_RANK"], each["LOCAL_RANK"]) for each in seen] == [("0", "0"), ("1", "0"), ("1", "1")]
+    assert {(each["WORLD_SIZE"], each["GROUP_WORLD_SIZE"]) for each in seen} == {("3", "2")}
+    assert {each["TORCHELASTIC_RUN_ID"] for each in seen} == {"none"}
+    assert len({each["MASTER_PORT"] for each in seen}) == 1
+    assert all("is a loopback address, so only agents on this host can join" in text for text in said)
+
+
+def test_what_is_fatal_ends_the_job_on_every_node(project, place) -> None:
+    """One worker's exit code decides for all: no restart, although three are left, and the same end everywhere."""
+    (project / "secret").write_text("abc")
+    (project / "train.py").write_text(
+        "import os, signal\nif os.environ['RANK'] == '1':\n    os._exit(64)\nsignal.pause()\n"
+    )
+    words = ["--nnodes=2:3", "--rdzv-endpoint", place, "--rdzv-conf=token_file=secret,last_call_timeout=0"]
+    line = [*words, "--max-restarts=3", "--fatal-exit-codes=3,64", "train.py"]
+    with agents([line, line], project) as started:
+        codes, said = ends(started)
+    assert codes == [64, 64], said
+    assert all("exit code 64 is marked as fatal (--fatal-exit-codes)" in text for text in said)
+    assert not any("generation 2" in text for text in said)
+
+
+def test_a_notice_to_one_node_reaches_the_workers_of_all(project, place) -> None:
+    """A scheduler's signal to one agent stops nobody; the workers of both nodes can ask for it and end as they like."""
+    (project / "train.py").write_text(WAIT_FOR_NOTICE)
+    line = ["--nnodes=2", "--rdzv-endpoint", place, "--notice-signals=SIGUSR1", "--notice-seconds=600", "train.py"]
+    with agents([line, line], project) as started:
+        for rank in range(2):
+            until((project / f"seen{rank}").exists, f"the worker with rank {rank}")
+        os.kill(started[0].pid, signal.SIGUSR1)
+        codes, said = ends(started)
+    assert codes == [0, 0], said
+    seen = sorted((project / f"seen{rank}").read_text() for rank in range(2))
+    assert seen == ["False got SIGUSR1 True", "True got SIGUSR1 True"]
+    assert "this node is going to leave in 600 s: got SIGUSR1" in said[0]

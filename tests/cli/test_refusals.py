@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from typed_lines import ask, cases
 
 from tenax.cli.arguments import parse
 from tenax.cli.flags import UsageError
-from typed_lines import ask, cases
 
 REFUSALS = """
 $
@@ -114,11 +114,11 @@ $ --signals-to-handle SIGTERM,SIGKILL train.py
 $ --notice-signals SIGFOO train.py
 --notice-signals: 'SIGFOO' is not a signal of this system; write names such as SIGTERM,SIGINT,SIGHUP,SIGQUIT
 $ --notice-signals SIGUSR1,SIGTERM train.py
-SIGTERM is in --notice-signals and in --signals-to-handle, but a signal either announces that this machine will be taken \
-or stops the job; take it out of one of them
+SIGTERM is in --notice-signals and in --signals-to-handle, but a signal either announces that this machine will be \
+taken or stops the job; take it out of one of them
 $ --signals-to-handle SIGTERM,SIGUSR1 --notice_signals SIGUSR1 train.py
-SIGUSR1 is in --notice_signals and in --signals-to-handle, but a signal either announces that this machine will be taken \
-or stops the job; take it out of one of them
+SIGUSR1 is in --notice_signals and in --signals-to-handle, but a signal either announces that this machine will be \
+taken or stops the job; take it out of one of them
 $ --rdzv-backend mine --notice-signals SIGUSR1 train.py
 --notice-signals SIGUSR1 needs a rendezvous of tenax to pass the notice on, but --rdzv-backend mine names another; \
 drop one of them

@@ -70,8 +70,18 @@ def test_config_from_args_of_an_extended_parser() -> None:
 
 def test_config_from_args_refuses_with_a_value_error() -> None:
     """A library call raises; it does not end the program."""
-    with pytest.raises(ValueError, match="multi-node rendezvous is not in this release"):
+    with pytest.raises(ValueError, match="--nnodes 2 asks for several nodes, and they need a place to meet"):
         torchrun.config_from_args(torchrun.parse_args(["--nnodes=2", "t.py"]))
+
+
+@pytest.mark.parametrize(("rank", "expected"), [("1", {"rank": 1}), ("0", {})])
+def test_config_from_args_of_several_nodes(rank, expected) -> None:
+    """A namespace cannot tell a node rank of 0 from none; the node that asks for none gets the one that is left."""
+    line = ["--nnodes=2", "--master-addr=h0", "--node-rank", rank, "--max-restarts=1", "--fatal-exit-codes=3", "t.py"]
+    config, _, _ = torchrun.config_from_args(torchrun.parse_args(line))
+    assert (config.min_nodes, config.max_nodes, config.run_id, config.rdzv_endpoint) == (2, 2, "none", "h0:29500")
+    assert config.rdzv_configs == {**expected, "timeout": 900}
+    assert config.restart_policy is not None
 
 
 def test_the_oldest_launchers_flag() -> None:

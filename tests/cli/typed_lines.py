@@ -9,9 +9,9 @@ from tenax.cli.options import Options
 
 
 def cases(text: str) -> list:
-    """A line as it would be typed, then what is expected for it. A backslash at the end of a line goes on in the next."""
+    """A line as it would be typed, then what is expected for it."""
     found = []
-    for block in text.replace("\\\n", "").strip().split("$")[1:]:
+    for block in text.strip().split("$")[1:]:
         line, _, expected = block.partition("\n")
         found.append(pytest.param(line.split(), expected.strip().splitlines(), id=line.strip() or "nothing"))
     return found

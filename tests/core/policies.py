@@ -37,8 +37,16 @@ class GivesUpOnRepetition:
         return BudgetPolicy().decide(failure, history)
 
 
+class Raises:
+    """Somebody's code."""
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        raise KeyError(failure.global_rank)
+
+
 POLICIES = {
     "pausing": Pausing(),
     "gives-up-on-3": GivesUpOn(3),
     "gives-up-on-repetition": GivesUpOnRepetition(),
+    "raising": Raises(),
 }

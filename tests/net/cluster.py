@@ -21,6 +21,12 @@ from .running import Running
 
 T = TypeVar("T")
 
+
+def in_one_line(text: str) -> str:
+    """What was said, whatever the width of the page."""
+    return " ".join(text.split())
+
+
 SCRIPTS = Path(__file__).parent / "scripts"
 PORT = 29400
 BEAT_S = "0.05"
@@ -125,14 +131,15 @@ class Cluster:
 
         self.until(said, f"{agent.name} was to say {text!r}", timeout_s)
 
-    def until_it_worked_for(self, generation: Generation, seconds: float) -> None:
-        """Until every worker of it has beaten for so long from now on. Fails if another generation comes instead."""
+    def until_it_worked_for(self, generation: Generation, seconds: float, *, pids: set[int] | None = None) -> None:
+        """Until every worker of it (or these) has beaten for so long. Fails if another generation comes instead."""
         self.history.update()
-        least = max(worker.last_at for worker in generation.workers.values()) + seconds
+        workers = [worker for worker in generation.by_rank() if pids is None or worker.pid in pids]
+        least = max(worker.last_at for worker in workers) + seconds
 
         def worked() -> bool:
             assert self.history.latest() is generation, f"{generation} was to stay\n{self.tell()}"
-            return all(worker.last_at >= least for worker in generation.workers.values())
+            return all(worker.last_at >= least for worker in workers)
 
         self.until(worked, f"{generation} was to work for {seconds:g} s", seconds + PATIENCE_S)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from .cluster import PORT, Cluster
+from .cluster import PORT, Cluster, in_one_line
 from .lab import Lab, requires_ipv6, requires_netns
 
 pytestmark = requires_netns
@@ -108,7 +108,7 @@ def test_another_run_at_the_same_endpoint_is_refused_by_name_and_does_no_harm(la
     agents = yours.start(lab[1], lab[2])
     for result in yours.over():
         assert result.code != 0
-        assert "this endpoint serves the run 'mine', and the node was started for 'yours'" in result.err
+        assert "this endpoint serves the run 'mine', and the node was started for 'yours'" in in_one_line(result.err)
         assert "Traceback" not in result.err
     assert len(agents) == 2
     assert not list(elsewhere.iterdir()), "a worker of the refused run was started"
@@ -120,12 +120,11 @@ def test_a_rank_that_was_asked_for_is_given_and_a_second_one_who_asks_for_it_is_
     cluster = Cluster(lab, 3)
     ranks = {lab[0]: 2, lab[1]: 0}
     agents = [cluster.start(host, options=["--node-rank", str(rank)])[0] for host, rank in ranks.items()]
-    for agent in agents:
-        cluster.until_said(agent, "waiting for 1 more")
+    cluster.until_said(agents[1], "2 nodes of 3 here (node0, node1); waiting for 1 more")
     (twice,) = cluster.start(lab[2], options=["--node-rank", "0"])
     refused = twice.wait()
     assert refused.code != 0
-    assert "it asks for node rank 0, which node1 has; give each node its own" in refused.err
+    assert "it asks for node rank 0, which node1 has; give each node its own" in in_one_line(refused.err)
     agents += cluster.start(lab[2], options=["--node-rank", "1"])
     generation = cluster.until_at_work(3)
     assert generation.hosts == ["node1", "node2", "node0"]

@@ -95,9 +95,10 @@ def test_functions_are_held_too(program: Start, method: str) -> None:
     """Also where the keeper forks what it holds instead of starting a program."""
     code = """
     import os, signal, sys
+    import msgspec
     from tenax.core import events as fact
     from tenax.runtime.entrypoints import make_entrypoint
-    from watching import Hearing
+    from watching import Hearing, Pipe
     def nasty():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:
@@ -111,19 +112,20 @@ def test_functions_are_held_too(program: Start, method: str) -> None:
         entrypoint = make_entrypoint(nasty, {0: ()}, sys.argv[1], "nasty")
         keeper = entrypoint.keeper()
         hearing = Hearing(keeper)
-        keeper.start(1, 0, entrypoint.launch(0, dict(os.environ)))
+        words = Pipe()
+        launch = entrypoint.launch(0, dict(os.environ))
+        launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: words.writer})
+        keeper.start(1, 0, launch)
         hearing.take(fact.WorkerStarted)
         entrypoint.release(0)
-        sys.stdin.read()
+        print(*words.numbers(2), flush=True)
         keeper.hold(0.05)
-        os.write(1, b"fenced %d\\n" % hearing.take(fact.Fenced).generation)
-        os.write(1, b"%d\\n" % hearing.take(fact.WorkerExited).exit_code)
+        print("fenced", hearing.take(fact.Fenced).generation, hearing.take(fact.WorkerExited).exit_code, flush=True)
         keeper.close()
         entrypoint.close()
     """
     agent = program(code, method)
-    pids = agent.pipe.numbers(2)
-    assert agent.pipe.line() == "fenced 1"
-    assert agent.pipe.line() == "-9"
+    pids = [int(pid) for pid in agent.pipe.line().split()]
+    assert agent.pipe.line() == "fenced 1 -9"
     assert gone(pids)
     assert agent.wait() == 0, agent.errors

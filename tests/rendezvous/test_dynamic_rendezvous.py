@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from tenax.rendezvous.dynamic_rendezvous import (
     get_method_name,
 )
 from tenax.store import MemoryStore, StoreServer, TCPStore
+from tenax.testing.rendezvous_contract import BlockingCall, ask_until
 
 LIMIT_S = 60.0
 KEY = "torch.rendezvous.run"
@@ -115,39 +115,9 @@ def place() -> Iterator[Place]:
         handler.shutdown()
 
 
-class Call:
-    """A blocking call in a thread of its own."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._outcome: list[Any] = []
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self._thread.start()
-
-    def _run(self, call: Callable[[], Any]) -> None:
-        try:
-            self._outcome = [call(), None]
-        except BaseException as error:
-            self._outcome = [None, error]
-
-    def result(self) -> Any:
-        self._thread.join(LIMIT_S)
-        assert self._outcome, "the call did not return"
-        if self._outcome[1] is not None:
-            raise self._outcome[1]
-        return self._outcome[0]
-
-
 def meet(*handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
-    calls = [Call(handler.next_rendezvous) for handler in handlers]
+    calls = [BlockingCall(handler.next_rendezvous) for handler in handlers]
     return [call.result() for call in calls]
-
-
-def ask_until(is_so: Callable[[], bool]) -> None:
-    """Handlers can only be asked."""
-    give_up_at = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        threading.Event().wait(0.01)
 
 
 def interrupted(handler: DynamicRendezvousHandler) -> None:
@@ -243,7 +213,9 @@ def test_known_members_do_not_wait_for_strangers(place: Place) -> None:
     patient = [place.node(2, 4, last_call_s=10_000, join_s=20_000) for _ in range(2)]
     for node in nodes:
         interrupted(node)
-    calls = [Call(node.next_rendezvous) for node in patient]  # two strangers: these would wait for the last call
+    calls = [
+        BlockingCall(node.next_rendezvous) for node in patient
+    ]  # two strangers: these would wait for the last call
     third = place.node(2, 4, last_call_s=0.05)
     assert third.next_rendezvous().world_size == 3
     assert sorted(call.result().world_size for call in calls) == [3, 3]
@@ -310,9 +282,9 @@ def test_a_lost_state_is_begun_anew_with_later_rounds(place: Place) -> None:
 def test_rank_0_that_dies_before_it_publishes_does_not_hold_up_the_others(place: Place) -> None:
     """The round is complete, but its rank 0 is gone before anybody learned its address. The next one forms."""
     place.backend.cell = (encode(State("run", 2, 2, nodes=(Node("dead", "host-b", Standing.JOINED),))), 1)
-    waiting = Call(place.node(2, 2, keep_alive_s=0.2, attempts=5).next_rendezvous)
+    waiting = BlockingCall(place.node(2, 2, keep_alive_s=0.2, attempts=5).next_rendezvous)
     ask_until(lambda: decode(place.backend.cell[0], "run").members.get("dead") == 0)  # type: ignore[index]
-    other = Call(place.node(2, 2).next_rendezvous)
+    other = BlockingCall(place.node(2, 2).next_rendezvous)
     assert {waiting.result().world_size, other.result().world_size} == {2}
 
 
@@ -348,7 +320,7 @@ def test_the_death_of_a_member_is_a_change_of_the_group() -> None:
             store=store,
             backend=C10dRendezvousBackend(store, "run"),
         )
-        joining = Call(node.next_rendezvous)
+        joining = BlockingCall(node.next_rendezvous)
         with subprocess.Popen(
             [sys.executable, "-c", _MEMBER, str(server.port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as member:
@@ -373,7 +345,7 @@ def test_a_node_that_blocks_on_the_store_of_its_round_is_not_taken_for_dead() ->
             backend = C10dRendezvousBackend(store, "run")
             nodes.append(here.node(2, 2, keep_alive_s=0.2, attempts=10, store=store, backend=backend))
         infos = meet(*nodes)
-        blocked = Call(lambda: infos[0].store.wait(["never"], timedelta(seconds=3)))
+        blocked = BlockingCall(lambda: infos[0].store.wait(["never"], timedelta(seconds=3)))
         with pytest.raises(TimeoutError):
             blocked.result()
         assert nodes[1].num_nodes_waiting() == 0
@@ -399,6 +371,17 @@ def test_a_backend_that_stays_away_is_an_error(place: Place) -> None:
     place.backend.fault = RendezvousConnectionError("gone")
     with pytest.raises(RendezvousConnectionError, match="gone"):
         ask_until(lambda: node.num_nodes_waiting() > 0)
+
+
+def test_a_backend_that_went_away_after_the_end_of_the_run_disturbs_nobody(place: Place) -> None:
+    """It may have lived on the node that ended first; the others finish their work."""
+    nodes = [place.node(2, 2, keep_alive_s=0.1, attempts=2) for _ in range(2)]
+    meet(*nodes)
+    nodes[0].shutdown()
+    ask_until(nodes[1].is_closed)
+    place.backend.fault = RendezvousConnectionError("gone")
+    before = place.backend.calls
+    ask_until(lambda: nodes[1].num_nodes_waiting() == 0 and place.backend.calls > before + 5)
 
 
 def test_a_backend_that_is_never_reached_is_an_error_of_the_join(place: Place) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -20,6 +18,7 @@ from tenax.rendezvous.api import (
 from tenax.rendezvous.port import free_port
 from tenax.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
 from tenax.store import TCPStore
+from tenax.testing.rendezvous_contract import BlockingCall, ask_until
 
 LIMIT_S = 60
 
@@ -45,39 +44,9 @@ def group() -> Iterator[Group]:
         handler.shutdown()
 
 
-class Call:
-    """A blocking call in a thread of its own."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._outcome: list[Any] = []
-        self._thread = threading.Thread(target=self._run, args=(call,), daemon=True)
-        self._thread.start()
-
-    def _run(self, call: Callable[[], Any]) -> None:
-        try:
-            self._outcome = [call(), None]
-        except BaseException as error:
-            self._outcome = [None, error]
-
-    def result(self) -> Any:
-        self._thread.join(LIMIT_S)
-        assert self._outcome, "the call did not return"
-        if self._outcome[1] is not None:
-            raise self._outcome[1]
-        return self._outcome[0]
-
-
 def meet(*handlers: StaticTCPRendezvous) -> list[RendezvousInfo]:
-    calls = [Call(handler.next_rendezvous) for handler in handlers]
+    calls = [BlockingCall(handler.next_rendezvous) for handler in handlers]
     return [call.result() for call in calls]
-
-
-def ask_until(is_so: Callable[[], bool]) -> None:
-    """Handlers can only be asked."""
-    give_up_at = time.monotonic() + LIMIT_S
-    while not is_so():
-        assert time.monotonic() < give_up_at
-        threading.Event().wait(0.01)
 
 
 def test_everybody_gets_the_rank_that_it_was_given(group: Group) -> None:
@@ -100,7 +69,7 @@ def test_a_node_that_restarts_takes_the_others_along(group: Group) -> None:
     """TorchElastic leaves it alone (W19)."""
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
-    again = Call(one.next_rendezvous)
+    again = BlockingCall(one.next_rendezvous)
     ask_until(lambda: zero.num_nodes_waiting() > 0)
     assert zero.next_rendezvous().world_size == 2
     assert again.result().rank == 1
@@ -124,7 +93,7 @@ def test_a_node_that_was_started_again_is_let_in(group: Group) -> None:
     """Its place in the attempt that runs is its dead predecessor's, so it begins the next one."""
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
-    successor = Call(group.node(1, 2).next_rendezvous)
+    successor = BlockingCall(group.node(1, 2).next_rendezvous)
     ask_until(lambda: zero.num_nodes_waiting() > 0)
     zero.next_rendezvous()
     assert successor.result().rank == 1
@@ -134,9 +103,9 @@ def test_two_nodes_with_the_same_rank(group: Group) -> None:
     """The later one is taken for the successor; the earlier one is told, instead of both pushing each other out."""
     zero, one = group.node(0, 2), group.node(1, 2)
     meet(zero, one)
-    earlier = Call(one.next_rendezvous)
+    earlier = BlockingCall(one.next_rendezvous)
     ask_until(lambda: zero.num_nodes_waiting() > 0)
-    later = Call(group.node(1, 2).next_rendezvous)
+    later = BlockingCall(group.node(1, 2).next_rendezvous)
     with pytest.raises(RendezvousStateError, match="another node came to the run 'run' with the rank 1"):
         earlier.result()
     assert zero.next_rendezvous().world_size == 2

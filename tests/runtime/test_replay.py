@@ -68,7 +68,12 @@ def test_a_real_run_replays_without_a_difference(journal: Path) -> None:
     assert result.verdict is not None
     assert (result.verdict.outcome, result.verdict.restarts_used) == (Outcome.SUCCEEDED, 2)
     story = [told.text for told in result.story]
-    for part in ("generation 3 (restart 2 of 2): starting 2 workers", "exited with code 3", "asking the workers", "the run succeeded"):
+    for part in (
+        "generation 3 (restart 2 of 2): starting 2 workers",
+        "exited with code 3",
+        "asking the workers",
+        "the run succeeded",
+    ):
         assert any(part in text for text in story), story
     times = [told.after_s for told in result.story]
     assert times == sorted(times)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenax.core.events import SignalReceived
+from tenax.core.events import NoticeReceived, SignalReceived
 from tenax.runtime.loop import Loop
 from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
 from watching import leaving_nothing
@@ -76,6 +76,30 @@ def test_chosen_signals_become_facts(loop: Loop, handlers: list[int]) -> None:
             os.kill(os.getpid(), number)
         assert take(loop, source) == [USR1, USR2, USR1]
     assert handlers == []
+
+
+@pytest.mark.parametrize("notice_s", [None, 60.0])
+def test_a_schedulers_notice_is_another_fact(loop: Loop, handlers: list[int], notice_s: float | None) -> None:
+    """It says that the node will be asked to stop, and how soon if that is known; other signals mean what they did."""
+    with SignalSource(loop, [USR2], notices=[USR1], notice_s=notice_s) as source:
+        for number in (USR1, USR2):
+            os.kill(os.getpid(), number)
+        source.on_readable()
+        assert [loop.next_event(loop.now) for _ in range(2)] == [
+            NoticeReceived("got SIGUSR1", notice_s),
+            SignalReceived(USR2),
+        ]
+    os.kill(os.getpid(), USR1)
+    assert handlers == [USR1]
+
+
+def test_a_notice_that_was_ignored_stays_ignored(loop: Loop) -> None:
+    """As every other signal."""
+    signal.signal(USR1, signal.SIG_IGN)
+    with SignalSource(loop, [USR2], notices=[USR1]) as source:
+        os.kill(os.getpid(), USR1)
+        os.kill(os.getpid(), USR2)
+        assert take(loop, source) == [USR2]
 
 
 def test_the_host_has_its_handlers_back(loop: Loop, handlers: list[int]) -> None:

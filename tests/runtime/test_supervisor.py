@@ -15,13 +15,14 @@ import pytest
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core import messages as word
 from tenax.core.agent import AgentMachine, Phase
 from tenax.core.environment import worker_environment
-from tenax.core.model import AgentSettings, Evidence, Failure, Outcome, Verdict, WorkerPhase
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict, WorkerPhase
 from tenax.core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
 from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.words import signal_in_words
-from tenax.ports import Control, Launch, Output
+from tenax.ports import Control, ControlledNode, EventLoop, Launch, Output
 from tenax.rendezvous.local import LocalRendezvous
 from tenax.runtime.journal import Journal, read_journal
 from tenax.runtime.loop import Loop
@@ -32,6 +33,8 @@ from tenax.testing.processes import FakeProcesses
 from watching import leaving_nothing
 
 HOUR_S = 3600.0
+
+Emit = Callable[[fact.AnyEvent], None]
 
 
 class QuietLogs:
@@ -118,6 +121,7 @@ class Stage:
         self.entrypoint = Named()
         self.logs = QuietLogs()
         self.control: Control = LocalRendezvous("run")
+        self.notices: list[order.PassOnNotice] = []
         self.acts: dict[int, Callable[[], None]] = {}  # by generation: what happens when all its workers run
         self._path = path
         self._policy = policy
@@ -135,6 +139,7 @@ class Stage:
             journal=Journal(self._path),
             environments=self._environments,
             policy=self._policy,
+            pass_on_notice=self.notices.append,
             observe=self._act,
         )
         try:
@@ -380,3 +385,220 @@ def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
 
     made.acts[1] = echo
     assert made.run().outcome is Outcome.SUCCEEDED
+
+
+# --- a coordinator elsewhere ------------------------------------------------------------------------------------------
+
+
+class Elsewhere:
+    """Implements ``ports.Control``: a coordinator that says what a test wants it to, when it hears a kind of word."""
+
+    def __init__(self, answers: dict[type, list[fact.AnyEvent]] | None = None) -> None:
+        self.told: list[word.FromNode] = []
+        self.answers = answers or {}
+        self.needed_by_others = 0
+        self.closed = 0
+        self.loop: EventLoop
+        self.emit: Emit
+        self.node: ControlledNode
+
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
+        self.loop, self.emit, self.node = loop, emit, node
+
+    def tell(self, message: word.FromNode) -> None:
+        self.told.append(message)
+        answers = self.answers.get(type(message), [])
+        if answers:
+            self.emit(answers.pop(0))
+
+    def stays_for_others(self) -> bool:
+        self.needed_by_others -= 1
+        return self.needed_by_others >= 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+    @property
+    def kinds(self) -> list[str]:
+        return [type(message).__name__ for message in self.told]
+
+
+def formed(generation: int, **fields: Any) -> fact.GenerationFormed:
+    return fact.GenerationFormed(Assignment(generation, 1, 2, 2, 4, 2, 4, **fields))
+
+
+WELL = Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded", generation=1)
+
+
+def test_a_node_of_several_hears_of_the_end(stage: Callable[..., Stage]) -> None:
+    """It says that it is ready and that it succeeded; the verdict is the coordinator's."""
+    made = stage()
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    assert made.run() == WELL
+    assert control.told == [word.NodeReady(0), word.NodeSucceeded(1)]
+    assert [env["RANK"] for _, env in made.entrypoint.launched] == ["2", "3"]
+    assert control.closed == 1
+
+
+def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callable[..., Stage]) -> None:
+    """The workers are asked to end, the node clears and is ready again; numbers may be skipped."""
+    made = stage()
+    control = made.control = Elsewhere(
+        {word.NodeReady: [formed(1), formed(3, why="b joins")], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]}
+    )
+    made.acts[1] = lambda: control.emit(fact.GenerationEnded(1, "b joins"))
+    assert made.run() == WELL
+    assert control.kinds == ["NodeReady", "NodeStopped", "NodeReady", "NodeSucceeded"]
+    assert [worker.signals for worker in made.processes.workers.values()] == [[15], [15], [], []]
+    assert sorted(made.processes.workers) == [(1, 0), (1, 1), (3, 0), (3, 1)]
+
+
+def test_a_verdict_is_told_on_this_nodes_clock(stage: Callable[..., Stage]) -> None:
+    """Nodes have their own clocks: what was seen three seconds before the verdict was so here, too."""
+    made = stage()
+    elsewhere = Failure(1, 0, 0, 77, 3, 47.0, evidence=Evidence(message="boom", raised_at=46.5), host="b")
+    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)]})
+    made.acts[1] = lambda: control.emit(fact.RunEnded(verdict, 50.0))
+    (failure,) = made.run().failures
+    assert (failure.seen_at, failure.evidence.raised_at, failure.host) == (997.0, 996.5, "b")
+    assert made.clock() == 1000.0
+
+
+def test_a_refusal_ends_the_node_with_its_reason(stage: Callable[..., Stage]) -> None:
+    """Nothing was started."""
+    made = stage()
+    made.control = Elsewhere({word.NodeReady: [fact.JoinRefused("the run is over")]})
+    verdict = made.run()
+    assert verdict.outcome is Outcome.BROKEN
+    assert verdict.why == "the rendezvous refused this node: the run is over"
+    assert made.processes.workers == {}
+
+
+def test_a_fenced_node_kills_and_comes_back(stage: Callable[..., Stage]) -> None:
+    """No grace for workers whose place others may have taken; then it is ready for another generation."""
+    made = stage(grace_s=30.0)
+    control = made.control = Elsewhere(
+        {word.NodeReady: [formed(1), formed(2)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]}
+    )
+
+    def cut_off() -> None:
+        made.processes.hold(4.3)
+        made.processes.end_lease()
+        made.processes.hold(4.3)  # linked again
+
+    made.acts[1] = cut_off
+    assert made.run() == WELL
+    assert control.kinds == ["NodeReady", "NodeStopped", "NodeReady", "NodeSucceeded"]
+    assert [worker.signals for worker in made.processes.workers.values()] == [[9], [9], [], []]
+    assert made.clock() == 1000.0, "nobody waited for anything"
+
+
+def test_notices_are_passed_on_before_workers_are_asked(stage: Callable[..., Stage]) -> None:
+    """Another node's leave, our own in advance, our own now: each as it comes, with how soon."""
+    made = stage(grace_s=30.0)
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)]})
+    asked_after: list[int] = []
+    signal_workers = made.processes.signal
+
+    def note_and_signal(generation: int, number: int) -> None:
+        asked_after.append(len(made.notices))
+        signal_workers(generation, number)
+
+    made.processes.signal = note_and_signal  # type: ignore[method-assign]
+
+    def leave() -> None:
+        control.emit(fact.LeaveNoticed(1, "b", "maintenance", 60.0))
+        control.emit(fact.NoticeReceived("spot"))
+        control.emit(fact.SignalReceived(signal.SIGTERM))
+
+    made.acts[1] = leave
+    assert made.run().outcome is Outcome.CANCELLED
+    assert made.notices == [
+        order.PassOnNotice(1, "b", "maintenance", 60.0),
+        order.PassOnNotice(1, "", "spot"),
+        order.PassOnNotice(1, "", "the agent was asked to stop", 30.0),
+    ]
+    assert asked_after == [3]
+    assert control.kinds == ["NodeReady", "NodeWillLeave", "NodeDraining", "NodeStopped", "NodeLeft"]
+
+
+def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: Callable[..., Stage]) -> None:
+    """What an engine may ask of its node: limit its workers, tell the person, introduce the node as it is now."""
+    policy = Patient()
+    made = stage(policy=policy)
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    info = word.NodeInfo("me", "a", slots=2)
+    introduced: list[list[word.FromNode]] = []
+
+    def look() -> None:
+        introduced.append(control.node.words(info))
+        control.node.hold(4.3)
+        control.node.say("the coordinator was lost\x1b[2J")
+        made._succeed()
+
+    made.acts[1] = look
+    made.run()
+    assert control.node.settings == made.settings
+    assert control.node.policy is policy
+    assert control.loop.now() == 1000.0
+    assert introduced == [
+        [word.NodeJoined(info, 1, is_running=True, group_rank=1, group_world_size=2)],
+    ]
+    assert made.processes.held_s == 4.3
+    (line,) = [line for line in made.logs.said if "lost" in line]
+    assert line.startswith("tenax: the coordinator was lost")
+    assert "\x1b" not in line
+
+
+def test_an_agent_that_others_need_stays(stage: Callable[..., Stage]) -> None:
+    """The coordinator may live here: after the verdict the loop goes on, until nobody needs it."""
+    made = stage()
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    control.needed_by_others = 3
+    served: list[float] = []
+
+    def serve() -> None:
+        served.append(made.clock())
+        control.emit(fact.TimePassed())  # somebody has gone
+
+    def begin() -> None:
+        for later_s in (10.0, 20.0, 30.0, 40.0):
+            control.loop.at(1000.0 + later_s, serve)
+        made._succeed()
+
+    made.acts[1] = begin
+    assert made.run() == WELL
+    assert served == [1010.0, 1020.0, 1030.0]
+    assert control.closed == 1
+
+
+def test_a_signal_ends_the_stay(stage: Callable[..., Stage]) -> None:
+    """Whoever asked to stop twice does not wait for others."""
+    made = stage()
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    control.needed_by_others = 1000
+
+    def begin() -> None:
+        control.loop.at(1050.0, lambda: control.emit(fact.SignalReceived(signal.SIGINT)))
+        made._succeed()
+
+    made.acts[1] = begin
+    assert made.run() == WELL
+    assert made.clock() == 1050.0
+
+
+class Unopenable(Elsewhere):
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
+        raise OSError("no such network")
+
+
+def test_a_control_that_cannot_be_opened_still_closes_everything(stage: Callable[..., Stage]) -> None:
+    """It is closed, too."""
+    made = stage()
+    control = made.control = Unopenable()
+    with pytest.raises(OSError, match="no such network"):
+        made.run()
+    assert control.closed == 1
+    assert made.entrypoint.is_closed
+    assert made.processes.fileno() == -1

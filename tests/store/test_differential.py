@@ -20,15 +20,16 @@ OPERATIONS = 250
 class Conversation:
     """The same random requests to both servers, on several connections, cut at random places.
 
-    Left out is what torch does wrong, or what no client does: two waits at once on one connection, and a queue that is
-    pushed to after it has ended a wait (torch keeps the client on its list, and ends its next wait as well).
+    Left out is what torch does wrong, or what no client does: two waits at once on one connection; a queue that is
+    pushed to after it has ended a wait (torch keeps the client on its list, and ends its next wait as well); and a
+    COMPARE_SET of a key that somebody waits for (torch ends the wait even if nothing was stored).
     """
 
     def __init__(self, seed: int, ours: int, torchs: int) -> None:
         self._random = random.Random(seed)
         self._ports = (ours, torchs)
         self._peers = [self._connect() for _ in range(PEERS)]
-        self._waits: dict[int, bytes] = {}  # which connection waits, and for which queue, if for one
+        self._waits: dict[int, list[bytes]] = {}  # which connection waits, and for what
         self._queues = 0
         self._spent: set[bytes] = set()
         self._keys = [b"/%d/%d" % (seed, number) for number in range(6)]
@@ -64,7 +65,7 @@ class Conversation:
                 self._waits.pop(index, None)
                 self._peers[index] = self._connect()
             elif index in self._waits and ours:
-                self._spent.add(self._waits.pop(index))
+                self._spent.update(self._waits.pop(index))
 
     def _request(self, who: int) -> bytes:
         pick = self._random.choice
@@ -79,9 +80,10 @@ class Conversation:
             ask.CANCEL_WAIT,
         ]
         if who not in self._waits:
+            if key not in self._awaited():
+                choices += [ask.compare_set(key, self._value(), value), ask.compare_set(key, b"", value)]
+            keys = self._random.choices(self._keys, k=pick((0, 1, 3)))
             choices += [
-                ask.compare_set(key, self._value(), value),
-                ask.compare_set(key, b"", value),
                 ask.get(key),
                 ask.add(key, pick((-3, 0, 1, 7, (1 << 63) - 1))),
                 ask.add(key, 1),
@@ -96,12 +98,15 @@ class Conversation:
                 ask.barrier(key, pick((-1, 0, 1, 2, 3))),
                 ask.wait(queue),
                 ask.wait(key),
-                ask.wait(*self._random.choices(self._keys, k=pick((0, 1, 3)))),
+                ask.wait(*keys),
             ]
         request = pick(choices)
         if request[0] in (0x06, 0x12):
-            self._waits[who] = queue if request == ask.wait(queue) else b""
+            self._waits[who] = keys if request == ask.wait(*keys) else [queue] if request == ask.wait(queue) else [key]
         return request
+
+    def _awaited(self) -> set[bytes]:
+        return {key for keys in self._waits.values() for key in keys}
 
     def _value(self) -> bytes:
         return self._random.choice([b"", b"1", b"-12", b" 3x", b"hello", b"x" * 40, bytes(range(256)) * 20])
@@ -109,7 +114,7 @@ class Conversation:
     def _queue(self) -> bytes:
         """One that never ended a wait."""
         name = b"/queue%d" % self._queues
-        if name in self._spent or name in self._waits.values() or self._random.random() < 0.1:
+        if name in self._spent or name in self._awaited() or self._random.random() < 0.1:
             self._queues += 1
             name = b"/queue%d" % self._queues
         return name

@@ -12,7 +12,7 @@ Decides from what was asked for, and touches nothing. Imported only when there a
 from __future__ import annotations
 
 from tenax.cli.flags import UsageError
-from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, check_endpoint, split_endpoint, types_master
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, check_endpoint, is_host, split_endpoint, types_master
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def _masters_place(asked: Asked) -> str:
         )
     host = asked["master_addr"].strip().strip("[]")
     port = _DEFAULT_MASTER_PORT if asked["master_port"] is None else asked["master_port"]
-    if not host or host.count(":") == 1 or not host.isascii() or not host.isprintable() or " " in host:
-        raise UsageError(f"{asked.name('master_addr')} takes a host, with its port in --master-port, not {host!r}")
     _check_reachable(asked, "master_addr" if port else "master_port", host, str(port))
+    if not is_host(host):
+        raise UsageError(f"{asked.name('master_addr')} takes a host, with its port in --master-port, not {host!r}")
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

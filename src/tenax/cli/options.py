@@ -360,9 +360,15 @@ def _check_two_places(asked: Asked, endpoint: str) -> None:
 def check_endpoint(asked: Asked) -> None:
     text = asked["rdzv_endpoint"]
     host, port = split_endpoint(text)
-    plain = host.replace("-", "").replace(".", "").replace("_", "").replace(":", "").replace("%", "")
-    if text and (not plain.isalnum() or (port and not (port.isdecimal() and int(port) < 65536))):
+    if text and (not is_host(host) or (port and not (port.isdecimal() and int(port) < 65536))):
         raise UsageError(f"{asked.name('rdzv_endpoint')} takes HOST or HOST:PORT with a port below 65536, not {text!r}")
+
+
+def is_host(host: str) -> bool:
+    """Whether it looks like a name or an address. What has colons is an IPv6 address, or nothing."""
+    if ":" in host:
+        return host.count(":") > 1 and set(host.partition("%")[0].lower()) <= set("0123456789abcdef:.")
+    return host.replace("-", "").replace(".", "").replace("_", "").isalnum()
 
 
 def split_endpoint(endpoint: str) -> tuple[str, str]:

@@ -143,7 +143,8 @@ def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     settings = tcp_settings(rendezvous_parameters(options))
     yield f"at {Endpoint.parse(settings.endpoint)}, served by whichever node can listen there"
     if options.min_nodes < options.max_nodes:
-        yield f"when {options.min_nodes} are there, others have {settings.last_call_s:g} s more (last_call_timeout)"
+        enough = f"{options.min_nodes} {'is' if options.min_nodes == 1 else 'are'}"
+        yield f"when {enough} there, others have {settings.last_call_s:g} s more (last_call_timeout)"
         newcomers = "ends the running generation at once" if settings.scale_up else "waits for the next restart"
         yield f"a node that comes later {newcomers} (scale_up)"
     yield f"too few nodes for {settings.join_timeout_s:g} s end the job (join_timeout)"

@@ -94,6 +94,7 @@ class AgentState(msgspec.Struct):
     unexamined: set[int] = set()  # local ranks whose evidence is still being gathered
     cancelled_by: int = 0  # the signal that asked us to leave
     has_ended_elsewhere: bool = False  # the generation is over for all nodes, whatever our workers did
+    was_cut_off: bool = False  # our lease ran out before its workers had stopped
     decided: Verdict | None = None  # how the run ends, said by the coordinator; ours as soon as the node is clear
     is_refused: bool = False  # what was decided is the end of this node alone
     deadlines: dict[Deadline, float] = {}
@@ -194,6 +195,7 @@ class AgentMachine:
         state.failures = []
         state.unexamined = set()
         state.has_ended_elsewhere = False
+        state.was_cut_off = False
         self._orders.append(order.StartWorkers(assignment))
 
     # --- what the coordinator decided ---------------------------------------------------------------------------------
@@ -229,6 +231,7 @@ class AgentMachine:
             state.rung = Rung.ASKED
             state.stopping_since = now
             state.stop_signal = SIGKILL
+        state.was_cut_off |= state.phase is Phase.STOPPING
         # A success stays one. If the others went on without us, we shall be told as soon as we are back.
         if state.phase in (Phase.STOPPING, Phase.CLOSING):
             self._kill(why, now)
@@ -506,7 +509,7 @@ def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
 
 
 def stopped_message(state: AgentState, now: float) -> word.NodeStopped:
-    return word.NodeStopped(state.generation, now, told_in_full(state.failures), stopped_workers(state))
+    return word.NodeStopped(state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off)
 
 
 def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> list[word.FromNode]:
@@ -532,7 +535,7 @@ def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> l
         if state.cancelled_by:
             words.append(word.NodeDraining(state.generation, state.settings.grace_s, "the agent was asked to stop"))
     elif state.phase is Phase.JOINING:
-        if state.failures:
+        if state.failures or state.was_cut_off:
             words.append(stopped_message(state, now))
         words.append(word.NodeReady(state.generation))
     return words

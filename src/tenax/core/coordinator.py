@@ -38,6 +38,8 @@ from tenax.core.ranks import Candidate, arrange, choose, number
 _HISTORY_KEPT = 100
 _STOPPED_KEPT = 10_000
 _NAMES_SAID = 8
+_CUT_OFF = "it was cut off and stopped its workers"
+_SUPERSEDED = "it was started again and its new self took its place"
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -149,7 +151,10 @@ class NodeRecord(msgspec.Struct):
     arrival: int
     phase: NodePhase = NodePhase.JOINED
     last_rank: int = -1  # in the last generation that was formed
+    generation: int = 0  # the last one that it was part of; an earlier ready is an echo
+    part: Assignment | None = None  # in that one, if we formed it
     is_draining: bool = False
+    is_superseded: bool = False  # its new self is here; only its workers are waited for
     store_addr: str = ""
     store_port: int = 0
     is_agent_store: bool = False
@@ -253,10 +258,14 @@ class CoordinatorMachine:
             case word.FailureSeen(generation, failure, sent_at):
                 if self._is_ours(record, generation):
                     self._take_failures(record, (failure,), now - sent_at, now)
-            case word.NodeStopped(generation, sent_at, failures, stopped):
+            case word.NodeStopped(generation, sent_at, failures, stopped, was_cut_off):
                 if self._is_ours(record, generation):
-                    self.state.stopped += stopped[: max(0, _STOPPED_KEPT - len(self.state.stopped))]
+                    if was_cut_off:
+                        self.state.lost[record.info.host] = _CUT_OFF
+                    self._take_stopped(stopped)
                     self._take_failures(record, failures, now - sent_at, now)
+                    if record.is_superseded:
+                        self._on_gone(node_id, _SUPERSEDED, now, is_loss=True)
             case word.NodeSucceeded(generation):
                 if self._is_ours(record, generation):
                     self._on_succeeded(record, now)
@@ -266,8 +275,8 @@ class CoordinatorMachine:
             case word.NodeWillLeave(generation, why, in_s):
                 if self._is_ours(record, generation):
                     self._pass_on_notice(record, why, in_s)
-            case word.NodeLeft(why):
-                self._on_gone(node_id, why, now, is_loss=False)
+            case word.NodeLeft(why, is_clear):
+                self._on_gone(node_id, why, now, is_loss=not is_clear)
 
     def _is_ours(self, record: NodeRecord, generation: int) -> bool:
         """Whether a word about a generation is about the current one, from one of its members (C8)."""
@@ -302,10 +311,14 @@ class CoordinatorMachine:
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
         if joined.generation > state.generation:
             self._on_greater_generation(joined.generation, now)
+        is_behind = joined.generation < record.generation
+        record.generation = max(record.generation, joined.generation)
         if joined.generation == state.generation > 0 and state.phase is RunPhase.RECOVERING:
             self._adopt(record, joined, now)
         elif joined.is_running or joined.has_succeeded:
             self._on_at_work(record, joined, now)
+        elif is_behind and record.phase is NodePhase.MEMBER and record.part is not None:
+            self._say_part_again(node.node_id, record.part)
 
     def _why_not(self, node: word.NodeInfo) -> str:
         settings = self.state.settings
@@ -324,28 +337,41 @@ class CoordinatorMachine:
         return ""
 
     def _supersede(self, node: word.NodeInfo, now: float) -> None:
-        """A node with the name (or the rank, on the same host) of one that is here is that node, started again."""
+        """A node with the name (or the rank, on the same host) of one that is here is that node, started again.
+
+        If the old one is at work it may still live, here or cut off: the others stop, and wait until it has (C2).
+        """
         if not node.name and node.rank < 0:
             return
         for old in list(self.state.nodes.values()):
             same = (node.name and old.info.name == node.name) or (node.rank >= 0 and old.info.rank == node.rank)
-            if same and old.info.node_id != node.node_id:
-                why = "it was started again and its new self took its place"
-                self._say(fact.JoinRefused(why), old.info.node_id)
+            if same and old.info.node_id != node.node_id and not old.is_superseded:
+                self._say(fact.JoinRefused(_SUPERSEDED), old.info.node_id)
                 if old.info.name and old.last_rank >= 0:
                     self.state.ranks_by_name[old.info.name] = old.last_rank
-                self._on_gone(old.info.node_id, why, now, is_loss=True)
+                if old.phase is NodePhase.MEMBER:
+                    self._wait_for_superseded(old, now)
+                else:
+                    self._on_gone(old.info.node_id, _SUPERSEDED, now, is_loss=True)
+
+    def _wait_for_superseded(self, old: NodeRecord, now: float) -> None:
+        state = self.state
+        old.is_superseded = True
+        state.lost[old.info.host] = _SUPERSEDED
+        if state.phase is RunPhase.RUNNING:
+            self._end_generation(Ending.LOSS, f"{old.info.host} was lost: {_SUPERSEDED}", now)
+        elif state.phase is RunPhase.RECOVERING:
+            state.is_broken = True
 
     def _on_greater_generation(self, generation: int, now: float) -> None:
         """A node knows a later generation than we do: an earlier coordinator got further. Our next must be later."""
         state = self.state
         if state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
+        elif state.phase is RunPhase.RECOVERING:
+            self._dismiss("a later generation exists")
         state.generation = generation
-        if state.phase is RunPhase.RECOVERING:
-            for node_id in list(state.members):
-                self._dismiss(node_id, "a later generation exists")
-            state.members, state.done = {}, set()
+        state.gone = set()
 
     def _on_at_work(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
         """A node came (back) with workers, or with their success."""
@@ -359,11 +385,35 @@ class CoordinatorMachine:
             self._say(fact.GenerationEnded(state.generation, state.ended_why), node_id)
             return
         self._say(fact.GenerationEnded(joined.generation, "the others went on without this node"), node_id)
+        is_latest = joined.generation == state.generation and node_id not in state.gone
+        if joined.is_running and is_latest and record.phase is not NodePhase.READY:
+            self._await_latecomer(record, joined.group_rank, now)
 
-    def _dismiss(self, node_id: str, why: str) -> None:
-        record = self.state.nodes[node_id]
-        record.phase = NodePhase.JOINED
-        self._say(fact.GenerationEnded(self.state.generation, why), node_id)
+    def _await_latecomer(self, record: NodeRecord, group_rank: int, now: float) -> None:
+        """A member of the last generation of which we did not know: the next one waits until it has stopped (C2)."""
+        state, node_id = self.state, record.info.node_id
+        record.phase = NodePhase.MEMBER
+        state.members[node_id] = group_rank
+        if state.phase is not RunPhase.ENDING:
+            self._begin_ending(Ending.LOSS, f"{record.info.host} is still at work for an earlier coordinator", now)
+        state.unstopped.add(node_id)
+
+    def _say_part_again(self, node_id: str, part: Assignment) -> None:
+        """Its link broke before it heard of its generation."""
+        self._say(fact.GenerationFormed(part), node_id)
+        if self.state.phase is RunPhase.ENDING:
+            self._say(fact.GenerationEnded(part.generation, self.state.ended_why), node_id)
+
+    def _dismiss(self, why: str) -> None:
+        """Those who have shown up so far are not of the last generation, and nothing that they did is its matter."""
+        state = self.state
+        at_work = (NodePhase.MEMBER, NodePhase.DONE)
+        members = [each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work]
+        for node_id in members:
+            state.nodes[node_id].phase = NodePhase.JOINED
+        self._say(fact.GenerationEnded(state.generation, why), *members)
+        state.members, state.done, state.failures, state.stopped = {}, set(), [], []
+        state.lost, state.drained, state.is_broken = {}, [], False
 
     # --- after an earlier coordinator ---------------------------------------------------------------------------------
 
@@ -407,10 +457,10 @@ class CoordinatorMachine:
 
     def _on_ready(self, record: NodeRecord, ready: word.NodeReady, now: float) -> None:
         state, node_id = self.state, record.info.node_id
+        if state.phase is RunPhase.OVER or not record.generation <= ready.generation <= state.generation:
+            return
         record.store_addr, record.store_port = ready.store_addr, ready.store_port
         record.is_agent_store = ready.is_agent_store
-        if state.phase is RunPhase.OVER or ready.generation > state.generation:
-            return
         if record.phase is NodePhase.READY:
             return
         is_member = self._is_member(node_id)
@@ -419,8 +469,8 @@ class CoordinatorMachine:
         match state.phase:
             case RunPhase.RUNNING if is_member:
                 state.gone.add(node_id)
-                state.lost[record.info.host] = "it was cut off and stopped its workers"
-                self._end_generation(Ending.LOSS, f"{record.info.host} was cut off and stopped its workers", now)
+                state.lost[record.info.host] = _CUT_OFF
+                self._end_generation(Ending.LOSS, f"{record.info.host} was lost: {_CUT_OFF}", now)
             case RunPhase.RUNNING:
                 self._consider_newcomer(record, now)
             case RunPhase.ENDING:
@@ -480,13 +530,12 @@ class CoordinatorMachine:
         state.deadlines.clear()
         for record in state.nodes.values():
             record.last_rank = -1
+        self._remember_ranks()
         coordinator_rank = state.members.get(settings.serving_node, -1)
         for place in places:
             record = state.nodes[place.node_id]
             record.phase = NodePhase.MEMBER
             record.last_rank = place.group_rank
-            if record.info.name:
-                state.ranks_by_name[record.info.name] = place.group_rank
             del state.ready[place.node_id]
             part = Assignment(
                 generation=state.generation,
@@ -503,9 +552,18 @@ class CoordinatorMachine:
                 why=state.next_why,
                 coordinator_rank=coordinator_rank,
             )
+            record.generation, record.part = part.generation, part
             self._says.append(Say((place.node_id,), fact.GenerationFormed(part)))
         if state.ready:
             self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+
+    def _remember_ranks(self) -> None:
+        """Of each rank, the name that had it last: so there are never more of them than ranks."""
+        state = self.state
+        names = {rank: name for name, rank in state.ranks_by_name.items() if rank < state.settings.max_nodes}
+        for node_id, rank in state.members.items():
+            names[rank] = state.nodes[node_id].info.name
+        state.ranks_by_name = {name: rank for rank, name in names.items() if name}
 
     def _candidate(self, node_id: str) -> Candidate:
         record = self.state.nodes[node_id]
@@ -520,7 +578,7 @@ class CoordinatorMachine:
                 what = f"is a spare: all {settings.max_nodes} places are taken" if is_full else "is in the next one"
                 return f"generation {state.generation} is running; this node {what}"
             case RunPhase.ENDING:
-                whom = _some([state.nodes[node_id].info.host for node_id in state.unstopped])
+                whom = _some([state.nodes[node_id].info.host for node_id in sorted(state.unstopped)])
                 return f"generation {state.generation} is ending ({state.ended_why}); waiting for {whom}"
             case RunPhase.PAUSED:
                 return f"a pause before the next try: {state.next_why}"
@@ -542,6 +600,12 @@ class CoordinatorMachine:
         return f", lost were {_some([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
 
     # --- a generation at work -----------------------------------------------------------------------------------------
+
+    def _take_stopped(self, stopped: tuple[Stopped, ...]) -> None:
+        """A node that lost its link says it again."""
+        known = {each.global_rank for each in self.state.stopped}
+        new = [each for each in stopped if each.global_rank not in known]
+        self.state.stopped += new[: max(0, _STOPPED_KEPT - len(known))]
 
     def _take_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
         state = self.state
@@ -615,9 +679,7 @@ class CoordinatorMachine:
 
     def _end_generation(self, kind: Ending, why: str, now: float) -> None:
         state = self.state
-        state.phase = RunPhase.ENDING
-        state.ended_by, state.ended_why, state.ended_at = kind, why, now
-        state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
+        self._begin_ending(kind, why, now)
         state.unstopped = {
             node_id
             for node_id in state.members
@@ -626,6 +688,12 @@ class CoordinatorMachine:
         self._say(fact.GenerationEnded(state.generation, why), *sorted(state.unstopped))
         self._after_generation_if_stopped(now)
 
+    def _begin_ending(self, kind: Ending, why: str, now: float) -> None:
+        state = self.state
+        state.phase = RunPhase.ENDING
+        state.ended_by, state.ended_why, state.ended_at = kind, why, now
+        state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
+
     def _after_generation_if_stopped(self, now: float) -> None:
         if self.state.phase is RunPhase.ENDING and not self.state.unstopped:
             self._after_generation(now)
@@ -633,6 +701,7 @@ class CoordinatorMachine:
     def _after_generation(self, now: float) -> None:
         """Every member has stopped or is gone, and all evidence is in: what now, and who pays?"""
         state = self.state
+        lived_s = state.ended_at - state.formed_at  # of this one; what follows may form the next
         if state.drained and not state.lost:
             state.drains += 1
             self._gather(f"{_some(state.drained)} was asked to leave", now)
@@ -641,7 +710,7 @@ class CoordinatorMachine:
             self._gather(state.ended_why, now)
         else:
             self._after_failure(now)
-        state.longest_s = max(state.longest_s, state.ended_at - state.formed_at)
+        state.longest_s = max(state.longest_s, lived_s)
 
     def _after_failure(self, now: float) -> None:
         state = self.state

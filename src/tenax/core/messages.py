@@ -67,6 +67,7 @@ class NodeStopped(Message, frozen=True):
     sent_at: float
     failures: tuple[Failure, ...] = ()
     stopped: tuple[Stopped, ...] = ()
+    was_cut_off: bool = False  # the lease had run out: whatever failed elsewhere may have failed because of us
 
 
 class NodeSucceeded(Message, frozen=True):

@@ -20,11 +20,12 @@ from tenax.core.invariants import InvariantBroken
 from tenax.core.model import Assignment, Outcome, Verdict, when_it_began
 from tenax.core.policy import GiveUp
 
-# Sets have no order, and the order of a dictionary is no difference either.
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(CoordinatorState).decode
 # What must stand while the run is in a phase; LAST_CALL is checked apart. In the other phases nothing may stand.
 _DEADLINES = {
     RunPhase.GATHERING: {RunDeadline.JOIN, RunDeadline.TELL},
+    RunPhase.ENDING: {RunDeadline.TELL},
     RunPhase.RECOVERING: {RunDeadline.RECOVER},
     RunPhase.PAUSED: {RunDeadline.PAUSE},
 }
@@ -100,7 +101,7 @@ class RunChecker:
         elif any(isinstance(say.event, fact.RunEnded) for say in says):
             raise InvariantBroken(f"C6: the end was told while {state.phase.value}")
         else:
-            self._check_waiting(says)
+            self._check_waiting(state, says)
             self._check_progress(state)
         self._check_deadlines(state)
         if state.generation != self._latest:
@@ -132,7 +133,7 @@ class RunChecker:
         return last is None or not generation == last.number == self._latest or not last.has(node_id)
 
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
-        is_changed = self._written != b"" and _encode(state) != self._written
+        is_changed = self._written != b"" and _decode(self._written) != state  # as values: sets have no order
         if says or is_changed or state.phase is not self._phase:
             raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {says}")
 
@@ -179,9 +180,10 @@ class RunChecker:
             case word.FailureSeen(failure=failure):
                 last.failed.add(failure.global_rank)
                 return True
-            case word.NodeStopped(failures=failures):
+            case word.NodeStopped(failures=failures, was_cut_off=was_cut_off):
                 self._at_work.pop(node_id, None)
                 last.failed |= {failure.global_rank for failure in failures}
+                last.is_lost |= was_cut_off and not last.is_counted
                 return bool(failures)
             case word.NodeSucceeded():
                 self._at_work.pop(node_id, None)
@@ -326,10 +328,14 @@ class RunChecker:
 
     def _check_opening(self, last: _Generation, event: AnyCoordinatorEvent) -> None:
         """Without need a generation ends only to let somebody in."""
-        if not self._newly_clear or last.has(self._newly_clear):
+        was_recovering = self._phase is RunPhase.RECOVERING
+        newcomers = {each for each in self._clear if not last.has(each)} & ({self._newly_clear} or self._clear)
+        if was_recovering:
+            newcomers = {each for each in self._clear if not last.has(each)}
+        if not newcomers:
             raise InvariantBroken(f"C5: generation {last.number} ended without a cause, after {event}")
         if len(last.ranks) >= self._settings.max_nodes or last.done or not self._settings.scale_up:
-            raise InvariantBroken(f"C5: generation {last.number} ended for {self._newly_clear}, which cannot come in")
+            raise InvariantBroken(f"C5: generation {last.number} ended for {_names(newcomers)}, who cannot come in")
         last.is_opened = True
 
     def _check_told(self, last: _Generation, says: list[Say]) -> None:
@@ -440,8 +446,9 @@ class RunChecker:
 
     # --- waiting, and the end -----------------------------------------------------------------------------------------
 
-    def _check_waiting(self, says: list[Say]) -> None:
-        node_id = self._newly_clear
+    def _check_waiting(self, state: CoordinatorState, says: list[Say]) -> None:
+        """While a generation ends nothing is said at once: mostly the next forms in a moment."""
+        node_id = self._newly_clear if state.phase is not RunPhase.ENDING else ""
         told = {each for say in says if isinstance(say.event, fact.Waiting) for each in say.to}
         if node_id in self._clear and node_id not in told:
             raise InvariantBroken(f"C7: {node_id} waits and is not told for whom")

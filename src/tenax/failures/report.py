@@ -1,6 +1,6 @@
 """The one report: how the run ended, for a person and for a machine.
 
-Printed once, last. It leads with one sentence, then the first cause with everything that is known of it; other failures
+Printed once, last, and by every node of the run: what it says of a failure names the host where that happened. It leads with one sentence, then the first cause with everything that is known of it; other failures
 are short; workers that we stopped are named as stopped by us, never as failures; then what was done and where to look.
 Pure: a value in, text out. It knows no terminal, file or clock, and nothing in it is told by colour alone.
 """
@@ -26,6 +26,7 @@ _MOST_LINE = 500
 _MOST_SENTENCE = 300
 _MOST_OTHERS = 8
 _MOST_HISTORY = 8
+_MOST_SPANS = 24
 _KEY_WIDTH = 11
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
@@ -35,20 +36,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     verdict: Verdict
     entrypoint: str  # "train.py"
-    host: str
+    host: str  # where this report is made
     run_id: str = ""
     role: str = ""
     max_restarts: int = 0
     log_dir: str = ""
     journal: str = ""
-    history: tuple[str, ...] = ()  # earlier failures, oldest first, each as ``summary`` says it
 
 
-def summary(failure: Failure) -> str:
-    """One failure in one line: for the journal, the live line, and the history of a report."""
-    who = f"rank {failure.global_rank} (local rank {failure.local_rank}, pid {failure.pid})"
-    if failure.pid <= 0:
-        who = f"rank {failure.global_rank} (local rank {failure.local_rank})"
+def summary(failure: Failure, here: str = "") -> str:
+    """One failure in one line, as the history of a report has it; with its host, unless that is the one named here."""
+    process = f", pid {failure.pid}" if failure.pid > 0 else ""
+    place = f" on {failure.host}" if failure.host not in ("", here) else ""
+    who = f"rank {failure.global_rank} (local rank {failure.local_rank}{process}){place}"
     return _line(f"{who} {_what_happened(failure)}")
 
 
@@ -61,7 +61,8 @@ def headline(report: Report) -> str:
             sentence = f"{name} succeeded{restarts}"
         case Outcome.FAILED if verdict.failures:
             first = verdict.failures[0]
-            sentence = f"{name} failed: rank {first.global_rank} on {report.host} {_what_happened(first)}"
+            where = first.host or report.host
+            sentence = f"{name} failed: rank {first.global_rank} on {where} {_what_happened(first)}"
         case Outcome.FAILED:
             sentence = f"{name} failed on {report.host}: {verdict.why}"
         case Outcome.CANCELLED:
@@ -113,18 +114,20 @@ def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _pain
 def _first_cause(report: Report) -> list[str]:
     failure = report.verdict.failures[0]
     evidence = failure.evidence
-    place = f"{failure.global_rank} (local rank {failure.local_rank}) on {report.host}"
+    place = f"{failure.global_rank} (local rank {failure.local_rank}) on {failure.host or report.host}"
+    there = f" (on {failure.host})" if failure.host not in ("", report.host) else ""
     facts = {
         "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
         "ended": failure.reason or _how_it_ended(failure),
         "error": evidence.message,
         "memory": evidence.out_of_memory,
-        "stderr log": evidence.log_file,
-        "error file": evidence.error_file,
+        "stderr log": evidence.log_file and evidence.log_file + there,
+        "error file": evidence.error_file and evidence.error_file + there,
     }
     lines = [_fact(key, value) for key, value in facts.items() if value]
     if evidence.traceback:
-        whole_is_in = evidence.error_file or evidence.log_file or report.journal
+        whole_is_in = evidence.error_file or evidence.log_file
+        whole_is_in = whole_is_in + there if whole_is_in else report.journal
         lines += ["", *_indented(_without_middle(_safe_lines(evidence.traceback), whole_is_in))]
     elif evidence.last_lines:
         shown = _safe_lines("\n".join(evidence.last_lines))
@@ -146,10 +149,19 @@ def _others(report: Report, paint: Any) -> list[str]:
     for what, group in list(told.items())[:_MOST_OTHERS]:
         later_s = min(failure.seen_at for failure in group) - first.seen_at
         when = f", {_duration(later_s)} later" if later_s > 0 else ""
-        lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{when}: {what}"))
+        where = _elsewhere(group, first.host)
+        lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
     if len(told) > _MOST_OTHERS:
         lines.append(f"  and {len(told) - _MOST_OTHERS} more, in the journal")
     return lines
+
+
+def _elsewhere(group: list[Failure], here: str) -> str:
+    """Where they failed, if not where the first one did."""
+    hosts = {failure.host for failure in group}
+    if hosts <= {"", here}:
+        return ""
+    return f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
 
 
 def _stopped(report: Report, width: int) -> list[str]:
@@ -162,19 +174,35 @@ def _stopped(report: Report, width: int) -> list[str]:
 def _what_was_done(report: Report, width: int) -> list[str]:
     verdict = report.verdict
     lines = _wrapped(_line(_restarted(report)), width, "  ")
+    lines += _wrapped(_not_counted(verdict), width, "  ")
     if verdict.outcome is Outcome.ABANDONED:
         pids = " ".join(map(str, verdict.stuck_pids))
         advice = (
             f"They are stuck in the kernel and hold their devices. Look at /proc/PID/stack of {pids}; restart the host."
         )
         lines += _wrapped(advice, width, "  ")
-    if report.history:
+    if verdict.earlier:
         lines.append("  Earlier failures, each followed by a restart:")
-        left_out = len(report.history) - _MOST_HISTORY
+        shown = verdict.earlier[-_MOST_HISTORY:]
+        left_out = max(verdict.restarts_used, len(verdict.earlier)) - len(shown)
         if left_out > 0:
             lines.append(f"    ({_count(left_out, 'older one')}, in the journal)")
-        lines += ["    " + _line(harmless(line)) for line in report.history[-_MOST_HISTORY:]]
+        lines += ["    " + summary(failure, report.host) for failure in shown]
     return lines
+
+
+def _not_counted(verdict: Verdict) -> str:
+    """Generations that ended through nobody's failure."""
+    changes, drains = verdict.membership_changes, verdict.drains
+    if not changes and not drains:
+        return ""
+    counted = "a restart" if changes + drains == 1 else "restarts"
+    if not changes:
+        what = f"{_count(drains, 'generation')} ended because a node was asked to leave"
+    else:
+        what = f"{_count(changes, 'generation')} ended because nodes came or went"
+        what += f", {drains} because a node was asked to leave" if drains else ""
+    return f"{what}: not counted as {counted}."
 
 
 def _where_to_look(report: Report) -> list[str]:
@@ -208,6 +236,8 @@ def to_dict(report: Report) -> dict[str, Any]:
         "role": storable(report.role),
         "generation": verdict.generation,
         "restarts_used": verdict.restarts_used,
+        "membership_changes": verdict.membership_changes,
+        "drains": verdict.drains,
         "max_restarts": report.max_restarts,
         "signal": signal_name(verdict.signal) if verdict.signal else None,
         "first_cause": failures[0] if failures else None,
@@ -222,7 +252,7 @@ def to_dict(report: Report) -> dict[str, Any]:
             for worker in verdict.stopped
         ],
         "stuck_pids": list(verdict.stuck_pids),
-        "history": [storable(line) for line in report.history],
+        "history": [summary(failure, report.host) for failure in verdict.earlier],
         "log_dir": storable(report.log_dir),
         "journal": storable(report.journal),
     }
@@ -238,7 +268,7 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
     return {
         "rank": failure.global_rank,
         "local_rank": failure.local_rank,
-        "host": storable(host),
+        "host": storable(failure.host or host),
         "pid": failure.pid,
         "generation": failure.generation,
         "exit_code": failure.exit_code,
@@ -317,9 +347,11 @@ def _ranks(ranks: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     told = []
-    for low, high in spans:
+    for low, high in spans[:_MOST_SPANS]:
         told.append(str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}")
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(told)
+    left_out = sum(high - low + 1 for low, high in spans[_MOST_SPANS:])
+    more = f" and {left_out} more" if left_out else ""
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(told) + more
 
 
 def _fact(key: str, value: str) -> str:

@@ -87,7 +87,10 @@ def _run_agent(
     try:
         result = agent.run()
     except SignalException:
-        raise  # this node was told to stop; with a handler of others, their run goes on without it
+        leave = getattr(handler, "leave", None)  # a handler of others need not know it
+        if leave is not None:
+            leave()  # this node was told to stop; the run goes on without it
+        raise
     except BaseException:
         _shut_down(handler)
         raise
@@ -261,7 +264,7 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
         return ""
     from shutil import get_terminal_size
 
-    from tenax.failures.report import Report, render, summary, to_json
+    from tenax.failures.report import Report, render, to_json
 
     report = Report(
         verdict=verdict,
@@ -272,7 +275,6 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
         max_restarts=config.max_restarts,
         log_dir=node.log_dir,
         journal=node.journal_path,
-        history=tuple(summary(failure) for failure in verdict.earlier),
     )
     text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
     if report_path:

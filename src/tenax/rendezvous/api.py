@@ -146,6 +146,9 @@ class RendezvousHandler(ABC):
     def shutdown(self) -> bool:
         """Release everything. True if that worked."""
 
+    def leave(self) -> None:  # noqa: B027 - a handler of others need not know it
+        """This node was told to stop, and the run goes on without it. TorchElastic has no such method."""
+
 
 class RendezvousParameters:
     """What a handler is made from."""

@@ -319,7 +319,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         pause = Pause()
         give_up_at = self._holder.clock() + self._settings.timeout.join.total_seconds()
         while not store.check(keys):
-            if self._pending() > 0:
+            if self._pending() > 0 or self._is_over():
                 return False
             if self._holder.clock() >= give_up_at:
                 raise RendezvousTimeoutError(
@@ -343,14 +343,19 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._holder.look()
         return self._pending()
 
+    def _is_over(self) -> bool:
+        """Whether the run was closed, as far as we have heard."""
+        state = self._holder.sight.state
+        return state is not None and bool(state.closed)
+
     def _pending(self) -> int:
         sight = self._holder.sight
         return decisions.pending(sight.state, sight.view, self._node.id, self._round)
 
     def is_closed(self) -> bool:
         self._raise_recorded()
-        state = self._holder.look().state
-        return state is not None and bool(state.closed)
+        self._holder.look()
+        return self._is_over()
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
@@ -369,10 +374,17 @@ class DynamicRendezvousHandler(RendezvousHandler):
         It is not closed by a node that got no place, that the others have gone on without, or that was told to stop: a
         Ctrl-C or a signal on one node, seen here as the exception that is on its way, leaves the run to the others.
         """
+        return self._go(ended_in=0 if _is_being_stopped() else self._round)
+
+    def leave(self) -> None:
+        """This node was told to stop: the others learn it at once, and the run is theirs."""
+        self._go(ended_in=0)
+
+    def _go(self, ended_in: int) -> bool:
         if self._heart is None:  # we are nowhere
             return True
         self._stop_heart()
-        ended_in, self._round = (0 if _is_being_stopped() else self._round), 0
+        self._round = 0
         try:
             sight = self._holder.change(
                 lambda state: self._left(state, ended_in), self._settings.timeout.close.total_seconds()
@@ -442,10 +454,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
             self._heart = None
 
     def _raise_recorded(self) -> None:
-        """Raise what the heart met. A backend that is away for a moment only is no reason to disturb the workers."""
+        """Raise what the heart met.
+
+        A backend that is away for a moment is no reason to disturb the workers; nor is one that went away after the run
+        was closed, perhaps with the node that hosted it: no other group can form there.
+        """
         error = self._heart.error if self._heart is not None else None
         is_unreachable = isinstance(error, (RendezvousConnectionError, RendezvousTimeoutError))
-        if error is not None and not (is_unreachable and self._may_still_come_back()):
+        if error is not None and not (is_unreachable and (self._is_over() or self._may_still_come_back())):
             raise error
 
     def _raise_unless_unreachable(self) -> None:

@@ -11,8 +11,9 @@ P4  Announced lengths are checked before anything is kept for them. A session ho
 P5  Parsing never begins again from the start: the work is proportional to the bytes, however they were cut.
 P6  A session waits for one set of keys at a time; a later WAIT or BARRIER takes the place of the earlier.
 
-The meaning of every command is that of torch's libuv server, without its faults: there, a value that is pushed twice
-counts twice for a client that waits for two keys, and half a MULTI_SET is visible.
+The meaning of every command is that of torch's libuv server, without its faults. There, a COMPARE_SET that stores
+nothing ends waits for the key, a queue that is pushed to twice counts for two of the keys that a client waits for, and
+half a MULTI_SET is visible.
 """
 
 from __future__ import annotations

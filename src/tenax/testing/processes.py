@@ -105,7 +105,7 @@ class FakeProcesses:
         self._say(fact.KeeperLost(reason))
 
     def end_lease(self) -> None:
-        """The time is over for which the workers may live, if there was a limit. No clock runs here: a test says when."""
+        """The time for which the workers may live is over, if it was limited. A test says when: no clock runs here."""
         if self.held_s > 0:
             self._is_lease_over = True
             self._fence()

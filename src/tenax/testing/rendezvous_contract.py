@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
     from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo
 
-__all__ = ["RendezvousHandlerContract"]
+__all__ = ["BlockingCall", "RendezvousHandlerContract", "ask_until"]
 
 _LIMIT_S = 60.0  # for what takes milliseconds on a machine with nothing else to do
 _ASK_EVERY_S = 0.02
 
 
-class _Call:
+class BlockingCall:
     """A blocking call in a thread of its own."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
@@ -67,6 +67,14 @@ class _Call:
     def has_ended_within(self, seconds: float) -> bool:
         self._thread.join(seconds)
         return not self._thread.is_alive()
+
+
+def ask_until(is_so: Callable[[], bool], what: str = "what was waited for") -> None:
+    """Wait for something that can only be asked about, as all that handlers tell."""
+    give_up_at = time.monotonic() + _LIMIT_S
+    while not is_so():
+        assert time.monotonic() < give_up_at, f"{what} did not happen within {_LIMIT_S:g} s"
+        threading.Event().wait(_ASK_EVERY_S)
 
 
 class RendezvousHandlerContract:
@@ -105,15 +113,8 @@ class RendezvousHandlerContract:
 
     def meet(self, handlers: list[RendezvousHandler]) -> list[RendezvousInfo]:
         """All of them join at the same time; what each of them got."""
-        calls = [_Call(handler.next_rendezvous) for handler in handlers]
+        calls = [BlockingCall(handler.next_rendezvous) for handler in handlers]
         return [call.result() for call in calls]
-
-    def ask_until(self, is_so: Callable[[], bool], what: str) -> None:
-        """Handlers can only be asked, so this asks."""
-        give_up_at = time.monotonic() + _LIMIT_S
-        while not is_so():
-            assert time.monotonic() < give_up_at, f"{what} did not happen within {_LIMIT_S:g} s"
-            threading.Event().wait(_ASK_EVERY_S)
 
     # --- tests --------------------------------------------------------------------------------------------------------
 
@@ -134,7 +135,7 @@ class RendezvousHandlerContract:
     def test_a_group_shares_a_store(self) -> None:
         """What one member sets, another one that waits for it gets."""
         first, second = self.meet(self.nodes(2, 2, 2))
-        getting = _Call(lambda: second.store.get("colour"))
+        getting = BlockingCall(lambda: second.store.get("colour"))
         first.store.set("colour", b"blue")
         assert getting.result() == b"blue"
 
@@ -148,12 +149,12 @@ class RendezvousHandlerContract:
         first = self.node(1, 2)
         assert first.next_rendezvous().world_size == 1
         assert first.num_nodes_waiting() == 0
-        late = _Call(self.node(1, 2).next_rendezvous)
-        self.ask_until(lambda: first.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
+        late = BlockingCall(self.node(1, 2).next_rendezvous)
+        ask_until(lambda: first.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
         infos = [first.next_rendezvous(), late.result()]
         assert sorted(info.rank for info in infos) == [0, 1]
         assert {info.world_size for info in infos} == {2}
-        self.ask_until(lambda: first.num_nodes_waiting() == 0, "num_nodes_waiting() == 0")
+        ask_until(lambda: first.num_nodes_waiting() == 0, "num_nodes_waiting() == 0")
 
     def test_a_group_that_forms_again_has_fresh_keys(self) -> None:
         """No key of the last round can be read in the next one, and its place is published anew."""
@@ -174,25 +175,25 @@ class RendezvousHandlerContract:
         """Its workers failed: the others learn it from num_nodes_waiting(), and all meet again."""
         one, other = self.nodes(2, 2, 2)
         self.meet([one, other])
-        again = _Call(one.next_rendezvous)
-        self.ask_until(lambda: other.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
+        again = BlockingCall(one.next_rendezvous)
+        ask_until(lambda: other.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
         assert {other.next_rendezvous().rank, again.result().rank} == {0, 1}
 
     def test_a_closed_run_refuses(self) -> None:
         """Those who come afterwards, and those who wait already."""
-        waiting = _Call(self.node(2, 2).next_rendezvous)
+        waiting = BlockingCall(self.node(2, 2).next_rendezvous)
         operator = self.node(2, 2)
         assert not operator.is_closed()
         operator.set_closed()
-        self.ask_until(operator.is_closed, "is_closed()")
+        ask_until(operator.is_closed, "is_closed()")
         assert isinstance(waiting.error(), RendezvousClosedError)
-        assert isinstance(_Call(self.node(2, 2).next_rendezvous).error(), RendezvousClosedError)
+        assert isinstance(BlockingCall(self.node(2, 2).next_rendezvous).error(), RendezvousClosedError)
 
     def test_a_node_beyond_the_most_waits_and_never_errs(self) -> None:
         """Longer than others may wait for a group, without disturbing this one, and until the run ends."""
         handlers = self.nodes(2, 2, 2)
         self.meet(handlers)
-        spare = _Call(self.node(2, 2, join_timeout_s=0.2).next_rendezvous)
+        spare = BlockingCall(self.node(2, 2, join_timeout_s=0.2).next_rendezvous)
         assert not spare.has_ended_within(1.0), f"it should wait, but: {spare.error()!r}"
         assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
         infos = self.meet(handlers)
@@ -205,9 +206,9 @@ class RendezvousHandlerContract:
         """The member left; whoever is left and the spare are the next group."""
         stays, leaves = self.nodes(2, 2, 2)
         self.meet([stays, leaves])
-        spare = _Call(self.node(2, 2).next_rendezvous)
+        spare = BlockingCall(self.node(2, 2).next_rendezvous)
         self.leave(leaves)
-        self.ask_until(lambda: stays.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
+        ask_until(lambda: stays.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
         infos = [stays.next_rendezvous(), spare.result()]
         assert sorted(info.rank for info in infos) == [0, 1]
 
@@ -222,5 +223,5 @@ class RendezvousHandlerContract:
             handler.shutdown()
 
     def test_a_group_that_does_not_form_in_time(self) -> None:
-        alone = _Call(self.node(2, 2, join_timeout_s=0.3).next_rendezvous)
+        alone = BlockingCall(self.node(2, 2, join_timeout_s=0.3).next_rendezvous)
         assert isinstance(alone.error(), RendezvousTimeoutError)

@@ -1,1 +1,406 @@
-def play_run_scenario(text, policies=None): return text
+"""Scenario files of the coordinator: conversations with the machine of a whole run, one line per fact.
+
+The same kind of text as in ``tenax.testing.scenario``; here the facts are what a coordinator hears of its nodes, and
+the answers what it says to them.
+
+    scenario a worker of one node fails and all start again
+    settings nodes=2 max_restarts=1
+
+    at 0 nodes a, b up with 2 slots
+        say to a: waiting: 1 node of 2 here (a); waiting for 1 more, for 600 s at most
+        say to a: generation 1 formed, node 0 of 2, ranks 0-1 of 4: first generation
+        say to b: generation 1 formed, node 1 of 2, ranks 2-3 of 4: first generation
+        gathering -> running
+        deadlines: none
+    at 9 node b failed: rank 3 exited 1
+        say to a, b: generation 1 ended: rank 3 on b failed
+        running -> ending
+
+``scenario TITLE``
+    Begins a conversation with a new machine. A file may hold many.
+``settings NAME=VALUE ...``
+    Fields of ``RunSettings``; ``nodes=2:4`` (or ``nodes=2``) is short for ``min_nodes`` and ``max_nodes``. Unsaid: one
+    node, no restarts.
+``policy NAME``
+    A restart policy that the caller of ``play_run_scenario`` provides. Unsaid: ``budget``.
+``at TIME FACT``
+    One event, or one for each of several nodes. Times are seconds and never decrease. The facts:
+
+    - ``opened`` (``..., recover 30 s``) (``..., dead rank 1``) (``..., generation 3``) (``..., restarts used 1``). If
+      it is not the first fact, the coordinator was opened just before that.
+    - ``node a joined``, with any of ``with 2 slots``, ``on HOST``, ``named NAME``, ``asking for rank 1``,
+      ``order KEY``, ``role ROLE``, ``for 2 to 4 nodes`` and ``clock 864000 ahead`` (or ``behind``) after it, separated
+      by commas; of a node that was there before also ``running generation 3 as 0 of 2``, ``done with generation 3 as
+      0 of 2`` or ``after generation 3 as 0 of 2``, and ``restarts used 1``. Unsaid: one slot, on a host of the node's
+      name, for as many nodes as the run is, with a clock like ours.
+    - ``node a ready`` (``..., store at HOST:PORT``) (``..., served by the agent``); ``nodes a, b up`` is short for
+      joined (with all that may follow it) and ready
+    - ``node a failed: rank 1 exited 3``, ``... rank 1 killed by SIGSEGV``; after it may stand ``, seen at TIME`` and
+      ``, raised at TIME``, on our clock, and ``, MESSAGE``
+    - ``node a stopped``; after a colon may stand failures as above and ``rank 0 stopped``, separated by semicolons
+    - ``nodes a, b stopped and ready``, ``node a succeeded``
+    - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
+      ...``: a process survived), ``node a lost: REASON``
+    - ``cancel: WHY``, ``time passed``
+
+    What a node says is about the last generation that it was told of, unless ``of generation 1`` stands after its name.
+
+An answer is what the coordinator says, then what changed: the ledger, the phase, the deadlines. ``noted`` means that
+the machine only remembered something, ``ignored`` that it did not even do that. Before every step its state is written
+down and read back, and after it its promises are checked (``tenax.core.run_invariants``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from tenax.core import coordinator as run
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
+from tenax.core.model import Failure, Stopped
+from tenax.core.policy import BudgetPolicy, RestartPolicy
+from tenax.core.run_invariants import RunChecker
+from tenax.testing.scenario import (
+    ScenarioError,
+    describe_verdict,
+    evidence,
+    parse_settings,
+    parse_signal,
+    parse_time,
+    play_lines,
+    say_time,
+)
+
+__all__ = ["describe_say", "play_run_scenario"]
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(CoordinatorState).decode
+_SIGTERM = 15
+
+
+def play_run_scenario(text: str, policies: Mapping[str, RestartPolicy] | None = None) -> str:
+    """Repeat every conversation of ``text``; return it with what the coordinator answers now.
+
+    ``policies`` are the restart policies that ``policy NAME`` may name, besides ``budget``.
+    """
+    return play_lines(text, _Player({"budget": BudgetPolicy(), **(policies or {})}).take)
+
+
+class _Player:
+    """Takes the script line by line and says what the machine answered."""
+
+    def __init__(self, policies: Mapping[str, RestartPolicy]) -> None:
+        self._policies = policies
+        self._begin()
+
+    def _begin(self) -> None:
+        self._settings = _settings("")
+        self._policy = self._policies["budget"]
+        self._conversation: _Conversation | None = None
+
+    def take(self, line: str) -> list[str]:
+        keyword, _, rest = line.partition(" ")
+        match keyword:
+            case "scenario":
+                self._begin()
+                return []
+            case "settings" | "policy" if self._conversation is not None:
+                raise ScenarioError(f"{keyword} must stand before the first fact")
+            case "settings":
+                self._settings = _settings(rest)
+                return []
+            case "policy":
+                if rest not in self._policies:
+                    raise ScenarioError(f"there is no policy {rest!r}; there are {', '.join(self._policies)}")
+                self._policy = self._policies[rest]
+                return []
+            case "at":
+                if self._conversation is None:
+                    self._conversation = _Conversation(self._settings, self._policy)
+                return self._conversation.hear(rest)
+        raise ScenarioError(f"{line!r} is no part of a scenario; write scenario, settings, policy, at, or indent it")
+
+
+class _Conversation:
+    """One coordinator, watched, and the time."""
+
+    def __init__(self, settings: RunSettings, policy: RestartPolicy) -> None:
+        self._settings = settings
+        self._policy = policy
+        self._state = CoordinatorState(settings)
+        self._checker = RunChecker(settings)
+        self._nodes: dict[str, _Node] = {}
+        self._now = 0.0
+        self._is_open = False
+
+    def hear(self, sentence: str) -> list[str]:
+        """``9 node b failed: rank 3 exited 1``: step the machine and say what it answered."""
+        when, _, what = sentence.strip().partition(" ")
+        self._now = parse_time(when, self._now)
+        what = what.strip()
+        if not self._is_open:
+            self._is_open = True
+            if not what.startswith("opened"):
+                self._step(run.Opened())
+        before, ledger, deadlines = _encode(self._state), _ledger(self._state), self._state.deadlines
+        phases = [self._state.phase]
+        answers: list[str] = []
+        for event in self._events(what):
+            answers += [line for say in self._step(event) for line in describe_say(say, self._state)]
+            if self._state.phase is not phases[-1]:
+                phases.append(self._state.phase)
+        state = self._state
+        if _ledger(state) != ledger:
+            answers.append(f"ledger: {_ledger(state)}")
+        if len(phases) > 1:
+            answers.append(" -> ".join(phase.value for phase in phases))
+        if state.deadlines != deadlines and state.phase is not RunPhase.OVER:
+            standing = sorted((deadline.value, at) for deadline, at in state.deadlines.items())
+            answers.append("deadlines: " + (", ".join(f"{name} {say_time(at)}" for name, at in standing) or "none"))
+        return answers or ["ignored" if _decode(before) == state else "noted"]
+
+    def _step(self, event: AnyCoordinatorEvent) -> list[Say]:
+        machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self._state)))
+        says = machine.step(event, self._now)
+        self._state = machine.state
+        self._checker.check(machine.state, event, says)
+        for say in says:
+            if isinstance(say.event, fact.GenerationFormed):
+                part = say.event.assignment
+                for node_id in say.to:
+                    self._nodes[node_id].generation = part.generation
+                    self._nodes[node_id].first_rank = part.first_global_rank
+        return says
+
+    # --- facts --------------------------------------------------------------------------------------------------------
+
+    def _events(self, sentence: str) -> Iterator[AnyCoordinatorEvent]:
+        if sentence == "time passed":
+            yield run.TimeWentBy()
+        elif sentence.startswith("cancel: "):
+            yield run.CancelRequested(sentence.removeprefix("cancel: "))
+        elif (opened := _OPENED.fullmatch(sentence)) is not None:
+            said = opened.groupdict(default="")
+            rank, generation, restarts = int(said["rank"] or -1), int(said["generation"] or 0), int(said["used"] or 0)
+            yield run.Opened(float(said["recover"] or 0), rank, generation, restarts)
+        elif (spoken := _SPOKEN.fullmatch(sentence)) is not None:
+            for name in spoken["names"].split(", "):
+                yield from self._words(name, int(spoken["generation"] or -1), spoken["what"])
+        else:
+            raise _no_fact(sentence)
+
+    def _words(self, name: str, generation: int, what: str) -> Iterator[AnyCoordinatorEvent]:
+        short = _SHORT.fullmatch(what)
+        if short is not None:
+            first = "stopped" if short["first"] else f"joined{short['how']}"
+            yield from self._words(name, generation, first)
+            yield from self._words(name, -1, "ready")
+            return
+        if (joined := re.fullmatch(r"joined(?P<how>.*)", what)) is not None:
+            node = self._nodes[name] = _Node(name, self._settings, self._nodes.get(name), joined["how"])
+            yield run.Heard(name, node.joined)
+            return
+        if what.startswith("lost: "):
+            yield run.NodeLost(name, what.removeprefix("lost: "))
+            return
+        node = self._nodes.setdefault(name, _Node(name, self._settings, None, ""))
+        yield run.Heard(name, node.message(what, node.generation if generation < 0 else generation, self._now))
+
+
+class _Node:
+    """What a node of the script knows: who it is, its clock, and the last generation that it heard of."""
+
+    def __init__(self, name: str, settings: RunSettings, before: _Node | None, how: str) -> None:
+        self.generation: int = before.generation if before else 0
+        self.first_rank: int = before.first_rank if before else 0
+        self.clock_ahead_s: float = before.clock_ahead_s if before else 0.0
+        who: dict[str, str | int] = {"node_id": name, "host": name}
+        who |= {"min_nodes": settings.min_nodes, "max_nodes": settings.max_nodes}
+        work: dict[str, int | bool] = {}
+        for clause in how.strip(", ").split(", ") if how.strip(", ") else []:
+            self._take(clause, who, work)
+        self.joined = word.NodeJoined(msgspec.convert(who, word.NodeInfo), **work)  # type: ignore[arg-type]
+        self.generation = max(self.generation, self.joined.generation)
+
+    def _take(self, clause: str, who: dict[str, str | int], work: dict[str, int | bool]) -> None:
+        said = _matching(_CLAUSES, clause)
+        if said is None:
+            raise ScenarioError(f"{clause!r} says nothing of a node; see the top of tenax.testing.run_scenario")
+        kind, found = said
+        match kind:
+            case "slots" | "rank":
+                who[kind] = int(found["value"])
+            case "host" | "name" | "order" | "role":
+                who[kind] = found["value"]
+            case "span":
+                who["min_nodes"], who["max_nodes"] = int(found["least"]), int(found["most"] or found["least"])
+            case "clock":
+                self.clock_ahead_s = float(found["value"]) * (1 if found["way"] == "ahead" else -1)
+            case "restarts":
+                work["restarts_used"] = int(found["value"])
+            case "work":
+                work["generation"] = int(found["generation"])
+                work["is_running"], work["has_succeeded"] = found["how"] == "running", found["how"] == "done with"
+                if found["rank"]:
+                    work["group_rank"], work["group_world_size"] = int(found["rank"]), int(found["size"])
+
+    def message(self, what: str, generation: int, now: float) -> word.FromNode:
+        sentence = _matching(_WORDS, what)
+        if sentence is None:
+            raise _no_fact(what)
+        kind, said = sentence
+        match kind:
+            case "ready":
+                port = int(said["port"] or 0)
+                return word.NodeReady(generation, said["host"], port, bool(said["agent"]))
+            case "failed":
+                failure = self._failure(said["failure"], generation, now)
+                return word.FailureSeen(generation, failure, now + self.clock_ahead_s)
+            case "stopped":
+                return self._stopped(said["ends"], generation, now)
+            case "succeeded":
+                return word.NodeSucceeded(generation)
+            case "draining":
+                return word.NodeDraining(generation, float(said["grace"]), said["why"])
+            case "will leave":
+                return word.NodeWillLeave(generation, said["why"], float(said["soon"]) if said["soon"] else None)
+        return word.NodeLeft(said["why"], is_clear=not said["stuck"])
+
+    def _stopped(self, ends: str, generation: int, now: float) -> word.NodeStopped:
+        failures: list[Failure] = []
+        stopped: list[Stopped] = []
+        for end in ends.split("; ") if ends else []:
+            other = re.fullmatch(r"rank (\d+) stopped", end)
+            if other is None:
+                failures.append(self._failure(end, generation, now))
+            else:
+                rank = int(other[1])
+                stopped.append(Stopped(rank - self.first_rank, rank, 100 * generation + rank, -_SIGTERM))
+        return word.NodeStopped(generation, now + self.clock_ahead_s, tuple(failures), tuple(stopped))
+
+    def _failure(self, sentence: str, generation: int, now: float) -> Failure:
+        """On the node's own clock, as it would say it."""
+        said = _FAILURE.fullmatch(sentence)
+        if said is None:
+            raise ScenarioError(f"{sentence!r} is no failure; write 'rank 1 exited 3' or 'rank 1 killed by SIGSEGV'")
+        rank = int(said["rank"])
+        exit_code = -parse_signal(said["signal"]) if said["signal"] else int(said["code"])
+        seen_at = float(said["seen_at"]) if said["seen_at"] else now
+        raised_at = float(said["raised_at"]) if said["raised_at"] else None
+        found = evidence(said["message"] or "", raised_at)
+        local_rank, pid = rank - self.first_rank, 100 * generation + rank
+        failure = Failure(generation, local_rank, rank, pid, exit_code, seen_at, evidence=found)
+        return failure.shifted(self.clock_ahead_s)
+
+
+_Said = dict[str, str]  # the named parts of a sentence; one that was left unsaid is ""
+
+_NAME = r"[\w.-]+"
+_NUMBER = r"[\d.]+"
+_OPENED = re.compile(
+    rf"opened(?:, recover (?P<recover>{_NUMBER}) s)?(?:, dead rank (?P<rank>\d+))?"
+    r"(?:, generation (?P<generation>\d+))?(?:, restarts used (?P<used>\d+))?"
+)
+_SPOKEN = re.compile(rf"nodes? (?P<names>{_NAME}(?:, {_NAME})*)(?: of generation (?P<generation>\d+))? (?P<what>.+)")
+_SHORT = re.compile(r"(?:up(?P<how>.*)|(?P<first>stopped) and ready)")
+_FAILURE = re.compile(
+    r"rank (?P<rank>\d+) (?:exited (?P<code>\d+)|killed by (?P<signal>SIG\w+))"
+    rf"(?:, seen at (?P<seen_at>{_NUMBER}))?(?:, raised at (?P<raised_at>{_NUMBER}))?(?:, (?P<message>.+))?"
+)
+_CLAUSES = {
+    "slots": r"with (?P<value>\d+) slots?",
+    "rank": r"asking for rank (?P<value>\d+)",
+    "host": rf"on (?P<value>{_NAME})",
+    "name": rf"named (?P<value>{_NAME})",
+    "order": r"order (?P<value>\S+)",
+    "role": rf"role (?P<value>{_NAME})",
+    "span": r"for (?P<least>\d+)(?: to (?P<most>\d+))? nodes?",
+    "clock": rf"clock (?P<value>{_NUMBER}) (?P<way>ahead|behind)",
+    "restarts": r"restarts used (?P<value>\d+)",
+    "work": r"(?P<how>running|done with|after) generation (?P<generation>\d+)(?: as (?P<rank>\d+) of (?P<size>\d+))?",
+}
+_WORDS = {
+    "ready": rf"ready(?:, store at (?P<host>{_NAME}):(?P<port>\d+))?(?P<agent>, served by the agent)?",
+    "failed": r"failed: (?P<failure>.+)",
+    "stopped": r"stopped(?:: (?P<ends>.+))?",
+    "succeeded": r"succeeded",
+    "draining": rf"draining, grace (?P<grace>{_NUMBER}): (?P<why>.+)",
+    "will leave": rf"will leave(?:, in (?P<soon>{_NUMBER}) s)?: (?P<why>.+)",
+    "left": r"left(?P<stuck>, not clear)?: (?P<why>.+)",
+}
+
+
+def _matching(grammar: Mapping[str, str], sentence: str) -> tuple[str, _Said] | None:
+    for kind, pattern in grammar.items():
+        match = re.fullmatch(pattern, sentence)
+        if match is not None:
+            return kind, match.groupdict(default="")
+    return None
+
+
+def _no_fact(sentence: str) -> ScenarioError:
+    return ScenarioError(f"{sentence!r} is no fact; the facts are listed at the top of tenax.testing.run_scenario")
+
+
+def _settings(words: str) -> RunSettings:
+    said = {"run_id": "run"}
+    for name, value in parse_settings(words).items():
+        if name == "nodes":
+            least, _, most = value.partition(":")
+            said |= {"min_nodes": least, "max_nodes": most or least}
+        else:
+            said[name] = value
+    try:
+        return msgspec.convert(said, RunSettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise ScenarioError(f"{error}; the settings are nodes, {', '.join(RunSettings.__struct_fields__)}") from None
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+def describe_say(say: Say, state: CoordinatorState) -> list[str]:
+    """What is said, and to whom, in words: one line, and for a verdict some more, indented."""
+    to = f"say to {', '.join(say.to)}: "
+    match say.event:
+        case fact.GenerationFormed():
+            return [to + _describe_formed(say.event, state.nodes[say.to[0]].info.slots)]
+        case fact.GenerationEnded(generation, why):
+            return [f"{to}generation {generation} ended: {why}"]
+        case fact.RunEnded(verdict):
+            return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
+        case fact.JoinRefused(reason):
+            return [f"{to}refused: {reason}"]
+        case fact.Waiting(why):
+            return [f"{to}waiting: {why}"]
+        case fact.LeaveNoticed(_, host, why, in_s):
+            return [f"{to}{host} will leave{f', in {in_s:g} s' if in_s is not None else ''}: {why}"]
+
+
+def _describe_formed(formed: fact.GenerationFormed, slots: int) -> str:
+    part = formed.assignment
+    parts = [f"generation {part.generation} formed", f"node {part.group_rank} of {part.group_world_size}"]
+    parts.append(f"{_ranks(part.first_global_rank, slots)} of {part.world_size}")
+    if part.role_world_size != part.world_size:
+        parts.append(f"role {_ranks(part.first_role_rank, slots)} of {part.role_world_size}")
+    if part.restarts_used:
+        parts.append(f"restarts used {part.restarts_used}")
+    if part.master_addr:
+        by = " (the agent's)" if part.use_agent_store else ""
+        parts.append(f"store at {part.master_addr}:{part.master_port}{by}")
+    if part.coordinator_rank >= 0:
+        parts.append(f"coordinator on node {part.coordinator_rank}")
+    return f"{', '.join(parts)}: {part.why}"
+
+
+def _ranks(first: int, count: int) -> str:
+    return f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
+
+
+def _ledger(state: CoordinatorState) -> str:
+    changes, drains = state.membership_changes, state.drains
+    return f"restarts {state.restarts_used}, membership changes {changes}, drains {drains}"

@@ -435,8 +435,18 @@ def describe_verdict(verdict: Verdict) -> Iterator[str]:
     yield from describe_failures(verdict.failures, verdict.stopped)
     if verdict.stuck_pids:
         yield f"{_INDENT}stuck: {', '.join(map(str, verdict.stuck_pids))}"
-    by = f", by {Signals(verdict.signal).name}" if verdict.signal else ""
-    yield f"{_INDENT}generation {verdict.generation}, restarts used {verdict.restarts_used}{by}"
+    for failure in verdict.earlier:
+        where = f" on {failure.host}" if failure.host else ""
+        end = say_end(failure.exit_code)
+        yield f"{_INDENT}earlier, in generation {failure.generation}: rank {failure.global_rank}{where} {end}"
+    counts = [f"generation {verdict.generation}", f"restarts used {verdict.restarts_used}"]
+    if verdict.membership_changes:
+        counts.append(f"membership changes {verdict.membership_changes}")
+    if verdict.drains:
+        counts.append(f"drains {verdict.drains}")
+    if verdict.signal:
+        counts.append(f"by {Signals(verdict.signal).name}")
+    yield _INDENT + ", ".join(counts)
 
 
 def describe_failures(failures: tuple[Failure, ...], stopped: tuple[Stopped, ...]) -> Iterator[str]:

@@ -40,6 +40,8 @@ __all__ = [
     "WorkerState",
 ]
 
+_MEETING_S = 300.0  # how long the nodes of a group may take to tell each other their roles
+_LOOK_EVERY_S = 1.0
 DEFAULT_ROLE = "default"
 
 
@@ -174,6 +176,10 @@ class RunResult:
         return self.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
 
 
+class _GroupChanged(Exception):
+    """A node came or went while we were learning our ranks."""
+
+
 class ElasticAgent(ABC):
     """A process that runs a group of workers."""
 
@@ -231,7 +237,15 @@ class SimpleElasticAgent(ElasticAgent):
     # --- hooks with a body --------------------------------------------------------------------------------------------
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Meet the other nodes and learn our ranks."""
+        """Meet the other nodes and learn our ranks. Should one be lost meanwhile, meet again."""
+        while True:
+            try:
+                self._meet(worker_group)
+            except _GroupChanged:
+                continue
+            return
+
+    def _meet(self, worker_group: WorkerGroup) -> None:
         spec = worker_group.spec
         info = self._handler(spec).next_rendezvous()
         if isinstance(info, tuple):  # the older form: (store, rank, world size)
@@ -276,7 +290,7 @@ class SimpleElasticAgent(ElasticAgent):
         if group_world_size > 1:
             key = "torchelastic/role_info/"
             store.set(f"{key}{group_rank}", json.dumps(mine).encode())
-            everybody = [json.loads(store.get(f"{key}{rank}")) for rank in range(group_world_size)]
+            everybody = [json.loads(self._await(store, f"{key}{rank}", spec)) for rank in range(group_world_size)]
         before = everybody[:group_rank]
         same_role = [info for info in everybody if info["role"] == spec.role]
         first_rank = sum(info["local_world_size"] for info in before)
@@ -291,6 +305,22 @@ class SimpleElasticAgent(ElasticAgent):
             )
             for local_rank in range(spec.local_world_size)
         ]
+
+    def _await(self, store: Any, key: str, spec: WorkerSpec) -> bytes:
+        """What another node of the group writes; a node that dies instead would be waited for in vain."""
+        from datetime import timedelta
+
+        give_up_at = time.monotonic() + _MEETING_S
+        while time.monotonic() < give_up_at:
+            try:
+                store.wait([key], timedelta(seconds=_LOOK_EVERY_S))
+            except (RuntimeError, TimeoutError, LookupError):  # as stores say that it is not there yet
+                if self._handler(spec).num_nodes_waiting() > 0:
+                    raise _GroupChanged from None
+                continue
+            break
+        value: bytes = store.get(key)  # and if it is still not there, the store's own words about it
+        return value
 
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Meet, then start."""

@@ -129,19 +129,12 @@ def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
     """
     wanted = addresses
     if not endpoint.is_loopback and not endpoint.is_address and all(is_loopback(str(each[1][0])) for each in addresses):
-        wanted = [(socket.AF_INET, ("0.0.0.0", endpoint.port))]  # noqa: S104 - see above
+        wanted = [(socket.AF_INET, ("0.0.0.0", endpoint.port)), (socket.AF_INET6, ("::", endpoint.port))]  # noqa: S104
     listeners: list[socket.socket] = []
     for family, address in wanted:
-        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                with suppress(OSError):
-                    sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            sock.bind(address)
-            sock.listen(_BACKLOG)
+            listeners.append(_listen_at(family, address))
         except OSError as error:
-            sock.close()
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EADDRINUSE, errno.EAFNOSUPPORT):
                 for other in listeners:
                     other.close()
@@ -150,9 +143,22 @@ def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
                 for other in listeners:
                     other.close()
                 return []  # somebody serves here; all of it is theirs
-        else:
-            listeners.append(sock)
     return listeners
+
+
+def _listen_at(family: socket.AddressFamily, address: tuple[Any, ...]) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)  # refused by a system without that family
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(_BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def is_loopback(address: str) -> bool:

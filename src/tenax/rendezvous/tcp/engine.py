@@ -491,12 +491,12 @@ class _Connecting:
         self._address = address
         self._connected = connected
         self._failed = failed
-        self._sock = socket.socket(family, socket.SOCK_STREAM)
-        self._sock.setblocking(False)
+        self._family = family
+        self._sock: socket.socket | None = None
         self._timer: Cancellable | None = None
 
     def start(self) -> None:
-        number = self._sock.connect_ex(self._address)
+        number = self._begin()
         self._loop.watch(self)
         # Never answered from within: whoever starts us need not think of it.
         is_decided = number not in (errno.EINPROGRESS, errno.EAGAIN, errno.EINTR)
@@ -505,8 +505,17 @@ class _Connecting:
             lambda: self._end(number if is_decided else errno.ETIMEDOUT),
         )
 
+    def _begin(self) -> int:
+        """The error number with which the attempt began."""
+        try:
+            self._sock = socket.socket(self._family, socket.SOCK_STREAM)
+        except OSError as error:  # this system does not know such addresses, or has no descriptor left
+            return error.errno or errno.EINVAL
+        self._sock.setblocking(False)
+        return self._sock.connect_ex(self._address)
+
     def fileno(self) -> int:
-        return self._sock.fileno()
+        return -1 if self._sock is None else self._sock.fileno()
 
     @property
     def wants_to_write(self) -> bool:
@@ -516,16 +525,17 @@ class _Connecting:
         """Writable is what counts."""
 
     def on_writable(self) -> None:
-        self._end(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+        if self._sock is not None:
+            self._end(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
 
     def _end(self, number: int) -> None:
         if self._timer is None:
             return
         self._stop()
-        if number == 0:
+        if number == 0 and self._sock is not None:
             self._connected(self._sock)
         else:
-            self._sock.close()
+            self._close_socket()
             self._failed(number)
 
     def _stop(self) -> None:
@@ -537,4 +547,8 @@ class _Connecting:
     def close(self) -> None:
         if self._timer is not None:
             self._stop()
+            self._close_socket()
+
+    def _close_socket(self) -> None:
+        if self._sock is not None:
             self._sock.close()

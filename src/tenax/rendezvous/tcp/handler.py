@@ -57,6 +57,10 @@ class TcpRendezvousHandler(EngineRendezvousHandler):
     def shutdown(self) -> bool:
         return self._asked.shutdown() if self._asked is not None else True
 
+    def leave(self) -> None:
+        if self._asked is not None:
+            self._asked.leave()
+
     def _by_asking(self) -> RendezvousHandler:
         if self._asked is None:
             from tenax.rendezvous.c10d_rendezvous_backend import create_backend

@@ -37,7 +37,10 @@ _MOST_LINKS = 65_536
 _MOST_STRANGERS = 2048  # links that have not proved themselves
 _STRANGER_S = 5.0  # how long they may take
 _TICKS_PER_LEASE = 20
+_MOST_TICK_S = 1.0  # also of a long lease: strangers are looked at no more seldom
+_ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
 _ACCEPTS_AT_ONCE = 256
+_LAST_WORDS_S = 1.0  # for all links together, when the server closes
 _RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
 
 
@@ -73,6 +76,7 @@ class CoordinatorServer:
         record: RecordRun = lambda *_: None,
         on_fewer: Callable[[], None] = lambda: None,
         on_formed: Callable[[int], None] = lambda _: None,
+        stranger_s: float = _STRANGER_S,
     ) -> None:
         self._listeners = listeners
         self._settings = settings
@@ -82,6 +86,7 @@ class CoordinatorServer:
         self._tls = tls
         self._on_fewer = on_fewer
         self._on_formed = on_formed
+        self._stranger_s = stranger_s
         self._formed = 0
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
@@ -313,18 +318,20 @@ class CoordinatorServer:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _tick_later(self) -> None:
-        self._tick_at = self._loop.now() + self._terms.lease_s / _TICKS_PER_LEASE
+        self._tick_at = self._loop.now() + min(_MOST_TICK_S, self._terms.lease_s / _TICKS_PER_LEASE)
         self._timer = self._loop.at(self._tick_at, self._on_tick)
 
     def _on_tick(self) -> None:
-        while self._serve():  # first hear everybody
-            pass
+        for _ in range(_ROUNDS_OF_HEARING):  # not for ever: strangers may talk without end
+            if not self._serve():
+                break
         now = self._loop.now()
         absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
         for peer in list(self._peers):
-            peer.heard_at += absent_s
+            peer.heard_at = min(now, peer.heard_at + absent_s)
+            peer.since = min(now, peer.since + absent_s)
             if not peer.is_trusted:
-                if now - peer.since > _STRANGER_S:
+                if now - peer.since > self._stranger_s:
                     self.refused += 1
                     self._forget(peer)
             elif now - peer.heard_at > self._terms.lease_s:
@@ -342,8 +349,9 @@ class CoordinatorServer:
         self._seat.close()
         for listener in self._listeners:
             listener.close()
+        until = self._loop.now() + _LAST_WORDS_S
         for peer in list(self._peers):
-            peer.link.flush(0.2)
+            peer.link.flush(until - self._loop.now())
             peer.link.close()
         self._selector.close()
 

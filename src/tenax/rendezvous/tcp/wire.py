@@ -24,7 +24,7 @@ from tenax.core.text import encodable
 
 VERSION = 1
 MOST_BYTES_OF_STRANGERS = 4 << 10
-MOST_BYTES = 4 << 20
+MOST_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
 NONCE_BYTES = 16
 
 
@@ -97,6 +97,7 @@ _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
 _NOT_OURS = (msgspec.DecodeError, RecursionError, ValueError)
+_MOST_NUMBER = 1 << 53
 
 
 def encode(frame: FromAgent | FromServer) -> bytes:
@@ -109,16 +110,34 @@ def encode(frame: FromAgent | FromServer) -> bytes:
 
 def decode_from_agent(body: bytes) -> FromAgent:
     try:
-        return _from_agent.decode(body)
+        frame = _from_agent.decode(body)
     except _NOT_OURS as error:
         raise WireError(f"a frame that is not ours: {error}") from error
+    _check_numbers(frame)
+    return frame
 
 
 def decode_from_server(body: bytes) -> FromServer:
     try:
-        return _from_server.decode(body)
+        frame = _from_server.decode(body)
     except _NOT_OURS as error:
         raise WireError(f"a frame that is not ours: {error}") from error
+    _check_numbers(frame)
+    return frame
+
+
+def _check_numbers(value: object) -> None:
+    """No clock, rank or generation is that large; sums of such numbers could not be written as JSON any more."""
+    match value:
+        case int() | float():
+            if not -_MOST_NUMBER <= value <= _MOST_NUMBER:
+                raise WireError("a frame that is not ours: a number out of range")
+        case msgspec.Struct():
+            for name in value.__struct_fields__:
+                _check_numbers(getattr(value, name))
+        case tuple():
+            for each in value:
+                _check_numbers(each)
 
 
 class FrameReader:

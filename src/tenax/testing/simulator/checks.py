@@ -103,6 +103,7 @@ class Checks:
                     self._check_verdict(server, verdict)
         if parts:
             self._check_formed(server, parts)
+        self._check_ledger(server)
         self._check_bounds(server)
         self.cluster.check_run(server, event, says, now)
 
@@ -175,6 +176,13 @@ class Checks:
             if not before.failed:
                 raise PropertyBroken("S5", f"{formation} costs a restart, and nobody had failed by himself in {before}")
 
+    def _check_ledger(self, server: Server) -> None:
+        """What the report will name as the cause of an earlier generation's end."""
+        earlier = server.state.earlier
+        if len(earlier) > server.causes_seen:
+            self._check_cause(earlier[-1])
+        server.causes_seen = len(earlier)
+
     def _check_verdict(self, server: Server, verdict: Verdict) -> None:
         if self.verdict is None:
             self.verdict = verdict
@@ -190,8 +198,6 @@ class Checks:
     def _check_causes(self, verdict: Verdict) -> None:
         if verdict.outcome is Outcome.FAILED:
             self._check_cause(verdict.failures[0])
-        for failure in verdict.earlier:
-            self._check_cause(failure)
         if verdict.outcome is Outcome.SUCCEEDED:
             last = self.formations[-1] if self.formations else None
             if last is None or last.alive or last.failed:

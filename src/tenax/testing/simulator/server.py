@@ -46,6 +46,7 @@ class Server:
         self.opened = opened
         self.is_open = True
         self.heard_generation = opened.generation  # the greatest that anybody has told us of
+        self.causes_seen = 0
         self.sends_left = -1  # the process dies after so many more words; negative: it does not
         self.on_beheaded: Callable[[], None] = lambda: None
         self._ends: dict[str, End] = {}
@@ -77,12 +78,17 @@ class Server:
             phases = f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
             self._note(f"{describe(event)} -> {answers}{phases}")
         self.cluster.checks.stepped(self, event, says, now)
-        self._marker.generation = max(self._marker.generation, self.state.generation)
-        self._marker.restarts_used = max(self._marker.restarts_used, self.state.restarts_used)
-        self._marker.verdict = self.state.verdict or self._marker.verdict
+        self._write_marker()
         for say in says:
             self._deliver(say)
         self._plan_deadline()
+
+    def _write_marker(self) -> None:
+        """A restart is written down with the generation that it paid for: who follows us charges it again if not."""
+        marker, state = self._marker, self.state
+        if state.phase is RunPhase.RUNNING and state.generation > marker.generation:
+            marker.generation, marker.restarts_used = state.generation, state.restarts_used
+        marker.verdict = state.verdict or marker.verdict
 
     def cancel(self, event: AnyCoordinatorEvent) -> None:
         """An operator's word."""

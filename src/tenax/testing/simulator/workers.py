@@ -83,15 +83,18 @@ class Keeper:
 
     def clear(self, generation: int) -> None:
         self._is_clearing = generation
-        self._in_turn(self._cleared_politely)
+        self._in_turn(self._cleared_politely, generation)
 
     def kill(self, generation: int) -> None:
         self._is_clearing = generation
-        self._in_turn(self._killed, within=self.cluster.habits.kill_s)
+        self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
 
     def fence(self) -> None:
         """The lease has run out and the agent stands still."""
-        self._in_turn(self._killed, within=self.cluster.habits.kill_s)
+        why = "this node was cut off from the others for too long"
+        generation = self.agent.state.generation
+        self._tell(fact.Fenced(generation, why))
+        self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
 
     def agent_died(self) -> None:
         for plan in self._starting:
@@ -128,9 +131,13 @@ class Keeper:
         worker.is_stuck = cluster.is_rough and dice.random() < habits.stuck
         self._tell(fact.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
         ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * dice.random()
-        cluster.schedule.at(ends_at, self._exit, worker, 0)
+        cluster.schedule.at(ends_at, self._succeed, worker)
         if cluster.is_rough and dice.random() < habits.fails:
             cluster.schedule.after(habits.fails_within_s * dice.random(), self._fail_while_rough, worker)
+
+    def _succeed(self, worker: Worker) -> None:
+        if worker.failed_at is None:
+            self._exit(worker, 0)
 
     def _fail_while_rough(self, worker: Worker) -> None:
         if self.cluster.is_rough:
@@ -196,16 +203,25 @@ class Keeper:
             if worker.is_alive:
                 worker.was_asked = True
                 if dice.random() >= habits.ignores_term:
-                    code = dice.choice((-signal, -signal, 0, 1, 128 + signal))
+                    code = dice.choice((-signal, 128 + signal, 1, 0))
+                    if worker.failed_at is not None and code == 0:
+                        code = -signal  # it was on its way out, with an error
                     self.cluster.schedule.after(habits.ends_within_s * dice.random(), self._exit, worker, code)
 
-    def _cleared_politely(self) -> None:
+    def _is_of(self, generation: int) -> bool:
+        return any(worker.generation == generation for worker in self.workers.values())
+
+    def _cleared_politely(self, generation: int) -> None:
+        if not self._is_of(generation):
+            return  # done already
         if self.leftovers is not None and self.cluster.dice.random() < 0.5:
             return  # they ignore SIGTERM
         self.leftovers = None
         self._tell_if_clear()
 
-    def _killed(self) -> None:
+    def _killed(self, generation: int) -> None:
+        if not self._is_of(generation):
+            return  # done already
         for worker in self.workers.values():
             worker.was_asked = True
             if worker.is_alive and worker.is_stuck:

@@ -1,0 +1,87 @@
+"""Hosts are cut off from each other, silently. At no moment are there two groups at work, and in the end there is one.
+
+A host that hears nothing ends its workers before the others may start without it. Both sides count on their own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .cluster import Cluster
+from .lab import Direction, Lab, requires_netns, requires_slow_network
+
+pytestmark = requires_netns
+
+MakeLab = Callable[..., Lab]
+
+
+@pytest.mark.parametrize("direction", ["both", "in", "out"])
+def test_the_others_go_on_without_a_host_that_is_cut_off_and_take_it_back(lab: Lab, direction: Direction) -> None:
+    cluster = Cluster(lab, "2:3", nproc=2)
+    cluster.start(*lab)
+    whole = cluster.until_at_work(6)
+    lab[2].cut(direction)
+    fewer = cluster.until_at_work(4, after=whole)
+    assert set(fewer.hosts) == {"node0", "node1"}
+    lab[2].heal(direction)
+    again = cluster.until_at_work(6, after=fewer)
+    assert again.restart_count == 0, "a cut is not the program's fault"
+    cluster.finish()
+
+
+def test_without_the_coordinators_host_nobody_goes_on_and_it_waits_for_enough_nodes(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3")
+    serving, *others = cluster.start(*lab)
+    whole = cluster.until_at_work(3)
+    lab.partition([lab[0]], lab.hosts[1:])
+    for agent in others:
+        cluster.until_said(agent, "killing what is left: nothing was heard of the coordinator")
+    cluster.until_said(serving, "1 node of 2 to 3 here (node0); waiting for 1 more, lost were")
+    assert cluster.history.latest() is whole
+    lab.heal()
+    again = cluster.until_at_work(3, after=whole)
+    assert again.restart_count == 0
+    cluster.finish()
+
+
+def test_the_coordinators_host_goes_on_alone_if_that_is_enough(lab: Lab) -> None:
+    cluster = Cluster(lab, "1:3")
+    cluster.start(*lab)
+    whole = cluster.until_at_work(3)
+    lab.partition([lab[0]], lab.hosts[1:])
+    alone = cluster.until_at_work(1, after=whole)
+    assert alone.hosts == ["node0"]
+    lab.heal()
+    cluster.until_at_work(3, after=alone)
+    cluster.finish()
+
+
+def test_a_cut_that_is_shorter_than_the_lease_changes_nothing(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3")
+    cluster.start(*lab)
+    generation = cluster.until_at_work(3)
+    lab[1].cut()
+    cluster.until_it_worked_for(generation, 2.0)
+    lab[1].heal()
+    cluster.until_it_worked_for(generation, 6.0)
+    cluster.finish()
+
+
+@requires_slow_network
+def test_on_a_slow_and_lossy_network_everything_works_and_nobody_cries_wolf(make_lab: MakeLab) -> None:
+    lab = make_lab(3, delay_ms=30, jitter_ms=15, loss=0.01, seed=7)
+    cluster = Cluster(lab, "2:3")
+    agents = cluster.start(*lab)
+    first = cluster.until_at_work(3)
+    (lab.shared / "fail-1").touch()
+    second = cluster.until_at_work(3, after=first)
+    assert second.restart_count == 1
+    cluster.until_it_worked_for(second, 15.0)
+    lab[2].power_off()
+    third = cluster.until_at_work(2, after=second)
+    lab[2].power_on()
+    agents[2] = cluster.start(lab[2])[0]
+    cluster.until_at_work(3, after=third)
+    cluster.finish(*agents)

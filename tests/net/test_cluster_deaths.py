@@ -1,0 +1,122 @@
+"""Hosts lose their power, agents are killed or stopped: the run goes on, with one group at a time."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+
+from watching import is_alive
+
+from .cluster import Cluster
+from .lab import Lab, requires_netns
+
+pytestmark = requires_netns
+
+MakeLab = Callable[..., Lab]
+
+
+def test_a_host_that_lost_its_power_is_missed_and_taken_back(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3")
+    agents = cluster.start(*lab)
+    whole = cluster.until_at_work(3)
+    lab[1].power_off()
+    fewer = cluster.until_at_work(2, after=whole)
+    assert fewer.hosts == ["node0", "node2"]
+    lab[1].power_on()
+    agents[1] = cluster.start(lab[1])[0]
+    again = cluster.until_at_work(3, after=fewer)
+    assert again.restart_count == 0
+    cluster.finish(*agents)
+
+
+def test_the_job_resumes_by_itself_when_the_endpoints_host_is_back(lab: Lab) -> None:
+    cluster = Cluster(lab, 3)
+    agents = cluster.start(*lab)
+    whole = cluster.until_at_work(3)
+    lab[0].power_off()
+    for agent in agents[1:]:
+        cluster.until_said(agent, "killing what is left: nothing was heard of the coordinator")
+    lab[0].power_on()
+    agents[0] = cluster.start(lab[0])[0]
+    again = cluster.until_at_work(3, after=whole)
+    assert again.restart_count == 0
+    cluster.finish(*agents)
+
+
+def test_the_endpoints_host_may_be_back_before_anybody_missed_it(lab: Lab) -> None:
+    cluster = Cluster(lab, 3)
+    agents = cluster.start(*lab)
+    whole = cluster.until_at_work(3)
+    lab[0].power_off()
+    lab[0].power_on()
+    agents[0] = cluster.start(lab[0])[0]
+    again = cluster.until_at_work(3, after=whole)
+    assert again.restart_count == 0
+    cluster.finish(*agents)
+
+
+def test_workers_of_other_nodes_live_on_while_the_serving_agent_is_away(lab: Lab) -> None:
+    """Nobody can form a generation meanwhile, so there is no reason to end them before there is a coordinator again."""
+    cluster = Cluster(lab, 3)
+    agents = cluster.start(*lab)
+    whole = cluster.until_at_work(3)
+    agents[0].send(signal.SIGKILL)
+    agents[0].wait()
+    for agent in agents[1:]:
+        cluster.until_said(agent, "was lost: its connection was closed; workers go on, and this node looks for it")
+    others = whole.pids - whole.pids_on("node0")
+    cluster.until_it_worked_for(whole, 1.0, pids=others)
+    assert all(is_alive(pid) for pid in others)
+    agents[0] = cluster.start(lab[0])[0]
+    again = cluster.until_at_work(3, after=whole)
+    assert again.restart_count == 0
+    cluster.finish(*agents)
+
+
+def test_an_agent_that_is_killed_takes_its_workers_along_before_the_others_start_again(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3", nproc=2)
+    agents = cluster.start(*lab)
+    whole = cluster.until_at_work(6)
+    agents[2].send(signal.SIGKILL)
+    fewer = cluster.until_at_work(4, after=whole)
+    assert set(fewer.hosts) == {"node0", "node1"}
+    agents[2] = cluster.start(lab[2])[0]
+    cluster.until_at_work(6, after=fewer)
+    cluster.finish(*agents)
+
+
+def test_a_pause_of_an_agent_that_is_shorter_than_the_lease_alarms_nobody(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3")
+    agents = cluster.start(*lab)
+    generation = cluster.until_at_work(3)
+    for agent in agents:  # also the one that serves
+        agent.send(signal.SIGSTOP)
+        cluster.until_it_worked_for(generation, 3.0)
+        agent.send(signal.SIGCONT)
+    cluster.until_it_worked_for(generation, 2.0)
+    cluster.finish()
+
+
+def test_the_workers_of_an_agent_that_is_stopped_for_long_end_before_the_others_start_without_it(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3", nproc=2)
+    agents = cluster.start(*lab)
+    whole = cluster.until_at_work(6)
+    agents[1].send(signal.SIGSTOP)
+    fewer = cluster.until_at_work(4, after=whole)
+    assert not any(is_alive(pid) for pid in whole.pids)
+    cluster.until_it_worked_for(fewer, 3.0)
+    agents[1].send(signal.SIGCONT)
+    again = cluster.until_at_work(6, after=fewer)
+    assert again.restart_count == 0
+    cluster.finish()
+
+
+def test_nobody_goes_on_without_a_serving_agent_that_is_stopped_for_long(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3")
+    agents = cluster.start(*lab)
+    whole = cluster.until_at_work(3)
+    agents[0].send(signal.SIGSTOP)
+    cluster.until_it_worked_for(whole, 8.0)
+    agents[0].send(signal.SIGCONT)
+    cluster.until_it_worked_for(whole, 2.0)
+    cluster.finish()

@@ -1,0 +1,405 @@
+"""What the tests of the tcp engine stand on: loops in threads, plain clients, certificates, addresses of one's own.
+
+Nothing here sleeps. A test waits for a frame on a socket, or for a fact that a loop announces.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import select
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from tenax.core.coordinator import Opened, RunSettings
+from tenax.core.events import SignalReceived
+from tenax.core.lease import LeaseTerms
+from tenax.core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.link import Link
+from tenax.rendezvous.tcp.server import CoordinatorServer
+from tenax.runtime.loop import Loop
+
+T = TypeVar("T")
+
+PATIENCE_S = 30.0  # for what must happen on any machine, however busy
+SHORT = LeaseTerms(beat_s=0.1, lease_s=0.6)
+_numbers = itertools.count(1)
+
+
+def own_endpoint() -> str:
+    """A loopback address that nobody else in this test run uses, so that its port is free and stays so."""
+    number = next(_numbers)
+    return f"127.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}.{number % 250 + 1}:{20_000 + number // 250}"
+
+
+def listener(address: str = "127.0.0.1", backlog: int = 4096) -> socket.socket:
+    sock = socket.socket()
+    sock.bind((address, 0))
+    sock.listen(backlog)
+    return sock
+
+
+def connected_pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a real TCP connection."""
+    with listener() as door:
+        one = socket.create_connection(door.getsockname())
+        other, _ = door.accept()
+    return one, other
+
+
+def wait_readable(sock: socket.socket | int, timeout_s: float = PATIENCE_S) -> bool:
+    return bool(select.select([sock], [], [], timeout_s)[0])
+
+
+# --- links, served by hand --------------------------------------------------------------------------------------------
+
+
+class Ended(Exception):
+    """A link said that it is over."""
+
+
+class HeardLink:
+    """A link and what it said."""
+
+    def __init__(self, sock: socket.socket, tls: Any = None, **options: Any) -> None:
+        self.bodies: list[bytes] = []
+        self.closed: tuple[str, bool] | None = None
+        self.link = Link(sock, self.bodies.append, self._on_closed, tls, **options)
+
+    def _on_closed(self, why: str, was_told: bool) -> None:
+        assert self.closed is None, "a link says once how it ended"
+        self.closed = (why, was_told)
+
+
+def serve(links: list[HeardLink], fact: Callable[[], T], timeout_s: float = PATIENCE_S) -> T:
+    """Do for these links what a loop would do, until it is so."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := fact()):
+        left_s = deadline - time.monotonic()
+        assert left_s > 0, f"waited in vain; closed: {[each.closed for each in links]}"
+        poll = select.poll()
+        open_links = {each.link.fileno(): each.link for each in links if not each.link.is_closed}
+        for descriptor, link in open_links.items():
+            poll.register(descriptor, select.POLLIN | (select.POLLOUT if link.wants_to_write else 0))
+        for descriptor, mask in poll.poll(left_s * 1000):
+            if mask & select.POLLOUT:
+                open_links[descriptor].on_writable()
+            if mask & ~select.POLLOUT:
+                open_links[descriptor].on_readable()
+    return found
+
+
+# --- a loop in a thread -----------------------------------------------------------------------------------------------
+
+
+class LoopThread:
+    """A real loop in a thread of its own. ``call`` runs a function in it and returns what it returned."""
+
+    def __init__(self) -> None:
+        self.loop = Loop()
+        self._reader, self._writer = os.pipe()
+        self._calls: list[Callable[[], None]] = []
+        self._is_over = False
+        self.raised: BaseException | None = None  # what the loop died of
+        self.loop.watch(self)
+        self._thread = threading.Thread(target=self._run, name="loop")
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._is_over:
+                self.loop.next_event(lambda: None)
+        except BaseException as error:
+            self.raised = error
+
+    def call(self, function: Callable[[], T]) -> T:
+        done = threading.Event()
+        answer: list[Any] = []
+
+        def run() -> None:
+            try:
+                answer.append(function())
+            except BaseException as error:
+                answer.extend((None, error))
+            done.set()
+
+        self._calls.append(run)
+        os.write(self._writer, b"!")
+        assert done.wait(PATIENCE_S), f"the loop does not come round; it died of {self.raised!r}"
+        if len(answer) > 1:
+            raise answer[1]
+        result: T = answer[0]
+        return result
+
+    # Watched by the loop.
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """Nothing is written."""
+
+    def on_readable(self) -> None:
+        os.read(self._reader, 1)
+        self._calls.pop(0)()
+
+    def close(self) -> None:
+        self._is_over = True
+        self.loop.post_from_anywhere(SignalReceived(0))
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive(), "the loop does not end"
+        self.loop.close()
+        os.close(self._reader)
+        os.close(self._writer)
+        if self.raised is not None:
+            raise self.raised
+
+
+# --- a server and its clients -----------------------------------------------------------------------------------------
+
+
+class Served:
+    """A coordinator's server on a loop of its own. What its coordinator hears and says is recorded."""
+
+    def __init__(self, nodes: tuple[int, int] = (1, 4), secret: bytes = b"", **options: Any) -> None:
+        self.secret = secret
+        self.record: list[tuple[Any, list[Any]]] = []
+        self._heard = threading.Condition()
+        self.thread = LoopThread()
+        door = listener()
+        self.port: int = door.getsockname()[1]
+        run = RunSettings(
+            options.pop("run_id", "run"), *nodes, options.pop("max_restarts", 3), last_call_s=options.pop("last_call_s", 0)
+        )
+        opened = options.pop("opened", Opened())
+        terms = options.pop("terms", LeaseTerms())
+
+        def start() -> CoordinatorServer:
+            made = CoordinatorServer([door], run, terms, secret, self.thread.loop, record=self._note, **options)
+            made.open(opened)
+            return made
+
+        self.server = self.thread.call(start)
+
+    def _note(self, _at: float, event: Any, says: list[Any], _state: Any) -> None:
+        with self._heard:
+            self.record.append((event, says))
+            self._heard.notify_all()
+
+    def until_heard(self, kind: type[Any], timeout_s: float = PATIENCE_S, **fields: object) -> Any:
+        """Until the coordinator was told this fact."""
+
+        def found() -> Any:
+            return next(
+                (
+                    event
+                    for event, _ in self.record
+                    if isinstance(event, kind) and all(getattr(event, key) == value for key, value in fields.items())
+                ),
+                None,
+            )
+
+        with self._heard:
+            assert self._heard.wait_for(found, timeout_s), f"no {kind.__name__} {fields} in {self.record}"
+            return found()
+
+    def facts(self, kind: type[Any]) -> list[Any]:
+        return [event for event, _ in self.record if isinstance(event, kind)]
+
+    def client(self, node_id: str = "", **options: Any) -> Client:
+        return Client(self.port, node_id or os.urandom(8).hex(), options.pop("secret", self.secret), **options)
+
+    def member(self, node_id: str = "", **info: Any) -> Client:
+        """A client that is in the run: greeted, joined and ready."""
+        client = self.client(node_id)
+        client.greet()
+        client.join(**info)
+        return client
+
+    def close(self) -> None:
+        self.thread.call(self.server.close)
+        self.thread.close()
+
+
+@contextmanager
+def served(**options: Any) -> Iterator[Served]:
+    made = Served(**options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Client:
+    """A node's side of the wire, by hand: it blocks, and does nothing unless it is told to."""
+
+    def __init__(
+        self, port: int, node_id: str, secret: bytes = b"", run_id: str = "run", address: str = "127.0.0.1"
+    ) -> None:
+        self.node_id = node_id
+        self.run_id = run_id
+        self.secret = secret
+        self.sock = socket.create_connection((address, port), PATIENCE_S)
+        self._reader = wire.FrameReader(wire.MOST_BYTES)
+        self._bodies: list[bytes] = []
+        self.hello = wire.Hello(wire.VERSION, run_id, node_id, os.urandom(wire.NONCE_BYTES))
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, frame: wire.FromAgent) -> None:
+        self.sock.sendall(wire.encode(frame))
+
+    def say(self, message: FromNode) -> None:
+        self.send(wire.Word(message))
+
+    def receive(self) -> wire.FromServer | None:
+        """The next frame, or None when the server has closed."""
+        while not self._bodies:
+            try:
+                data = self.sock.recv(1 << 16)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._bodies += self._reader.feed(data)
+        return wire.decode_from_server(self._bodies.pop(0))
+
+    def until(self, kind: type[Any]) -> Any:
+        """The next event of this kind, or frame; what comes before it is passed over."""
+        while (frame := self.receive()) is not None:
+            what = frame.event if isinstance(frame, wire.Event) else frame
+            if isinstance(what, kind):
+                return what
+        pytest.fail(f"the server closed and sent no {kind.__name__}")
+
+    def is_closed_by_server(self) -> bool:
+        """Reads to the end, however long that takes."""
+        while self.receive() is not None:
+            pass
+        return True
+
+    def challenge(self) -> wire.Challenge:
+        self.send(self.hello)
+        challenge: wire.Challenge = self.until(wire.Challenge)
+        return challenge
+
+    def proof(self, challenge: wire.Challenge) -> wire.Proof:
+        return wire.Proof(wire.prove(self.secret, "agent", self.hello, challenge.nonce))
+
+    def greet(self) -> wire.Accepted:
+        self.send(self.proof(self.challenge()))
+        accepted: wire.Accepted = self.until(wire.Accepted)
+        return accepted
+
+    def info(self, nodes: tuple[int, int] = (1, 4), **fields: Any) -> NodeInfo:
+        return NodeInfo(self.node_id, f"host-{self.node_id}", min_nodes=nodes[0], max_nodes=nodes[1], **fields)
+
+    def join(self, generation: int = 0, nodes: tuple[int, int] = (1, 4), **fields: Any) -> None:
+        self.say(NodeJoined(self.info(nodes, **fields), generation=generation))
+        self.say(NodeReady(generation, "127.0.0.1", 1))
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+class Beating:
+    """Keeps an honest member's lease: beats, and reads what comes, until it is stopped."""
+
+    def __init__(self, client: Client, every_s: float) -> None:
+        self.client = client
+        self.events: list[Any] = []
+        self.answered = 0
+        self.was_closed = False
+        self._every_s = every_s
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._thread = threading.Thread(target=self._run, name="beating")
+        self._thread.start()
+
+    def _run(self) -> None:
+        client, number = self.client, 0
+        due = time.monotonic()
+        while True:
+            ready, _, _ = select.select([client.sock, self._stop_reader], [], [], max(0.0, due - time.monotonic()))
+            if self._stop_reader in ready:
+                return
+            if client.sock in ready:
+                frame = client.receive()
+                if frame is None:
+                    self.was_closed = True
+                    return
+                self.answered += isinstance(frame, wire.BeatAnswer)
+                if isinstance(frame, wire.Event):
+                    self.events.append(frame.event)
+            if time.monotonic() >= due:
+                number += 1
+                due = time.monotonic() + self._every_s
+                client.send(wire.Beat(number))
+
+    def stop(self) -> None:
+        os.write(self._stop_writer, b"!")
+        self._thread.join(PATIENCE_S)
+        os.close(self._stop_reader)
+        os.close(self._stop_writer)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def beating(client: Client, every_s: float = 0.1) -> Iterator[Beating]:
+    made = Beating(client, every_s)
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+class Certificates:
+    """An authority, a node that it knows, and a node of another authority. Made with the program ``openssl``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ca = self._authority("ca")
+        self.cert, self.key = self._signed("node", "ca")
+        self.strange_ca = self._authority("strange-ca")
+        self.strange_cert, self.strange_key = self._signed("stranger", "strange-ca")
+
+    def _openssl(self, *words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=self.folder, check=True, capture_output=True)
+
+    def _authority(self, name: str) -> str:
+        new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+        self._openssl("req", "-x509", *new, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}")
+        return str(self.folder / f"{name}.pem")
+
+    def _signed(self, name: str, by: str) -> tuple[str, str]:
+        new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+        self._openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
+        (self.folder / f"{name}.ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+        authority = ("-CA", f"{by}.pem", "-CAkey", f"{by}.key", "-CAcreateserial")
+        self._openssl(
+            *("x509", "-req", "-in", f"{name}.csr", *authority), *("-extfile", f"{name}.ext", "-out", f"{name}.pem")
+        )
+        return str(self.folder / f"{name}.pem"), str(self.folder / f"{name}.key")
+
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")

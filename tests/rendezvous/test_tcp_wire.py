@@ -1,0 +1,322 @@
+"""The wire of the tcp engine: any bytes are either our frames or a ``WireError``; a proof fits one connection only."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenax.core.events import FromCoordinator, GenerationEnded, JoinRefused, LeaveNoticed, RunEnded, Waiting
+from tenax.core.messages import FromNode, NodeInfo, NodeJoined, NodeReady, NodeStopped
+from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict, told_in_full
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.wire import FrameReader, Hello, WireError, prove
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+MODEST = 1 << 53
+FINITE = st.floats(-MODEST, MODEST)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+_SIMPLE: dict[Any, st.SearchStrategy[Any]] = {float: FINITE, str: TEXT, int: st.integers(-MODEST, MODEST)}
+
+
+def any_of(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of a type as the wire knows it: structs field by field, so that a new field is covered as it comes."""
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = {field.name: any_of(field.type) for field in msgspec.structs.fields(kind)}
+        return st.builds(kind, **fields)
+    return st.from_type(kind)
+
+
+def _with_structs() -> None:
+    """Let hypothesis build structs wherever they are nested."""
+    for kind in (Evidence, Failure, Stopped, Verdict, NodeInfo, *FromNode.__args__, *FromCoordinator.__args__):
+        st.register_type_strategy(kind, any_of)
+    st.register_type_strategy(float, FINITE)
+    st.register_type_strategy(str, TEXT)
+    st.register_type_strategy(int, _SIMPLE[int])
+
+
+_with_structs()
+FROM_AGENT = list(wire.FromAgent.__args__)
+FROM_SERVER = list(wire.FromServer.__args__)
+BODIES = st.lists(st.binary(max_size=300), max_size=12)
+
+
+def framed(bodies: list[bytes]) -> bytes:
+    return b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
+
+
+def body_of(frame: Any) -> bytes:
+    (body,) = FrameReader(wire.MOST_BYTES).feed(wire.encode(frame))
+    return body
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+@given(BODIES, st.data())
+def test_any_segmentation_gives_the_same_frames(bodies: list[bytes], data: st.DataObject) -> None:
+    stream = framed(bodies)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    reader = FrameReader()
+    found: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += reader.feed(stream[start:end])
+    assert found == bodies
+
+
+@given(BODIES)
+def test_byte_by_byte_gives_the_same_frames(bodies: list[bytes]) -> None:
+    reader = FrameReader()
+    assert [body for byte in framed(bodies) for body in reader.feed(bytes([byte]))] == bodies
+
+
+@given(st.binary(max_size=200), st.integers(1, 50))
+def test_a_truncated_frame_is_waited_for_and_never_given(body: bytes, missing: int) -> None:
+    stream = framed([body])
+    assert FrameReader().feed(stream[: max(0, len(stream) - missing)]) == []
+
+
+@pytest.mark.parametrize("size", [wire.MOST_BYTES_OF_STRANGERS + 1, 1 << 20, 1 << 31, (1 << 32) - 1])
+def test_a_giant_length_is_refused_by_its_first_four_bytes(size: int) -> None:
+    with pytest.raises(WireError, match=str(size)):
+        FrameReader().feed(size.to_bytes(4, "big"))
+
+
+def test_a_frame_as_long_as_allowed_is_taken() -> None:
+    for most in (wire.MOST_BYTES_OF_STRANGERS, wire.MOST_BYTES):
+        assert FrameReader(most).feed(framed([b"x" * most])) == [b"x" * most]
+
+
+@given(st.lists(st.binary(min_size=1, max_size=4096), min_size=1, max_size=40))
+def test_random_bytes_raise_wire_error_or_wait_and_hold_little(chunks: list[bytes]) -> None:
+    """What a reader keeps is never more than one frame of the allowed size."""
+    reader = FrameReader()
+    try:
+        for chunk in chunks:
+            for body in reader.feed(chunk):
+                assert len(body) <= wire.MOST_BYTES_OF_STRANGERS
+    except WireError:
+        return
+    assert len(reader._buffer) <= 4 + wire.MOST_BYTES_OF_STRANGERS
+
+
+def test_a_reader_of_a_long_stream_needs_no_more_memory_than_one_frame() -> None:
+    reader = FrameReader(wire.MOST_BYTES)
+    frame = framed([b"x" * 1000])
+    tracemalloc.start()
+    try:
+        for _ in range(20_000):  # 20 MB, cut where it hurts
+            assert len(reader.feed(frame[:700])) + len(reader.feed(frame[700:])) == 1
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+
+
+# --- values on the wire -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FROM_AGENT, ids=lambda kind: kind.__name__)
+def test_every_frame_of_an_agent_round_trips(kind: type[Any]) -> None:
+    @settings(max_examples=50)
+    @given(any_of(kind))
+    def check(frame: Any) -> None:
+        assert wire.decode_from_agent(body_of(frame)) == frame
+
+    check()
+
+
+@pytest.mark.parametrize("kind", FROM_SERVER, ids=lambda kind: kind.__name__)
+def test_every_frame_of_the_server_round_trips(kind: type[Any]) -> None:
+    @settings(max_examples=50)
+    @given(any_of(kind))
+    def check(frame: Any) -> None:
+        assert wire.decode_from_server(body_of(frame)) == frame
+
+    check()
+
+
+@pytest.mark.parametrize("kind", FromNode.__args__, ids=lambda kind: kind.__name__)
+def test_every_word_of_a_node_round_trips(kind: type[Any]) -> None:
+    @settings(max_examples=50)
+    @given(any_of(kind))
+    def check(message: Any) -> None:
+        assert wire.decode_from_agent(body_of(wire.Word(message))) == wire.Word(message)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", FromCoordinator.__args__, ids=lambda kind: kind.__name__)
+def test_every_event_of_the_coordinator_round_trips(kind: type[Any]) -> None:
+    @settings(max_examples=50)
+    @given(any_of(kind))
+    def check(event: Any) -> None:
+        assert wire.decode_from_server(body_of(wire.Event(event))) == wire.Event(event)
+
+    check()
+
+
+def test_text_that_utf_8_does_not_have_travels_as_codes() -> None:
+    """A worker's last words may be any bytes; they must not cost the run its report."""
+    sent = wire.Event(JoinRefused("half a character: \udc80"))
+    assert wire.decode_from_server(body_of(sent)) == wire.Event(JoinRefused("half a character: \\udc80"))
+
+
+HELLO = Hello(wire.VERSION, "run", "node", b"n" * wire.NONCE_BYTES)
+JOINED = wire.Word(NodeJoined(NodeInfo("node", "host")))
+
+
+@given(st.binary(max_size=400))
+def test_random_bodies_raise_wire_error_only(body: bytes) -> None:
+    for decode in (wire.decode_from_agent, wire.decode_from_server):
+        with pytest.raises(WireError):
+            decode(body)
+
+
+@given(st.data())
+def test_our_frames_with_bytes_changed_raise_wire_error_or_mean_something(data: st.DataObject) -> None:
+    body = bytearray(body_of(data.draw(st.sampled_from([HELLO, JOINED, wire.Beat(3), wire.Cancel("why")]))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        frame = wire.decode_from_agent(bytes(body))
+    except WireError:
+        return
+    assert isinstance(frame, wire.FromAgent)
+    assert wire.decode_from_agent(body_of(frame)) == frame
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | FINITE | TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.sampled_from([kind.__name__ for kind in FROM_AGENT + FROM_SERVER]), st.dictionaries(TEXT, JSON, max_size=4))
+def test_wrong_fields_and_wrong_types_raise_wire_error_only(name: str, fields: dict[str, Any]) -> None:
+    body = msgspec.json.encode({**fields, "frame": name})
+    for decode in (wire.decode_from_agent, wire.decode_from_server):
+        with pytest.raises(WireError):
+            decode(body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 4000,
+        b'{"frame":"Beat","number":1,"x":' + b"[" * 1900 + b"]" * 1900 + b"}",
+        b'{"frame":"Beat","number":1,"x":' * 100,
+        b'{"frame":"Beat","number":' + b"9" * 4000 + b"}",
+        b'{"frame":"Beat","number":9007199254740993}',
+        b'{"frame":"Word","message":{"message":"NodeJoined","node":{"node_id":"a","host":"b","slots":1e17}}}',
+        b'{"frame":"Word","message":{"message":"NodeStopped","generation":1,"sent_at":-1e308}}',
+        b'{"frame":"Beat","number":1e400}',
+        b'{"frame":"Beat","number":-1e-400}',
+        b'{"frame":"Beat","number":true}',
+        b'{"frame":"Beat","number":"1"}',
+        b'{"frame":"Beat"}',
+        b'{"frame":["Beat"],"number":1}',
+        b'{"frame":"Cancel","why":"\xff\xfe"}',
+        b'{"frame":"Cancel","why":"\\ud800"}',
+        b'{"frame":"Proof","proof":"!not base64!"}',
+        b'{"frame":"Word","message":{"message":"NodeStopped","generation":1,"sent_at":1e999}}',
+        b'{"frame":"Word","message":{"message":"NodeStopped","generation":1,"sent_at":NaN}}',
+        b'{"frame":"Word","message":{"message":"RunEnded"}}',
+        b'{"frame":"Event","event":{"event":"JoinRefused","reason":"not for a server"}}',
+        b"null",
+        b"",
+        b"\0" * 100,
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+def test_deep_huge_and_wrong_json_raises_wire_error_only(body: bytes) -> None:
+    with pytest.raises(WireError):
+        wire.decode_from_agent(body)
+
+
+def test_unknown_fields_of_a_newer_minor_version_are_ignored() -> None:
+    """In the frame, in the word, in the node: at every depth."""
+    newer = msgspec.to_builtins(JOINED)
+    newer["priority"] = 3
+    newer["message"]["zone"] = {"rack": [1, 2]}
+    newer["message"]["node"]["gpus"] = ["H200"]
+    assert wire.decode_from_agent(msgspec.json.encode(newer)) == JOINED
+
+
+def test_an_unknown_kind_of_frame_or_word_is_not_ours() -> None:
+    for body in (b'{"frame":"Vote","number":1}', b'{"frame":"Word","message":{"message":"NodeSang"}}'):
+        with pytest.raises(WireError):
+            wire.decode_from_agent(body)
+
+
+def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
+    """Thousands of workers that failed with long stories, and every earlier cause: still one frame."""
+    story = Evidence("E" * 500, "m" * 500, "\x01" * 32_000, ("\x01" * 400,) * 30, "o" * 300, "p" * 4096, "q" * 4096)
+    failures = [Failure(1, 0, rank, 4_000_000, -11, 1.5, "r" * 5000, story, True, "h" * 64) for rank in range(5000)]
+    verdict = Verdict(
+        Outcome.FAILED,
+        "w" * 1000,
+        told_in_full(failures),
+        tuple(Stopped(7, rank, 4_000_000, -15) for rank in range(10_000)),
+        earlier=tuple(failure.brief() for failure in failures[:100]),
+    )
+    assert len(wire.encode(wire.Event(RunEnded(verdict, 1.0)))) < wire.MOST_BYTES
+
+
+def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
+    story = Evidence("E" * 500, "m" * 500, "\x01" * 32_000, ("\x01" * 400,) * 30, "o" * 300, "p" * 4096, "q" * 4096)
+    failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, story) for rank in range(512)]
+    word = NodeStopped(1, 1.0, told_in_full(failures), tuple(Stopped(7, rank, 1, -15) for rank in range(512)))
+    assert len(wire.encode(wire.Word(word))) < wire.MOST_BYTES
+
+
+def test_every_greeting_fits_into_what_a_stranger_may_send() -> None:
+    hello = Hello(wire.VERSION, "r" * 1000, "n" * 64, b"n" * wire.NONCE_BYTES)
+    assert len(wire.encode(hello)) < wire.MOST_BYTES_OF_STRANGERS
+
+
+# --- proofs -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_proof_is_of_one_role_one_run_one_node_one_connection_and_one_secret() -> None:
+    """So none can be replayed, reflected, or used for another."""
+    nonce = b"s" * wire.NONCE_BYTES
+
+    def changed(**fields: Any) -> Hello:
+        return msgspec.structs.replace(HELLO, **fields)
+
+    proofs = [
+        prove(b"secret", "agent", HELLO, nonce),
+        prove(b"secret", "coordinator", HELLO, nonce),
+        prove(b"secret", "agent", changed(run_id="other"), nonce),
+        prove(b"secret", "agent", changed(node_id="other"), nonce),
+        prove(b"secret", "agent", changed(nonce=b"m" * wire.NONCE_BYTES), nonce),
+        prove(b"secret", "agent", HELLO, b"t" * wire.NONCE_BYTES),
+        prove(b"other secret", "agent", HELLO, nonce),
+        prove(b"", "agent", HELLO, nonce),
+    ]
+    assert len(set(proofs)) == len(proofs)
+    assert proofs[0] == prove(b"secret", "agent", HELLO, nonce)
+
+
+@given(TEXT, TEXT, TEXT, TEXT)
+def test_no_shift_between_the_parts_of_a_proof_gives_the_same(run: str, node: str, run2: str, node2: str) -> None:
+    """run "a" of node "bc" is not run "ab" of node "c"."""
+    one, other = (Hello(1, run_id, node_id, b"") for run_id, node_id in ((run, node), (run2, node2)))
+    same = prove(b"s", "agent", one, b"") == prove(b"s", "agent", other, b"")
+    assert same == ((run, node) == (run2, node2))
+
+
+def test_events_that_people_read_are_in_the_frame_as_they_are() -> None:
+    """A capture of the wire can be read."""
+    for event in (Waiting("why"), GenerationEnded(3, "why"), LeaveNoticed(3, "host", "why", 1.5)):
+        assert b'"why":"why"' in wire.encode(wire.Event(event))
+    assert NodeReady(0) == msgspec.json.decode(msgspec.json.encode(NodeReady(0)), type=NodeReady)
