@@ -472,6 +472,7 @@ class TwoMeetings(RendezvousHandler):
 def test_a_node_that_dies_before_it_told_its_role_is_not_waited_for() -> None:
     """TorchElastic waits for its key until the store's timeout, and then the agent dies."""
     handler = TwoMeetings()
-    agent = LocalElasticAgent(WorkerSpec("trainer", 1, sys.executable, ("-c", "pass"), rdzv_handler=handler))
+    spec = WorkerSpec("trainer", 1, entrypoint=sys.executable, args=("-c", "pass"), rdzv_handler=handler)
+    agent = LocalElasticAgent(spec)
     assert not agent.run().is_failed()
     assert (handler.meetings, agent.get_worker_group().group_world_size) == (2, 1)

@@ -56,12 +56,7 @@ def test_the_whole_report_as_a_person_reads_it() -> None:
         failure(2, 1, 10.6, error_type="ConnectionError", message="ConnectionError: peer gone"),
     )
     stopped = tuple(Stopped(rank, rank, 4800 + rank, -15) for rank in (4, 5, 6, 7, 9))
-    text = render(
-        report(
-            failed(BOOM, *others, stopped=stopped),
-            history=("generation 1: rank 3 (local rank 3, pid 99) raised RuntimeError: boom",),
-        )
-    )
+    text = render(report(failed(BOOM, *others, stopped=stopped, earlier=(BOOM, failure(0, 2)), restarts_used=2)))
     assert (
         text
         == """\
@@ -86,9 +81,10 @@ Also failed, before we stopped them
 Stopped by us, not failed: ranks 4-7, 9
 
 What was done
-  Restarted 3 of 3 times, then gave up: all 3 restarts are used.
+  Restarted 2 of 3 times, then gave up: all 3 restarts are used.
   Earlier failures, each followed by a restart:
-    generation 1: rank 3 (local rank 3, pid 99) raised RuntimeError: boom
+    rank 3 (local rank 3, pid 4703) raised RuntimeError: boom
+    rank 0 (local rank 0, pid 4700) exited with code 2
 
   run        run, role default
   logs       /logs/run_x
@@ -163,8 +159,157 @@ def test_many_kinds_of_other_failures_are_counted() -> None:
     text = render(report(failed(BOOM, *others)))
     assert "  rank 10: exited with code 10\n" in text
     assert "  and 22 more, in the journal\n" in text
-    many = tuple(f"failure {n}" for n in range(20))
-    assert "    (12 older ones, in the journal)\n    failure 12\n" in render(report(failed(BOOM), history=many))
+    many = tuple(failure(0, code) for code in range(1, 21))
+    text = render(report(failed(BOOM, earlier=many, restarts_used=20)))
+    assert "    (12 older ones, in the journal)\n    rank 0 (local rank 0, pid 4700) exited with code 13\n" in text
+    text = render(report(failed(BOOM, earlier=many, restarts_used=500)))
+    assert "    (492 older ones, in the journal)\n" in text, "also those that the coordinator has forgotten"
+
+
+# --- several nodes ----------------------------------------------------------------------------------------------------
+
+
+def on(host: str, *failures: Failure) -> tuple[Failure, ...]:
+    return tuple(msgspec.structs.replace(each, host=host) for each in failures)
+
+
+def test_the_report_of_a_failure_on_another_host() -> None:
+    """Every node prints it: what failed is named with its own host, and so are its files, wherever this is read."""
+    others = (
+        *on("gpu-08", failure(1, -11, 10.25)),
+        *on("gpu-07", failure(4, 7, 10.5)),
+        *on("gpu-09", failure(8, 7, 11)),
+    )
+    verdict = failed(
+        *on("gpu-08", BOOM),
+        *others,
+        stopped=tuple(Stopped(rank % 4, rank, 4800 + rank, -15) for rank in (0, 2, 3, 5, 6, 7, 9)),
+        earlier=(*on("gpu-07", failure(5, 2)), *on("gpu-09", BOOM)),
+        restarts_used=2,
+        membership_changes=2,
+        drains=1,
+    )
+    text = render(report(verdict))
+    assert (
+        text
+        == """\
+================================================================================
+train.py failed: rank 3 on gpu-08 raised RuntimeError: boom
+--------------------------------------------------------------------------------
+First cause
+  rank       3 (local rank 3) on gpu-08, pid 4703
+  ended      exited with code 1
+  error      RuntimeError: boom
+  stderr log /logs/run_x/attempt_2/3/stderr.log (on gpu-08)
+  error file /logs/run_x/attempt_2/3/error.json (on gpu-08)
+
+  Traceback (most recent call last):
+    File "train.py", line 7, in <module>
+  RuntimeError: boom
+
+Also failed, before we stopped them
+  rank 1, 250 ms later: was ended by SIGSEGV (invalid memory access)
+  ranks 4, 8 on 2 hosts, 500 ms later: exited with code 7
+
+Stopped by us, not failed: ranks 0, 2, 3, 5-7, 9
+
+What was done
+  Restarted 2 of 3 times, then gave up: all 3 restarts are used.
+  2 generations ended because nodes came or went, 1 because a node was asked to
+  leave: not counted as restarts.
+  Earlier failures, each followed by a restart:
+    rank 5 (local rank 1, pid 4705) exited with code 2
+    rank 3 (local rank 3, pid 4703) on gpu-09 raised RuntimeError: boom
+
+  run        run, role default
+  logs       /logs/run_x
+  journal    /logs/run_x/journal.jsonl
+  the story  tenax replay /logs/run_x/journal.jsonl
+================================================================================
+"""
+    )
+
+
+def test_every_node_tells_the_same_cause() -> None:
+    """The first sentence and the first cause do not depend on who prints them."""
+    verdict = failed(*on("gpu-08", failure(message="boom", error_type="X", last_lines=("a",))))
+    reports = [render(report(verdict, host=host)) for host in ("gpu-07", "gpu-08", "gpu-09")]
+    assert len(set(reports)) == 1
+
+
+def test_one_other_host_is_named() -> None:
+    """Of those that failed later: where, if not where the first one did."""
+    text = render(report(failed(*on("a", BOOM), *on("b", failure(5, 4), failure(6, 4)), *on("a", failure(1, 9)))))
+    assert "  ranks 5, 6 on b: exited with code 4\n" in text
+    assert "  rank 1: exited with code 9\n" in text
+
+
+def test_a_long_traceback_of_another_host_says_where_the_whole_is() -> None:
+    long = "\n".join(f"line {n}" for n in range(1000))
+    text = render(report(failed(*on("gpu-08", failure(traceback=long, log_file="/l/stderr.log")))))
+    assert "the whole is in /l/stderr.log (on gpu-08) ...]" in text
+    text = render(report(failed(*on("gpu-08", failure(traceback=long)))))
+    assert "the whole is in /logs/run_x/journal.jsonl ...]" in text, "ours, which knows it too"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "words"),
+    [
+        ([5], "rank 5"),
+        ([5, 0, 1, 2, 3], "ranks 0-3, 5"),
+        ([0, 1], "ranks 0, 1"),
+        (range(10_000), "ranks 0-9999"),
+        (range(0, 100, 2), "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, 40, 42,"
+         " 44, 46 and 26 more"),
+    ],
+)  # fmt: skip
+def test_many_stopped_workers_are_told_in_ranges(ranks: list[int], words: str) -> None:
+    """Thousands of workers over hundreds of nodes take one line, or few."""
+    stopped = tuple(Stopped(0, rank, 1, -15) for rank in ranks)
+    assert f"Stopped by us, not failed: {words} What was done" in " ".join(
+        render(report(failed(BOOM, stopped=stopped))).split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "drains", "sentence"),
+    [
+        (1, 0, "1 generation ended because nodes came or went: not counted as a restart."),
+        (3, 0, "3 generations ended because nodes came or went: not counted as restarts."),
+        (0, 1, "1 generation ended because a node was asked to leave: not counted as a restart."),
+        (0, 2, "2 generations ended because a node was asked to leave: not counted as restarts."),
+        (
+            1,
+            1,
+            "1 generation ended because nodes came or went, 1 because a node was asked to leave: "
+            "not counted as restarts.",
+        ),
+    ],
+)
+def test_what_was_free_of_charge_is_told(changes: int, drains: int, sentence: str) -> None:
+    """Nodes that came, went or were asked to leave cost no restart, and a reader who counts generations is told so."""
+    text = render(report(failed(BOOM, membership_changes=changes, drains=drains)))
+    assert sentence in " ".join(text.split())
+    assert "not counted" not in render(report(failed(BOOM)))
+
+
+def test_the_json_names_the_host_of_each_failure() -> None:
+    """And counts what was free of charge; the report's own host stays who wrote it."""
+    verdict = failed(
+        *on("gpu-08", BOOM), failure(1, -9), earlier=on("gpu-09", failure(5, 2)), membership_changes=2, drains=1
+    )
+    data = json.loads(to_json(report(verdict)))
+    assert (data["host"], data["first_cause"]["host"], data["other_failures"][0]["host"]) == (
+        "gpu-07",
+        "gpu-08",
+        "gpu-07",
+    )
+    assert (data["membership_changes"], data["drains"], data["generation"]) == (2, 1, 4)
+    assert data["history"] == ["rank 5 (local rank 1, pid 4705) on gpu-09 exited with code 2"]
+    assert data["summary"] == "train.py failed: rank 3 on gpu-08 raised RuntimeError: boom"
+
+
+# --- other ends -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -243,8 +388,11 @@ def test_missing_facts_leave_no_trace() -> None:
 
 
 def test_one_failure_in_one_line() -> None:
-    """What the live line and the history say of a failure that was restarted."""
+    """What the history says of a failure that was restarted: with its host, unless that goes without saying."""
     assert summary(BOOM) == "rank 3 (local rank 3, pid 4703) raised RuntimeError: boom"
+    (there,) = on("gpu-08", BOOM)
+    assert summary(there) == "rank 3 (local rank 3, pid 4703) on gpu-08 raised RuntimeError: boom"
+    assert summary(there, "gpu-08") == summary(BOOM)
     unstarted = Failure(1, 0, 0, 0, 127, 1.0, "could not be started: no such file")
     assert summary(unstarted) == "rank 0 (local rank 0) could not be started: no such file"
     assert "\n" not in summary(failure(reason="several\nlines"))
@@ -273,9 +421,11 @@ def test_no_words_of_a_worker_reach_the_terminal_raw(
     """Whatever a worker wrote, the report prints, encodes, and acts on no terminal."""
     evil = failure(exit_code=code, message=a, error_type=b, traceback=c, last_lines=(a, b), log_file=c, error_file=a)
     evil = msgspec.structs.replace(evil, reason=b)
-    made = report(failed(evil, evil), history=(a, b), host=c, entrypoint=a, journal=b, log_dir=c, run_id=a, role=b)
+    evil = msgspec.structs.replace(evil, host=a)
+    verdict = failed(evil, msgspec.structs.replace(evil, host=b), earlier=(evil,))
+    made = report(verdict, host=c, entrypoint=a, journal=b, log_dir=c, run_id=a, role=b)
     for value in (evil, msgspec.structs.replace(evil, reason="")):
-        summary(value).encode()
+        summary(value, b).encode()
     text = re.sub(r"\x1b\[(1|1;31|0)m", "", render(made, colour, width))
     text.encode()
     assert not any((ord(char) < 32 and char not in "\t\n") or 0x7F <= ord(char) < 0xA0 for char in text)

@@ -158,6 +158,18 @@ def test_the_text_has_torchelastics_layout(tmp_path: Path) -> None:
     assert "  <NO_OTHER_FAILURES>\n~~~~" in alone
 
 
+def test_a_failure_of_another_node_names_its_host() -> None:
+    """Every node raises the error; the host in it is where the worker ran. It is no field: TorchElastic's has none."""
+    there = ProcessFailure.from_failure(Failure(1, 0, 4, 99, 3, 8.0, host="gpu-08"))
+    error = pickle.loads(pickle.dumps(ChildFailedError("x", {4: there, 0: ProcessFailure(0, 10, 1, "")})))
+    assert [line for line in str(error).split("\n") if line.startswith("  host")] == [
+        f"  host      : {os.uname().nodename}",
+        "  host      : gpu-08",
+    ]
+    assert there.host == "gpu-08"
+    assert "host" not in {each.name for each in dataclasses.fields(there)}
+
+
 def test_the_text_does_not_act_on_a_terminal() -> None:
     """Escape sequences that a worker put into its error are shown, not sent."""
     failure = ProcessFailure(0, 10, 1, "")

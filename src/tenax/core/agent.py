@@ -509,7 +509,9 @@ def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
 
 
 def stopped_message(state: AgentState, now: float) -> word.NodeStopped:
-    return word.NodeStopped(state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off)
+    return word.NodeStopped(
+        state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off
+    )
 
 
 def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> list[word.FromNode]:

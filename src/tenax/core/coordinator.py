@@ -459,6 +459,9 @@ class CoordinatorMachine:
         state, node_id = self.state, record.info.node_id
         if state.phase is RunPhase.OVER or not record.generation <= ready.generation <= state.generation:
             return
+        if record.is_superseded:
+            self._on_gone(node_id, _SUPERSEDED, now, is_loss=True)
+            return
         record.store_addr, record.store_port = ready.store_addr, ready.store_port
         record.is_agent_store = ready.is_agent_store
         if record.phase is NodePhase.READY:
@@ -613,7 +616,9 @@ class CoordinatorMachine:
         for failure in failures:
             ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
             if ours.global_rank in known:
-                state.failures[known[ours.global_rank]] = ours  # the same, with what was found out since
+                # The same, with what was found out since. The word that was under way for the shorter time dates it.
+                earlier_s = min(0.0, state.failures[known[ours.global_rank]].seen_at - ours.seen_at)
+                state.failures[known[ours.global_rank]] = ours.shifted(earlier_s)
             else:
                 state.failures.append(ours)
         if state.phase is RunPhase.RUNNING and state.failures and not state.ended_by:
@@ -705,7 +710,7 @@ class CoordinatorMachine:
         if state.drained and not state.lost:
             state.drains += 1
             self._gather(f"{_some(state.drained)} was asked to leave", now)
-        elif state.lost or not state.failures or state.ended_by is Ending.JOIN:
+        elif state.lost or not state.failures or state.ended_by in (Ending.JOIN, Ending.LOSS):
             state.membership_changes += 1
             self._gather(state.ended_why, now)
         else:

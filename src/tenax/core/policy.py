@@ -74,7 +74,7 @@ class BudgetPolicy:
 
     def __init__(self, fatal_exit_codes: tuple[int, ...] = (), fatal_errors: tuple[str, ...] = ()) -> None:
         self._fatal_exit_codes = frozenset(fatal_exit_codes)
-        self._fatal_errors = frozenset(fatal_errors)
+        self._fatal_errors = frozenset(_last_part(name) for name in fatal_errors)
 
     def decide(self, failure: Failure, history: History) -> AnyDecision:
         if history.max_restarts == 0:
@@ -92,7 +92,7 @@ class BudgetPolicy:
         if failure.exit_code in self._fatal_exit_codes:
             return f"exit code {failure.exit_code} is marked as fatal (--fatal-exit-codes)"
         kind = failure.evidence.error_type
-        if kind and not self._fatal_errors.isdisjoint({kind, kind.rpartition(".")[2]}):
+        if kind and _last_part(kind) in self._fatal_errors:  # evidence does not always know the module
             return f"{kind} is marked as fatal (--fatal-errors)"
         return ""
 
@@ -113,6 +113,10 @@ def _why_it_will_fail_again(failure: Failure, history: History) -> str:
 
 def _signature(failure: Failure) -> tuple[str, str]:
     return failure.evidence.error_type, failure.evidence.message
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _restarts(count: int) -> str:

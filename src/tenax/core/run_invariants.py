@@ -29,6 +29,7 @@ _DEADLINES = {
     RunPhase.RECOVERING: {RunDeadline.RECOVER},
     RunPhase.PAUSED: {RunDeadline.PAUSE},
 }
+_MOST_TOLD = 256  # failures in a verdict: messages between hosts are bounded
 _Parts = dict[str, Assignment]
 
 
@@ -76,6 +77,7 @@ class RunChecker:
         self._newly_clear = ""
         self._at_work: dict[str, int] = {}  # nodes whose workers may live, and of which generation
         self._draining: set[str] = set()
+        self._superseded: set[str] = set()  # their new self is here, and their workers may live
         self._known: dict[str, int] = {}  # the last generation that a node knew of or was told of
         self._latest = 0  # the greatest number that was formed or heard of
         self._last: _Generation | None = None
@@ -87,6 +89,10 @@ class RunChecker:
     def check(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
         """Raise ``InvariantBroken`` unless the step that took ``event`` and said ``says`` kept every promise."""
         if self._verdict is not None:
+            self._check_after_the_end(state, event, says)
+            return
+        if isinstance(event, run.Opened) and event.verdict is not None:
+            self._verdict = event.verdict
             self._check_after_the_end(state, event, says)
             return
         if self._is_nothing(event):
@@ -129,8 +135,7 @@ class RunChecker:
         generation = getattr(message, "generation", None)
         if generation is None:
             return False
-        last = self._last
-        return last is None or not generation == last.number == self._latest or not last.has(node_id)
+        return self._last is None or generation != self._latest or not self._last.has(node_id)
 
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
         is_changed = self._written != b"" and _decode(self._written) != state  # as values: sets have no order
@@ -184,6 +189,8 @@ class RunChecker:
                 self._at_work.pop(node_id, None)
                 last.failed |= {failure.global_rank for failure in failures}
                 last.is_lost |= was_cut_off and not last.is_counted
+                if node_id in self._superseded:
+                    self._go(node_id, is_loss=True)
                 return bool(failures)
             case word.NodeSucceeded():
                 self._at_work.pop(node_id, None)
@@ -197,6 +204,8 @@ class RunChecker:
     def _become_clear(self, node_id: str) -> bool:
         if node_id in self._clear:
             return False
+        if node_id in self._superseded:
+            return self._go(node_id, is_loss=True)
         self._newly_clear = node_id
         self._clear.add(node_id)
         self._at_work.pop(node_id, None)
@@ -214,6 +223,7 @@ class RunChecker:
         self._at_work.pop(node_id, None)
         is_drain = not is_loss or node_id in self._draining
         self._draining.discard(node_id)
+        self._superseded.discard(node_id)
         last = self._last
         if last is None or not last.has(node_id) or node_id in last.done:
             return False
@@ -226,8 +236,7 @@ class RunChecker:
     def _join(self, joined: word.NodeJoined, says: list[Say]) -> bool:
         node_id = joined.node.node_id
         refused = {each for say in says if isinstance(say.event, fact.JoinRefused) for each in say.to}
-        superseded = [each for each in refused if each != node_id and each in self._here]
-        must_end = [self._go(each, is_loss=True) for each in superseded]
+        must_end = [self._supersede(each) for each in refused if each != node_id and each in self._here]
         if node_id in refused:
             return any(must_end)
         self._here[node_id] = joined.node
@@ -241,6 +250,15 @@ class RunChecker:
         elif node_id not in self._clear:
             self._check_behind(joined, says)
         return any(must_end)
+
+    def _supersede(self, node_id: str) -> bool:
+        """Its new self is here. If it is at work it is waited for, as every other member."""
+        last = self._last
+        if last is None or not last.has(node_id) or node_id in self._clear or node_id in last.done:
+            return self._go(node_id, is_loss=True)
+        self._superseded.add(node_id)
+        last.is_lost |= not last.is_counted
+        return True
 
     def _hear_of_later(self, generation: int, says: list[Say]) -> bool:
         """An earlier coordinator got further than we knew: what is at work here is of the past."""
@@ -270,9 +288,10 @@ class RunChecker:
         last = self._last
         if last is None or last.is_ended:
             return False
-        last.is_lost |= not last.is_complete
         idle = [each for each in last.ranks if each not in last.done and each not in self._at_work]
-        return bool(last.is_lost or last.is_drained or last.gone or last.failed or idle)
+        is_broken = bool(idle or last.gone or last.is_drained or last.is_lost)
+        last.is_lost |= not last.is_complete or (is_broken and not last.failed)
+        return is_broken or last.is_lost or bool(last.failed)
 
     def _come_back(self, joined: word.NodeJoined, says: list[Say]) -> None:
         """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""
@@ -286,10 +305,20 @@ class RunChecker:
         was_declared_lost = last is not None and is_of_last and node_id in last.gone
         if joined.is_running and node_id not in self._clear and not was_declared_lost:
             self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
+            if joined.generation == self._latest and not (last is not None and is_of_last and last.has(node_id)):
+                self._await_latecomer(node_id, joined.group_rank)
         if node_id not in _told_of_end(says, joined.generation) and not _is_over(says):
             raise InvariantBroken(
                 f"C5: {node_id} works on generation {joined.generation} and is not told that it ended"
             )
+
+    def _await_latecomer(self, node_id: str, group_rank: int) -> None:
+        """A member of the last generation that nobody knew of: it is waited for together with those who were known."""
+        if self._last is None or self._last.is_counted:
+            self._last = _Generation(self._latest)
+            self._last.is_ended = True
+        self._last.is_lost = True
+        self._last.ranks[node_id] = group_rank
 
     def _check_behind(self, joined: word.NodeJoined, says: list[Say]) -> None:
         """A member whose link broke before it heard of its generation waits for ever if it is not told again."""
@@ -328,10 +357,8 @@ class RunChecker:
 
     def _check_opening(self, last: _Generation, event: AnyCoordinatorEvent) -> None:
         """Without need a generation ends only to let somebody in."""
-        was_recovering = self._phase is RunPhase.RECOVERING
-        newcomers = {each for each in self._clear if not last.has(each)} & ({self._newly_clear} or self._clear)
-        if was_recovering:
-            newcomers = {each for each in self._clear if not last.has(each)}
+        candidates = self._clear if self._phase is RunPhase.RECOVERING else self._clear & {self._newly_clear}
+        newcomers = {each for each in candidates if not last.has(each)}
         if not newcomers:
             raise InvariantBroken(f"C5: generation {last.number} ended without a cause, after {event}")
         if len(last.ranks) >= self._settings.max_nodes or last.done or not self._settings.scale_up:
@@ -340,7 +367,8 @@ class RunChecker:
 
     def _check_told(self, last: _Generation, says: list[Say]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
-        untold = members - _told_of_end(says, last.number)
+        strangers = {each for each in members if self._at_work.get(each, last.number) != last.number}
+        untold = members - strangers - _told_of_end(says, last.number)
         if untold:
             raise InvariantBroken(f"C5: generation {last.number} ended and {_names(untold)} were not told")
 
@@ -523,7 +551,8 @@ class RunChecker:
             is_right = not failed and not stopped
         else:
             heard = self._last.failed if self._last is not None else set()
-            is_right = failed == heard and (bool(failed) or verdict.outcome is not Outcome.FAILED)
+            is_right = failed <= heard and len(failed) == min(len(heard), _MOST_TOLD)
+            is_right &= bool(failed) or verdict.outcome is not Outcome.FAILED
         if not is_right:
             raise InvariantBroken(f"C5: {verdict.outcome.value}, and the report names {sorted(failed)}")
 

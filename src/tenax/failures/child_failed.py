@@ -58,7 +58,7 @@ def _block(index: int, rank: int, failure: ProcessFailure) -> str:
     fields = {
         "time": failure.timestamp_isoformat(),
         # Not the fully qualified name: that asks a name server, and a report must not wait for one.
-        "host": socket.gethostname(),
+        "host": getattr(failure, "host", "") or socket.gethostname(),
         "rank": f"{rank} (local_rank: {failure.local_rank})",
         "exitcode": f"{failure.exitcode} (pid: {failure.pid})" + ("" if name == NOT_AVAILABLE else f" ({name})"),
         "error_file": failure.error_file,

@@ -27,7 +27,8 @@ class ProcessFailure:
 
     ``message`` is what the file holds under that name (in TorchElastic's format an object, in the older one a string),
     or a sentence about the exit code. ``timestamp`` is when the error was raised, or else when this object was made, in
-    seconds since the epoch. Without an error file ``error_file`` becomes ``"<N/A>"``.
+    seconds since the epoch. Without an error file ``error_file`` becomes ``"<N/A>"``. ``host`` is where it ran; empty:
+    on this host.
     """
 
     local_rank: int
@@ -37,6 +38,7 @@ class ProcessFailure:
     error_file_data: dict[str, Any] = field(init=False)
     message: str | dict[str, Any] = field(init=False)
     timestamp: int = field(init=False)
+    host = ""  # no field: TorchElastic's has none
 
     def __post_init__(self) -> None:
         found = error_files.read(self.error_file)
@@ -65,6 +67,7 @@ class ProcessFailure:
         this = cls(failure.local_rank, failure.pid, failure.exit_code, evidence.error_file)
         began = failure.seen_at if evidence.raised_at is None else evidence.raised_at
         this._set_time(began - wall_to_agent_clock)
+        this.host = failure.host
         if this.error_file == NOT_AVAILABLE:
             message = evidence.message or evidence.out_of_memory or failure.reason
             if not message and evidence.last_lines:

@@ -1,8 +1,9 @@
 """The one report: how the run ended, for a person and for a machine.
 
-Printed once, last, and by every node of the run: what it says of a failure names the host where that happened. It leads with one sentence, then the first cause with everything that is known of it; other failures
-are short; workers that we stopped are named as stopped by us, never as failures; then what was done and where to look.
-Pure: a value in, text out. It knows no terminal, file or clock, and nothing in it is told by colour alone.
+Printed once, last, by every node of the run: what it says of a failure names the host where that happened. It leads
+with one sentence, then the first cause with everything that is known of it; other failures are short; workers that we
+stopped are named as stopped by us, never as failures; then what was done and where to look. Pure: a value in, text out.
+It knows no terminal, file or clock, and nothing in it is told by colour alone.
 """
 
 from __future__ import annotations

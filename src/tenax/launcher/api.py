@@ -83,6 +83,8 @@ def _run_agent(
         health_check_server=health_check_server,
         restart_policy=config.restart_policy,
         signals_to_handle=config.signals_to_handle,
+        notice_signals=config.notice_signals,
+        notice_s=config.notice_s,
     )
     try:
         result = agent.run()

@@ -178,7 +178,8 @@ class LaunchConfig:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        shown = {**vars(self), "rdzv_configs": _without_secrets(self.rdzv_configs)}
+        fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"{type(self).__qualname__}({fields})"
 
     def __eq__(self, other: object) -> bool:
@@ -187,6 +188,10 @@ class LaunchConfig:
         return vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # it is mutable, as everywhere
+
+
+def _without_secrets(configs: dict[str, Any]) -> dict[str, Any]:
+    return {key: "***" if key == "token" else value for key, value in configs.items()}
 
 
 def _shutdown_timeout(given: int | None) -> int:

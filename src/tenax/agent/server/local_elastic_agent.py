@@ -69,6 +69,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     the variable ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, or 10.
     ``restart_policy``: decides what follows a failure; None: restart at once while restarts are left.
     ``signals_to_handle``: names of the signals that stop the run in an orderly way.
+    ``notice_signals``, ``notice_s``: names of the signals that announce such a stop, and how long before.
     """
 
     def __init__(
@@ -84,6 +85,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         *,
         restart_policy: RestartPolicy | None = None,
         signals_to_handle: str = DEFAULT_SIGNALS,
+        notice_signals: str = "",
+        notice_s: float | None = None,
     ) -> None:
         super().__init__(
             spec,
@@ -94,6 +97,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         self._logs_specs = logs_specs if logs_specs is not None else DefaultLogsSpecs()
         self._start_method = start_method
+        self._notice_signals = notice_signals
+        self._notice_s = notice_s
         self._log_line_prefix_template = log_line_prefix_template
         self._health_check_server = health_check_server
         self._abandon_s = uninterruptible_state_timeout or abandon_s_from(os.environ)
@@ -132,6 +137,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 stdout_filters=spec.duplicate_stdout_filters or [],
                 stderr_filters=spec.duplicate_stderr_filters or [],
                 signals=self._signals,
+                notice_signals=self._notice_signals,
+                notice_s=self._notice_s,
                 virtual_local_rank=spec.virtual_local_rank,
                 places=decide_places(spec.numa_options, spec.local_world_size),
                 policy=self._policy,
@@ -185,6 +192,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 raise RendezvousClosedError(f"the run was cancelled: {verdict.why}")
             case Outcome.CANCELLED:
                 group.state = WorkerState.STOPPED
+                if not verdict.signal:  # an operator ended the run for every node
+                    raise RuntimeError(f"the run was cancelled: {verdict.why}")
                 number = signal.Signals(verdict.signal)
                 raise SignalException(f"the agent (pid {os.getpid()}) got {number.name}", number)
             case Outcome.BROKEN:

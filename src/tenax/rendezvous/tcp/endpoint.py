@@ -120,6 +120,12 @@ class Lookup:
         else:
             self._found(self._answer)
 
+    def close(self) -> None:
+        """Nobody wants the answer any more."""
+        reader, self._reader = self._reader, -1
+        if reader >= 0:
+            os.close(reader)
+
 
 def listen(endpoint: Endpoint, addresses: list[Address]) -> list[socket.socket]:
     """Listening sockets at those of the addresses that are this host's. None if none is, or another serves there.

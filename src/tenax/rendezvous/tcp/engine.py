@@ -46,6 +46,7 @@ _CONNECT_S = 2.0
 _GREETING_S = 5.0
 _SOON_S, _LATER_S = 0.1, 1.0
 _SAY_EVERY_S = 10.0
+_LOOK_UP_EVERY_S = 5.0  # while the coordinator is not to be found
 _LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
 
 
@@ -87,12 +88,16 @@ class TcpRendezvous:
         self._node: ControlledNode
         self._info: NodeInfo
         self._addresses: list[Address] = []
+        self._lookup: Lookup | None = None
+        self._looked_up_at = 0.0
         self._server: CoordinatorServer | None = None
         self._marker = Marker(settings.run_id, str(self._endpoint))
         self._connecting: _Connecting | None = None
         self._link: Link | None = None
         self._hello: wire.Hello | None = None
+        self._is_proven = False  # it has proved that it knows the secret, and got our proof
         self._is_linked = False  # greeted, and accepted
+        self._is_run_over = False
         self._lease: Lease
         self._is_guarding = False
         self._generation = 0
@@ -157,6 +162,9 @@ class TcpRendezvous:
         self._is_finished = True
         for timer in self._timers.values():
             timer.cancel()
+        if self._lookup is not None:
+            self._lookup.close()
+            self._end_lookup()
         if self._connecting is not None:
             self._connecting.close()
         if self._link is not None:
@@ -173,16 +181,40 @@ class TcpRendezvous:
 
     def _look_up(self) -> None:
         def found(addresses: list[Address]) -> None:
+            self._end_lookup()
             self._addresses = addresses
             self._serve_if_ours()
             self._connect()
 
         def failed(why: str) -> None:
+            self._end_lookup()
             self._try_again(f"the name {self._endpoint.host!r} cannot be looked up: {why}", _LATER_S, self._look_up)
 
+        self._start_lookup(found, failed)
+
+    def _look_up_again(self) -> None:
+        """The name may mean another host by now: who is started anew may have a new address. Nobody waits for this."""
+        is_recent = self._loop.now() - self._looked_up_at < _LOOK_UP_EVERY_S
+        if self._lookup is not None or is_recent or self._endpoint.is_address:
+            return
+
+        def found(addresses: list[Address]) -> None:
+            self._end_lookup()
+            self._addresses = addresses
+
+        self._start_lookup(found, lambda _: self._end_lookup())
+
+    def _start_lookup(self, found: Callable[[list[Address]], None], failed: Callable[[str], None]) -> None:
         lookup = Lookup(self._endpoint, found, failed)
         if lookup.start():
+            self._lookup = lookup
             self._loop.watch(lookup)
+
+    def _end_lookup(self) -> None:
+        self._looked_up_at = self._loop.now()
+        if self._lookup is not None:
+            self._loop.unwatch(self._lookup)
+            self._lookup = None
 
     def _serve_if_ours(self) -> bool:
         """Serve the endpoint if it is an address of this host and nobody else serves it."""
@@ -196,6 +228,13 @@ class TcpRendezvous:
         if not listeners:
             return False
         settings = self._settings
+        try:
+            tls = settings.tls.for_server() if settings.tls is not None else None
+        except ValueError as error:
+            for listener in listeners:
+                listener.close()
+            self._refused(str(error))
+            return False
         left_behind = self._marker.read()
         is_heir = self._generation > 0 or left_behind is not None
         run = RunSettings(
@@ -215,7 +254,7 @@ class TcpRendezvous:
             settings.secret,
             self._loop,
             policy=self._node.policy,
-            tls=settings.tls.for_server() if settings.tls is not None else None,
+            tls=tls,
             record=self._node.record_run(run),
             on_fewer=self._on_fewer,
             on_formed=self._marker.write,
@@ -275,6 +314,7 @@ class TcpRendezvous:
             if self._serve_if_ours():
                 self._connect()
                 return
+        self._look_up_again()
         self._try_again(f"there is no coordinator at {self._endpoint}: {why}", self._patience(), self._connect)
 
     def _patience(self) -> float:
@@ -319,27 +359,31 @@ class TcpRendezvous:
         if link.is_closed:  # TLS refused at once
             return
         self._loop.watch(link)
+        self._is_proven = False
         self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
         link.send(wire.encode(self._hello))
         self._later("greeting", _GREETING_S, lambda: link.close("it did not answer a greeting"))
 
     def _on_body(self, body: bytes) -> None:
+        """Each frame has its place: nobody is believed who has not proved that it knows the secret."""
         frame = wire.decode_from_server(body)
         match frame:
-            case wire.Event(event):
+            case wire.Event(event) if self._is_linked:
                 self._on_event(event)
-            case wire.BeatAnswer(number):
+            case wire.BeatAnswer(number) if self._is_linked:
                 self._lease.answered(number)
                 self._hold()
-            case wire.Challenge():
+            case wire.Challenge() if not self._is_proven:
                 self._on_challenge(frame)
-            case wire.Accepted(beat_s, lease_s):
+            case wire.Accepted(beat_s, lease_s) if self._is_proven and not self._is_linked:
                 self._on_accepted(LeaseTerms(beat_s, lease_s))
-            case wire.Refused(reason, is_final):
+            case wire.Refused(reason, is_final) if not self._is_linked:
                 if is_final:
                     self._refused(reason)
                 elif self._link is not None:
                     self._link.close(reason, was_told=True)
+            case _:
+                raise wire.WireError("the wrong frame for its place")
 
     def _on_challenge(self, challenge: wire.Challenge) -> None:
         if self._hello is None or self._link is None:
@@ -348,6 +392,7 @@ class TcpRendezvous:
         if not wire.is_same(challenge.proof, wire.prove(secret, "coordinator", self._hello, challenge.nonce)):
             self._refused(WRONG_SECRET)
             return
+        self._is_proven = True
         proof = wire.prove(secret, "agent", self._hello, challenge.nonce)
         self._link.send(wire.encode(wire.Proof(proof)))
 
@@ -399,6 +444,8 @@ class TcpRendezvous:
                 self._emit(event)
             case RunEnded() | JoinRefused():
                 self._is_finished = True
+                self._is_run_over = isinstance(event, RunEnded)
+                self._hold()
                 self._emit(event)
             case _:
                 self._emit(event)  # type: ignore[arg-type]
@@ -439,8 +486,8 @@ class TcpRendezvous:
 
     def _hold(self) -> None:
         """Tell the keeper how long the workers may live, should this process be stopped."""
-        if self._server is not None:
-            self._node.hold(0)  # if we are stopped, so is the coordinator: nobody goes on without us
+        if self._server is not None or self._is_run_over:
+            self._node.hold(0)  # if we are stopped, so is the coordinator; or nobody goes on at all
         elif self._generation:
             self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
 

@@ -77,6 +77,14 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
         raise ValueError("a run of several nodes needs a place to meet; name it with --rdzv-endpoint HOST[:PORT]")
     beat_s = _seconds(params, "keep_alive_interval", LeaseTerms().beat_s)
     attempts = _seconds(params, "keep_alive_max_attempt", LeaseTerms().lease_s / LeaseTerms().beat_s)
+    if attempts < 2:
+        raise ValueError(
+            f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 beats before a node is "
+            "given up"
+        )
+    store_port = params.get_as_int("store_port", 0) or 0
+    if not 0 <= store_port < 65536:
+        raise ValueError(f"the rendezvous option 'store_port' is {store_port}; expected a port below 65536")
     tls = TlsFiles(*(str(params.get(key, "") or "") for key in ("ssl_cert", "ssl_cert_key", "ca_cert")))
     scale_up = str(params.get("scale_up", "now"))
     if scale_up not in ("now", "restart"):
@@ -97,7 +105,7 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
         node_name=str(params.get("node_name", "") or os.environ.get("TENAX_NODE_NAME", "")),
         node_order=str(params.get("node_order", "") or os.environ.get("TENAX_NODE_ORDER", "")),
         local_addr=params.local_addr or "",
-        store_port=params.get_as_int("store_port", 0) or 0,
+        store_port=store_port,
         use_agent_store=bool(params.get_as_bool("use_agent_store", not disabled)),
     )
     if settings.tls is not None:

@@ -7,6 +7,7 @@ before it forms another. An orderly end removes it; one that is old is not belie
 from __future__ import annotations
 
 import os
+import stat
 import time
 from contextlib import suppress
 
@@ -17,7 +18,7 @@ _MOST_BYTES = 1024
 
 
 class _Note(msgspec.Struct, frozen=True):
-    generation: int
+    generation: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class Marker:
@@ -33,26 +34,32 @@ class Marker:
     def read(self) -> int | None:
         """The generation that an earlier coordinator had formed; None: there was none that died."""
         try:
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            # Not to wait: others may write into this folder too, and a pipe of theirs would hold us for ever.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
         with open(descriptor, "rb") as file:
             about = os.fstat(descriptor)
+            is_ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
             is_recent = time.time() - about.st_mtime < _BELIEVED_S
-            if about.st_uid != os.geteuid() or not is_recent:
+            if not is_ours or not is_recent:
                 return None
             try:
                 return msgspec.json.decode(file.read(_MOST_BYTES), type=_Note).generation
-            except msgspec.DecodeError:
+            except (msgspec.DecodeError, UnicodeDecodeError):
                 return None
 
     def write(self, generation: int) -> None:
-        new = f"{self._path}.{os.getpid()}"
+        new = f"{self._path}.{os.urandom(8).hex()}"
         with suppress(OSError):
-            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            with open(descriptor, "wb") as file:
-                file.write(msgspec.json.encode(_Note(generation)))
-            os.replace(new, self._path)
+            descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            try:
+                with open(descriptor, "wb") as file:
+                    file.write(msgspec.json.encode(_Note(generation)))
+                os.replace(new, self._path)
+            except OSError:
+                os.unlink(new)
+                raise
 
     def remove(self) -> None:
         with suppress(OSError):

@@ -227,7 +227,7 @@ class AgentProcess(Process):
             return
         if end.out.all_is_acknowledged and end.out.sent:
             self._all_has_arrived()
-        end.send(("beat", self.lease.beat(self.clock())))
+        end.send(("beat", (self.lease.beat(self.clock()), self.clock())))
         self.cluster.checks.bounded(self)
         self._beat_plan = self.later(self.cluster.setup.terms.beat_s, self._beat, end)
 

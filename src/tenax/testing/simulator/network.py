@@ -49,6 +49,29 @@ class Host:
         self.clearing: set[int] = set()  # dead agents whose processes are not all gone yet
 
 
+class Clocks:
+    """How much our clock is ahead of the peer's: the smallest difference that was seen lately.
+
+    A word takes its time, so every difference is too great, and the smallest one the least. Clocks drift, so what was
+    seen long ago does not count.
+    """
+
+    _LATELY_S = 30.0
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._before = self._now = float("inf")
+
+    def compare(self, ours: float, theirs: float) -> None:
+        if ours - self._since > self._LATELY_S:
+            self._since, self._before, self._now = ours, self._now, float("inf")
+        self._now = min(self._now, ours - theirs)
+
+    @property
+    def difference(self) -> float:
+        return min(self._before, self._now)
+
+
 class End:
     """One end of a connection, in the hands of one process."""
 
@@ -62,6 +85,7 @@ class End:
         self.out: Stream
         self.node_id = ""  # at the server's end: who is at the other
         self.attempt = 0
+        self.clocks = Clocks()
 
     @property
     def is_there(self) -> bool:

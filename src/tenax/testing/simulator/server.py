@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import Heard, NodeLost, RunPhase, RunSettings, Say, TimeWentBy
@@ -144,16 +146,23 @@ class Server:
         if node_id and self._ends.get(node_id) is end:
             self._heard_at[node_id] = self.agent.clock()
         if kind == "beat":
-            end.send(("answer", what))
+            number, sent_at = what
+            end.clocks.compare(self.agent.clock(), sent_at)
+            end.send(("answer", number))
         elif kind == "message":
             if isinstance(what, word.NodeJoined):
                 if not self._bind(end, what):
                     return
             elif self._ends.get(end.node_id) is not end:
                 return  # the node has opened another connection since
-            self._step(Heard(end.node_id, what))
+            self._step(Heard(end.node_id, self._dated(end, what)))
         elif payload is FIN or payload is RESET:
             self._on_closed(end, payload)
+
+    def _dated(self, end: End, message: word.FromNode) -> word.FromNode:
+        if not isinstance(message, word.FailureSeen | word.NodeStopped) or not self.cluster.setup.engine.dates_words:
+            return message
+        return msgspec.structs.replace(message, sent_at=self.agent.clock() - end.clocks.difference)
 
     def _bind(self, end: End, joined: word.NodeJoined) -> bool:
         node_id = joined.node.node_id

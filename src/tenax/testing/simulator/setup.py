@@ -82,6 +82,9 @@ class Engine(msgspec.Struct, frozen=True):
     # A new agent joins, and an agent serves in the place of a dead one, only when nothing that the dead one started is
     # alive.
     waits_for_earlier_self: bool = True
+    # Beats carry the sender's clock. A word is dated by the smallest difference of the two clocks that was seen lately,
+    # so that it does not matter how long it was under way, or waited to be read.
+    dates_words: bool = True
     # How long an agent looks for a coordinator before it gives up.
     give_up_s: float = 120.0
 

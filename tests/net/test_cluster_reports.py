@@ -1,0 +1,64 @@
+"""One verdict for the run: every node says the same, and ends alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .cluster import Cluster, in_one_line
+from .lab import Lab, requires_netns
+
+pytestmark = requires_netns
+
+FAILS_ON_RANK_3 = """
+import os, sys, time
+from pathlib import Path
+
+folder = Path(sys.argv[1])
+if os.environ["RANK"] == "3":
+    raise RuntimeError("the third knows why")
+while True:
+    time.sleep(60)
+"""
+
+
+def program(lab: Lab, text: str) -> Path:
+    path = lab.home / "program.py"
+    path.write_text(text)
+    return path
+
+
+def test_every_node_tells_the_same_first_cause_and_exits_alike(lab: Lab) -> None:
+    cluster = Cluster(lab, 3, nproc=2, max_restarts=0, script=str(program(lab, FAILS_ON_RANK_3)), words=())
+    for number, host in enumerate(lab):
+        cluster.start(host, options=["--node-rank", str(number)])
+    results = cluster.over()
+    for result in results:
+        said = in_one_line(result.err)
+        assert "rank 3 on node1" in said
+        assert "RuntimeError: the third knows why" in said
+        assert 'raise RuntimeError("the third knows why")' in said
+        assert "no restarts are allowed (--max-restarts 0)" in said
+    assert len({result.code for result in results}) == 1
+    assert results[0].code != 0
+
+
+def test_the_budget_is_one_for_all_nodes(lab: Lab) -> None:
+    """Two restarts in all, whichever node fails; then every node tells the same story."""
+    cluster = Cluster(lab, 3, max_restarts=2)
+    cluster.start(*lab)
+    generation = cluster.until_at_work(3)
+    for count, rank in enumerate((0, 1)):
+        assert generation.restart_count == count
+        (lab.shared / f"fail-{rank}").touch()
+        generation = cluster.until_at_work(3, after=generation)
+    assert generation.restart_count == 2
+    host = generation.hosts[2]
+    (lab.shared / "fail-2").touch()
+    results = cluster.over()
+    for result in results:
+        said = in_one_line(result.err)
+        assert f"rank 2 on {host}" in said
+        assert "rank 2 fails as it was told" in said
+        assert "all 2 restarts are used" in said
+    assert {result.code for result in results} == {results[0].code} != {0}
+    cluster.check()

@@ -1,0 +1,118 @@
+"""Who may join: a secret that all nodes share, and TLS with and without certificates of the nodes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from .cluster import Cluster, in_one_line
+from .lab import Host, Lab, requires_netns
+from .running import Running
+
+pytestmark = requires_netns
+
+WRONG_SECRET = "the node and the coordinator do not have the same secret"
+
+
+class Authority:
+    """Signs certificates, with the program that everybody has."""
+
+    def __init__(self, folder: Path) -> None:
+        if shutil.which("openssl") is None:
+            pytest.skip("making certificates needs the program openssl")
+        self._folder = folder
+        folder.mkdir()
+        self.certificate = folder / "ca.pem"
+        self._openssl(*self._request("ca", "a lab's authority"), "-x509", "-out", "ca.pem")
+
+    def _openssl(self, *words: str) -> None:
+        done = subprocess.run(["openssl", *words], cwd=self._folder, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    @staticmethod
+    def _request(name: str, subject: str) -> list[str]:
+        key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{name}.key"]
+        return ["req", "-batch", "-subj", f"/CN={subject}", *key]
+
+    def sign(self, host: Host) -> dict[str, object]:
+        """The rendezvous options with which a host shows who it is."""
+        name = host.name
+        names = f"subjectAltName=IP:{host.address},DNS:{name}"
+        signed = ["-CA", "ca.pem", "-CAkey", "ca.key", "-addext", names, "-out", f"{name}.pem"]
+        self._openssl(*self._request(name, name), "-x509", *signed)
+        return {"ssl_cert": self._folder / f"{name}.pem", "ssl_cert_key": self._folder / f"{name}.key"}
+
+
+@pytest.fixture
+def authority(lab: Lab) -> Authority:
+    return Authority(lab.home / "certificates")
+
+
+def assert_refused(cluster: Cluster, agent: Running, sentence: str) -> None:
+    cluster.until(lambda: agent.is_over, f"{agent.name} was to be refused")
+    refused = agent.wait()
+    assert refused.code != 0
+    assert sentence in in_one_line(refused.err)
+    assert "Traceback" not in refused.err
+
+
+def test_a_node_with_another_secret_or_none_is_refused_and_does_no_harm(lab: Lab) -> None:
+    cluster = Cluster(lab, "2:3")
+    secret = lab.home / "secret"
+    secret.write_text("lovely weather\n")
+    members = cluster.start(lab[0], conf={"token_file": secret, "last_call_timeout": 0})
+    members += cluster.start(lab[1], env={"TENAX_RDZV_TOKEN": "lovely weather"})
+    generation = cluster.until_at_work(2)
+    conf: Mapping[str, object]
+    for conf in ({"token": "awful weather"}, {}):
+        (agent,) = cluster.start(lab[2], conf=conf)
+        assert_refused(cluster, agent, WRONG_SECRET)
+        assert "awful weather" not in agent.err
+    cluster.until_it_worked_for(generation, 0.2)
+    members += cluster.start(lab[2], conf={"token": "lovely weather"})
+    cluster.until_at_work(3, after=generation)
+    cluster.finish(*members)
+
+
+def test_nodes_meet_over_tls_with_the_machines_trust_in_an_authority(lab: Lab, authority: Authority) -> None:
+    cluster = Cluster(lab, 3)
+    trust = {"SSL_CERT_FILE": str(authority.certificate)}
+    cluster.start(lab[0], conf=authority.sign(lab[0]), env=trust)
+    cluster.start(lab[1], lab[2], conf={"ca_cert": authority.certificate})
+    generation = cluster.until_at_work(3)
+    (lab.shared / "fail-1").touch()
+    cluster.until_at_work(3, after=generation)
+    cluster.finish()
+
+
+def test_with_mutual_tls_a_node_without_a_certificate_is_refused_and_does_no_harm(
+    lab: Lab, authority: Authority
+) -> None:
+    cluster = Cluster(lab, "2:3", conf={"ca_cert": authority.certificate, "last_call_timeout": 0})
+    members = [cluster.start(host, conf=authority.sign(host))[0] for host in lab.hosts[:2]]
+    generation = cluster.until_at_work(2)
+    (bare,) = cluster.start(lab[2])
+    assert_refused(cluster, bare, "certificate")
+    cluster.until_it_worked_for(generation, 0.2)
+    members += cluster.start(lab[2], conf=authority.sign(lab[2]))
+    cluster.until_at_work(3, after=generation)
+    cluster.finish(*members)
+
+
+def test_a_node_that_does_not_trust_the_coordinators_certificate_goes_no_further(
+    lab: Lab, authority: Authority
+) -> None:
+    stranger = Authority(lab.home / "other certificates")
+    cluster = Cluster(lab, "1:3", conf={"ca_cert": authority.certificate, "last_call_timeout": 0})
+    members = cluster.start(lab[0], conf=authority.sign(lab[0]))
+    generation = cluster.until_at_work(1)
+    (agent,) = cluster.start(lab[1], conf={**authority.sign(lab[1]), "ca_cert": stranger.certificate})
+    assert_refused(cluster, agent, "certificate")
+    cluster.until_it_worked_for(generation, 0.2)
+    (plain,) = cluster.start(lab[2], conf={"ca_cert": ""} if False else {})
+    assert_refused(cluster, plain, "certificate")
+    cluster.finish(*members)
