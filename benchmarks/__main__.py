@@ -29,11 +29,18 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks import harness, idle, launch, logs, orphans, report, restart
+from benchmarks import agents, harness, idle, launch, logs, orphans, report, restart
 from benchmarks.report import seconds, spread
 from benchmarks.samples import Samples, summarize
 
-MEASUREMENTS = {"launch": launch, "idle": idle, "restart": restart, "logs": logs, "orphans": orphans}
+MEASUREMENTS = {
+    "launch": launch,
+    "idle": idle,
+    "restart": restart,
+    "logs": logs,
+    "orphans": orphans,
+    "agents": agents,
+}
 METHOD = (
     "Both launchers ran the same instant C worker with the same flags, in turns (A B A B), each after a pause for the "
     "rest of the machine to become quiet. Figures are medians [smallest, largest] with the number of samples; ratios "

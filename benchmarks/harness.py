@@ -7,11 +7,9 @@ started is ended by pid, and only while its start time still says that it is our
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -23,27 +21,14 @@ from types import TracebackType
 from typing import IO
 
 from benchmarks import procfs
+from benchmarks.events import Event, EventPipe
 from benchmarks.procfs import Process
+from benchmarks.running import HERE, Running, end_all, environment
 from benchmarks.samples import Samples
 
-HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 WORKER = HERE / "bin" / "worker"
 LAUNCHERS = {"torchrun": ("torchrun",), "tenax": ("tenax", "run")}
-# Set by an outer launcher or by a developer's shell, these would change what is measured.
-FOREIGN_VARIABLES = (
-    "PYTHON",
-    "OMP_",
-    "RANK",
-    "LOCAL_",
-    "GROUP_",
-    "ROLE_",
-    "WORLD_SIZE",
-    "MASTER_",
-    "TORCHELASTIC_",
-    "PET_",
-    "TENAX_",
-)
 
 
 class Unusable(Exception):
@@ -80,6 +65,10 @@ class Settings:
             for launcher in self.launchers:
                 yield repetition, launcher
 
+    def settle(self, samples: Samples) -> None:
+        """Wait for a quiet machine, which a smoke run does not insist on."""
+        settle(samples, patience_s=0.5 if self.quick else 5.0)
+
 
 def find_launchers(names: Sequence[str]) -> tuple[Launcher, ...]:
     """The named launchers, from beside the interpreter that runs this."""
@@ -106,25 +95,8 @@ def build_worker() -> None:
     subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(WORKER), str(source)], check=True)
 
 
-@dataclass(frozen=True)
-class Event:
-    """One line of a worker: when, what, who, and in which attempt."""
-
-    at_ns: int
-    name: str
-    process: Process
-    rank: int
-    restarts: int
-
-
-def parse_event(line: str) -> Event:
-    """The event that one line of the worker says."""
-    at_ns, name, pid, started_ticks, rank, restarts = line.split()
-    return Event(int(at_ns), name, Process(int(pid), int(started_ticks)), int(rank), int(restarts))
-
-
 class Launch:
-    """One launcher at work, from the moment before it is started until it and everything it started is gone."""
+    """One launcher at work on this machine alone, until it and everything it started is gone."""
 
     def __init__(
         self,
@@ -133,17 +105,11 @@ class Launch:
         mode: Sequence[str],
         *,
         options: Sequence[str] = (),
-        stdout: IO[bytes] | int | None = None,
+        stdout: IO[bytes] | int = subprocess.DEVNULL,
     ) -> None:
         self.name = launcher.name
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
-        self.started_ns = 0
-        self.gone_ns = 0
-        self._events: list[Event] = []
-        self._unread = ""
-        fifo = self.folder / "events"
-        os.mkfifo(fifo)
-        self._fifo = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+        self._events = EventPipe(self.folder)
         self._command = [
             *launcher.command,
             "--standalone",
@@ -152,110 +118,74 @@ class Launch:
             *options,
             "--no-python",
             str(WORKER),
-            str(fifo),
+            str(self._events.path),
             *mode,
         ]
         self._stdout = stdout
 
     def __enter__(self) -> Launch:
-        with (self.folder / "stderr").open("wb") as stderr:
-            self.started_ns = time.monotonic_ns()
-            self._popen = subprocess.Popen(
-                self._command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if self._stdout is None else self._stdout,
-                stderr=stderr,
-                cwd=self.folder,
-                # What a launcher leaves in the folder for temporary files goes with ours.
-                env=environment() | {"OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)},
-            )
-        self._pidfd = os.pidfd_open(self._popen.pid)
+        self._running = Running(self._command, self.folder, stdout=self._stdout)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        below = self.processes()
-        for step in (signal.SIGTERM, signal.SIGKILL):
-            if not self.gone_ns:
-                self._popen.send_signal(step)
-                self._wait_until_gone(10)
-        end(below | {event.process for event in self.events()})
-        os.close(self._pidfd)
-        os.close(self._fifo)
+        end_all([self._running], set())
+        procfs.end(event.process for event in self.events())  # also those that started meanwhile
+        self._events.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @property
     def pid(self) -> int:
         """The launcher's own process: the agent."""
-        return self._popen.pid
+        return self._running.pid
+
+    @property
+    def started_ns(self) -> int:
+        """The moment before it was started."""
+        return self._running.started_ns
+
+    @property
+    def gone_ns(self) -> int:
+        """When it was gone; 0 while it is not."""
+        return self._running.gone_ns
 
     def events(self) -> list[Event]:
         """Everything the workers have said so far, in the order they said it."""
-        while True:
-            try:
-                self._unread += os.read(self._fifo, 1 << 16).decode()
-            except BlockingIOError:
-                break
-        *lines, self._unread = self._unread.split("\n")
-        self._events += map(parse_event, lines)
-        return list(self._events)
+        return self._events.all()
 
     def named(self, name: str) -> list[Event]:
         """The events of one name so far, earliest first."""
-        return sorted((event for event in self.events() if event.name == name), key=lambda event: event.at_ns)
+        return self._events.named(name)
 
     def wait_for(self, wanted: Mapping[str, int], timeout_s: float) -> None:
         """Hear events until there are that many of each name."""
         deadline = time.monotonic() + timeout_s
         while any(len(self.named(name)) < number for name, number in wanted.items()):
-            ready = select.select([self._fifo, self._pidfd], [], [], max(0.0, deadline - time.monotonic()))[0]
+            ready = select.select([self._events, self._running], [], [], max(0.0, deadline - time.monotonic()))[0]
             if not ready:
                 raise self.failure(f"its workers said too little in {timeout_s:.0f} s")
-            if self._pidfd in ready:
+            if self._running in ready:
                 raise self.failure("ended early")
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the launcher is gone, which it must be with status 0."""
-        if not self._wait_until_gone(timeout_s):
+        if not self._running.wait_until_gone(timeout_s):
             raise self.failure(f"still ran after {timeout_s:.0f} s")
-        if self._popen.returncode != 0:
-            raise self.failure(f"ended with status {self._popen.returncode}")
+        if self._running.status != 0:
+            raise self.failure(f"ended with status {self._running.status}")
 
     def kill(self) -> None:
         """SIGKILL the agent, and it alone."""
-        self._popen.kill()
-        self._wait_until_gone(10)
+        self._running.kill()
 
     def processes(self) -> set[Process]:
         """Every process of the job but the agent: what is below it, and what a worker told us of."""
-        told = {event.process for event in self.events() if event.process.alive()}
-        return told | (set() if self.gone_ns else procfs.descendants(self.pid))
+        return {event.process for event in self.events() if event.process.alive()} | self._running.below()
 
     def failure(self, what: str) -> LaunchFailed:
-        """What went wrong, with the launcher's last words, in which no path says where this machine keeps things."""
-        lines = (self.folder / "stderr").read_text(errors="replace").splitlines()
-        words = " / ".join(lines[-2:]).replace(str(self.folder), "(scratch)").replace(str(HERE.parent), ".")
-        return LaunchFailed(f"{what}; last words: {words or 'none'}")
-
-    def _wait_until_gone(self, timeout_s: float) -> bool:
-        if not self.gone_ns and select.select([self._pidfd], [], [], timeout_s)[0]:
-            self.gone_ns = time.monotonic_ns()
-            self._popen.wait()
-        return bool(self.gone_ns)
-
-
-def end(processes: set[Process]) -> None:
-    """SIGKILL those that still run."""
-    for process in processes:
-        if process.alive():
-            with contextlib.suppress(ProcessLookupError):  # it went by itself, just now
-                os.kill(process.pid, signal.SIGKILL)
-
-
-def environment() -> dict[str, str]:
-    """Our environment, less what would change what is measured."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_VARIABLES)}
+        """What went wrong, with the launcher's last words."""
+        return LaunchFailed(f"{what}; last words: {self._running.last_words()}")
 
 
 def run_s(command: Sequence[str]) -> float:
@@ -275,7 +205,7 @@ def spin_s() -> float:
     return (time.monotonic_ns() - started_ns) / 1e9
 
 
-def settle(samples: Samples, patience_s: float = 5.0) -> None:
+def settle(samples: Samples, patience_s: float) -> None:
     """Wait until everything else on the machine uses less than an eighth of one core; count it when that never came."""
     deadline = time.monotonic() + patience_s
     window_s = 0.2

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 
-from benchmarks import harness, procfs
+from benchmarks import procfs
 from benchmarks.harness import Launch, LaunchFailed, Settings
 from benchmarks.report import Row, compared, count, limited, megabytes, per_second
 from benchmarks.samples import Samples
@@ -31,7 +31,7 @@ def measure(settings: Settings, samples: Samples) -> None:
     """Take every sample."""
     window_s = 3.0 if settings.quick else 15.0
     for _, launcher in settings.interleaved(3):
-        harness.settle(samples)
+        settings.settle(samples)
         with Launch(launcher, SIZE, ["idle"]) as launch:
             try:
                 launch.wait_for({"start": SIZE}, 60)

@@ -24,11 +24,11 @@ def measure(settings: Settings, samples: Samples) -> None:
     for launcher in settings.launchers:  # unmeasured: bytecode and page cache are warm for everybody
         _launch(launcher, SIZES[0], Samples())
     for _, launcher in settings.interleaved(15):
-        harness.settle(samples)
+        settings.settle(samples)
         samples.add(REFERENCE, PYTHON, harness.run_s([sys.executable, "-c", "pass"]))
         samples.add(REFERENCE, SPAWN, harness.run_s([str(harness.WORKER), os.devnull, "exit"]))
         for size in SIZES:
-            harness.settle(samples)
+            settings.settle(samples)
             _launch(launcher, size, samples)
 
 

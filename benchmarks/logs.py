@@ -108,7 +108,7 @@ def measure(settings: Settings, samples: Samples) -> None:
     for _, launcher in settings.interleaved(3):
         samples.add(REFERENCE, UNTOUCHED, _untouched(per_rank))
         for kind in SINKS:
-            harness.settle(samples)
+            settings.settle(samples)
             with Sink(kind) as sink:
                 _tee(launcher, kind, sink, per_rank, samples)
 

@@ -13,7 +13,7 @@ import select
 import time
 from collections.abc import Iterable
 
-from benchmarks import harness, procfs
+from benchmarks import procfs
 from benchmarks.harness import Launch, Launcher, LaunchFailed, Settings
 from benchmarks.procfs import Process
 from benchmarks.report import BASELINE, NOTHING, OURS, Row, compared, seconds
@@ -50,7 +50,7 @@ def _try(launcher: Launcher, samples: Samples) -> None:
         late = (launch.processes() | procfs.mentioning(str(launch.folder))) - before
         died += deaths(watch(late), killed_at + BOUND_S)
         left = {process for process in before | late if process.alive()}
-        harness.end(left)
+        procfs.end(left)
     samples.add(launcher.name, OF, len(before))
     samples.add(launcher.name, LEFT, len(left))
     if not left:

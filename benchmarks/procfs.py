@@ -1,8 +1,11 @@
-"""Processes as /proc shows them: who they are, whose children, whether they live, what they use. Only reads."""
+"""Processes as /proc shows them: who they are, whose children, whether they live, what they use; how one is ended."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +49,14 @@ def descendants(root: int) -> set[Process]:
     return found
 
 
+def end(processes: Iterable[Process]) -> None:
+    """SIGKILL those that still run: by pid, and only while the start time says that it is the one that was meant."""
+    for process in processes:
+        if process.alive():
+            with contextlib.suppress(ProcessLookupError):  # it went by itself, just now
+                os.kill(process.pid, signal.SIGKILL)
+
+
 def mentioning(words: str) -> set[Process]:
     """Every living process whose command line holds `words`."""
     found = set()
@@ -58,6 +69,16 @@ def mentioning(words: str) -> set[Process]:
         if words.encode() in command and fields is not None:
             found.add(Process(pid, int(fields[19])))
     return {process for process in found if process.alive()}
+
+
+def listens(pid: int, port: int) -> bool:
+    """Whether anybody on the network of this process listens at that port."""
+    for name in ("tcp", "tcp6"):
+        for line in (PROC / str(pid) / "net" / name).read_text().splitlines()[1:]:
+            _, local, _, state, *_ = line.split()
+            if state == "0A" and int(local.rpartition(":")[2], 16) == port:
+                return True
+    return False
 
 
 def pids() -> list[int]:

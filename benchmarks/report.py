@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.samples import Samples, Summary
 
@@ -49,6 +49,11 @@ def lines_per_second(value: float) -> str:
     return f"{value / 1e3:.0f}k lines/s"
 
 
+def operations_per_second(value: float) -> str:
+    """A rate of many small things."""
+    return f"{value / 1e3:.1f}k op/s"
+
+
 def count(value: float) -> str:
     """A number of things."""
     return f"{value:g}"
@@ -59,6 +64,17 @@ def spread(summary: Summary | None, unit: Format) -> str:
     if summary is None:
         return NOTHING
     return f"{unit(summary.median)} [{unit(summary.min)}, {unit(summary.max)}] n={summary.n}"
+
+
+def cell(samples: Samples, who: str, what: str, unit: Format) -> str:
+    """The spread of what was measured, and how often it did not happen at all."""
+    summary, misses = samples.summary(who, what), samples.missed(who, what)
+    told = [spread(summary, unit)] if summary or not misses else []
+    if misses:
+        tries = len(misses) + (summary.n if summary else 0)
+        instead = "; ".join(dict.fromkeys(misses))
+        told.append(f"did not happen in {len(misses)} of {tries} tries ({instead})")
+    return "; ".join(told)
 
 
 def times(ratio: float) -> str:
@@ -76,20 +92,45 @@ def compared(
     more_is_better: bool = False,
 ) -> Row:
     """Both launchers' `what`, judged by how many times better ours is."""
-    baseline, ours = samples.summary(BASELINE, what), samples.summary(OURS, what)
-    row = Row(measure or what, spread(baseline, unit), spread(ours, unit), bar=f"≥ {at_least:g}×" if at_least else "")
-    if baseline is None or ours is None or not baseline.median or not ours.median:
+    row = Row(
+        measure or what,
+        cell(samples, BASELINE, what, unit),
+        cell(samples, OURS, what, unit),
+        bar=f"≥ {at_least:g}×" if at_least else "",
+    )
+    if samples.missed(OURS, what):
+        return replace(row, passed=None if at_least is None else False)
+    ratio = better(samples, what, more_is_better=more_is_better)
+    if ratio is None:
         return row
-    ratio = ours.median / baseline.median if more_is_better else baseline.median / ours.median
-    passed = None if at_least is None else ratio >= at_least
-    return Row(row.measure, row.baseline, row.ours, times(ratio), row.bar, passed)
+    return replace(row, ratio=times(ratio), passed=None if at_least is None else ratio >= at_least)
 
 
-def limited(samples: Samples, what: str, unit: Format, *, measure: str = "", below: float) -> Row:
-    """Both launchers' `what`, judged by whether the median of ours is below a limit."""
+def better(samples: Samples, what: str, *, more_is_better: bool = False) -> float | None:
+    """How many times better our median is; None without two medians, or where either did not always happen."""
     baseline, ours = samples.summary(BASELINE, what), samples.summary(OURS, what)
-    passed = None if ours is None else ours.median < below
-    return Row(measure or what, spread(baseline, unit), spread(ours, unit), bar=f"< {unit(below)}", passed=passed)
+    if samples.missed(BASELINE, what) or samples.missed(OURS, what):
+        return None
+    if baseline is None or ours is None or not baseline.median or not ours.median:
+        return None
+    return ours.median / baseline.median if more_is_better else baseline.median / ours.median
+
+
+def limited(
+    samples: Samples, what: str, unit: Format, *, measure: str = "", below: float, with_ratio: bool = False
+) -> Row:
+    """Both launchers' `what`, judged by whether the median of ours is below a limit."""
+    ours = samples.summary(OURS, what)
+    passed = False if samples.missed(OURS, what) else None if ours is None else ours.median < below
+    ratio = better(samples, what) if with_ratio else None
+    return Row(
+        measure or what,
+        cell(samples, BASELINE, what, unit),
+        cell(samples, OURS, what, unit),
+        times(ratio) if ratio else "",
+        bar=f"< {unit(below)}",
+        passed=passed,
+    )
 
 
 def verdict(passed: bool | None) -> str:

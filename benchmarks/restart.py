@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from benchmarks import harness
-from benchmarks.harness import Event, Launch, LaunchFailed, Settings
+from benchmarks.events import Event
+from benchmarks.harness import Launch, LaunchFailed, Settings
 from benchmarks.report import Row, compared, limited, seconds
 from benchmarks.samples import Samples
 
@@ -31,7 +31,7 @@ def measure(settings: Settings, samples: Samples) -> None:
     deaths = 3 if settings.quick else 12
     for _, launcher in settings.interleaved(3):
         for size in SIZES:
-            harness.settle(samples)
+            settings.settle(samples)
             with Launch(launcher, size, ["die", str(deaths)], options=[f"--max-restarts={deaths}"]) as launch:
                 try:
                     launch.wait(30 + 3 * deaths)

@@ -29,17 +29,22 @@ def summarize(values: Iterable[float]) -> Summary | None:
 class Samples:
     """Every sample of one measurement, by who was measured and what of it.
 
-    Beside them, what a reader needs to trust them: every launch that gave no sample (`failures`), and how many began
-    although the machine was not quiet (`restless`).
+    Beside them, what a reader needs to trust them: what was waited for and did not happen (`misses`), every launch that
+    gave no sample (`failures`), and how many began although the machine was not quiet (`restless`).
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    misses: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
     restless: int = 0
 
     def add(self, who: str, what: str, value: float) -> None:
         """Keep one sample."""
         self.values.setdefault(who, {}).setdefault(what, []).append(value)
+
+    def miss(self, who: str, what: str, instead: str) -> None:
+        """Keep the fact that `what` did not happen, and what was seen instead."""
+        self.misses.setdefault(who, {}).setdefault(what, []).append(instead)
 
     def fail(self, who: str, why: str) -> None:
         """Keep the fact that a launch gave no sample."""
@@ -48,6 +53,10 @@ class Samples:
     def all(self, who: str, what: str) -> list[float]:
         """The samples of `what` taken of `who`, in the order they were taken."""
         return self.values.get(who, {}).get(what, [])
+
+    def missed(self, who: str, what: str) -> list[str]:
+        """What was seen in place of `what`, once for every time that it did not happen."""
+        return self.misses.get(who, {}).get(what, [])
 
     def summary(self, who: str, what: str) -> Summary | None:
         """Their summary; None when there are none."""

@@ -3,11 +3,13 @@
  * usage: worker EVENTS MODE [COUNT]
  *
  * EVENTS is a FIFO held open by the harness; each event is one line, written whole:
- *     <monotonic ns> <event> <pid> <start time of the process in ticks> <rank> <restart count>
+ *     <monotonic ns> <event> <pid> <start time of the process in ticks> <rank> <restart count> <world size>
+ *     <generation, 0 where the launcher does not number them> <the agent's number: BENCH_NODE in its environment>
  *
  * MODE
  *   exit         stamp "start" and "end", leave with 0
  *   idle         stamp "start", wait for a signal
+ *   steady       the same, and stamp "term" when told to stop
  *   die COUNT    rank 0 stamps "die" and kills itself after a quarter of a second or a little more, the others stamp
  *                "term" when they are told to stop; from the COUNT-th restart on everybody leaves with 0
  *   lines COUNT  write COUNT numbered lines to stdout, stamp "end", leave with 0
@@ -28,7 +30,7 @@
 enum { LIFE_S = 300 };
 
 static int events = -1;
-static const char *rank, *restarts;
+static const char *rank, *restarts, *world, *generation, *node;
 static unsigned long long started_ticks;
 
 static long long now_ns(void) {
@@ -56,12 +58,30 @@ static void learn_start_time(void) {
 
 static void stamp(long long at_ns, const char *event) {
   char line[256];
-  int length = snprintf(line, sizeof line, "%lld %s %d %llu %s %s\n", at_ns, event, getpid(), started_ticks, rank, restarts);
+  int length = snprintf(line, sizeof line, "%lld %s %d %llu %s %s %s %s %s\n", at_ns, event, getpid(), started_ticks, rank,
+                        restarts, world, generation, node);
   if (write(events, line, length) != length) _exit(9);
 }
 
 static void wait_for_a_signal(void) {
   for (;;) pause();
+}
+
+static void block_term(void) {
+  sigset_t term;
+  sigemptyset(&term);
+  sigaddset(&term, SIGTERM);
+  sigprocmask(SIG_BLOCK, &term, NULL);
+}
+
+static void wait_to_be_told(void) {
+  sigset_t term;
+  int number;
+  sigemptyset(&term);
+  sigaddset(&term, SIGTERM);
+  sigwait(&term, &number);
+  stamp(now_ns(), "term");
+  _exit(128 + SIGTERM);
 }
 
 static void die(int count) {
@@ -77,14 +97,8 @@ static void die(int count) {
     kill(getpid(), SIGKILL);
     wait_for_a_signal();
   }
-  sigset_t term;
-  int number;
-  sigemptyset(&term);
-  sigaddset(&term, SIGTERM);
-  sigprocmask(SIG_BLOCK, &term, NULL);
-  sigwait(&term, &number);
-  stamp(now_ns(), "term");
-  _exit(128 + SIGTERM);
+  block_term();
+  wait_to_be_told();
 }
 
 static void lines(long count) {
@@ -139,15 +153,20 @@ int main(int argc, char **argv) {
   alarm(LIFE_S);
   rank = variable("RANK", "0");
   restarts = variable("TORCHELASTIC_RESTART_COUNT", "0");
+  world = variable("WORLD_SIZE", "1");
+  generation = variable("TENAX_GENERATION", "0");
+  node = variable("BENCH_NODE", "0");
   events = open(argv[1], O_WRONLY | O_NONBLOCK | O_CLOEXEC);
   if (events < 0) return 3;
+  const char *mode = argv[2];
+  if (strcmp(mode, "steady") == 0) block_term(); /* before the stamp: who sees it may tell us to stop at once */
   learn_start_time();
   stamp(at_ns, "start");
 
-  const char *mode = argv[2];
   long count = argc > 3 ? atol(argv[3]) : 0;
   if (strcmp(mode, "exit") == 0) stamp(now_ns(), "end");
   else if (strcmp(mode, "idle") == 0) wait_for_a_signal();
+  else if (strcmp(mode, "steady") == 0) wait_to_be_told();
   else if (strcmp(mode, "die") == 0) die((int)count);
   else if (strcmp(mode, "lines") == 0) lines(count);
   else if (strcmp(mode, "brood") == 0) brood();

@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.harness import Event, Launcher, Settings, parse_event
+from benchmarks.events import Event, parse_event
+from benchmarks.harness import Launcher, Settings
 from benchmarks.idle import parse_strace
 from benchmarks.procfs import Process, descendants
 from benchmarks.restart import Restart, restarts
@@ -22,7 +23,7 @@ def event(at_ms: int, name: str, rank: int, attempt: int) -> Event:
 
 def test_a_line_of_the_worker_is_an_event() -> None:
     """Time, name, process, rank and attempt."""
-    assert parse_event("12 die 34 56 7 8") == Event(12, "die", Process(34, 56), 7, 8)
+    assert parse_event("12 die 34 56 7 8 9 10 11") == Event(12, "die", Process(34, 56), 7, 8, 9, 10, 11)
 
 
 def test_a_restart_is_timed_from_the_death_that_caused_it() -> None:

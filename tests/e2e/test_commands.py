@@ -41,10 +41,12 @@ environment of every worker, added to what is inherited:
   TORCHELASTIC_RESTART_COUNT=0
   TORCHELASTIC_MAX_RESTARTS=3
   TORCHELASTIC_RUN_ID=job7
-  TORCHELASTIC_USE_AGENT_STORE=False
+  TORCHELASTIC_USE_AGENT_STORE=True
   TORCH_NCCL_ASYNC_ERROR_HANDLING=1
   TENAX_GENERATION=1
+  TENAX_GENERATION_REASON='first generation'
   PYTHONFAULTHANDLER=1
+  TENAX_NOTICE_FILE=<log folder>/notice-1.json
 
 worker 0: global rank 0 of 2
   command     {python} -u train.py --lr 0.1 'a b' cuda:0

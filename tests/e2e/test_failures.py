@@ -84,7 +84,13 @@ def test_the_history_of_restarts_is_in_the_report(bench: Bench) -> None:
     assert len(lines) == 3
     assert "Restarted 3 of 3 times, then gave up" in done.report
     assert "no luck in attempt 3" in done.report
-    assert sum("forming generation" in line for line in done.said) == 3
+    starts = [line for line in done.said if "starting 1 worker" in line]
+    assert [line.split(":")[0] for line in starts] == [
+        "generation 1",
+        "generation 2 (restart 1 of 3)",
+        "generation 3 (restart 2 of 3)",
+        "generation 4 (restart 3 of 3)",
+    ]
 
 
 # --- exit codes -------------------------------------------------------------------------------------------------------

@@ -64,6 +64,7 @@ SAME = (
     "TORCHELASTIC_RESTART_COUNT",
     "TORCHELASTIC_MAX_RESTARTS",
     "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "CUDA_VISIBLE_DEVICES",
     "TORCHELASTIC_TIMER_FILE",
@@ -73,10 +74,11 @@ DIFFERENT = {
     "MASTER_ADDR": "a name of this machine; ours needs no resolver",
     "MASTER_PORT": "a free port, another one for each run",
     "TORCHELASTIC_ERROR_FILE": "in the run's own folder",
-    "TORCHELASTIC_USE_AGENT_STORE": "the workers of a node host their own store, fresh for each generation",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun leaks it",
     "OMP_NUM_THREADS": "torchrun says 1; we share the cores",
     "TENAX_GENERATION": "ours",
+    "TENAX_GENERATION_REASON": "ours: why this generation was formed",
+    "TENAX_NOTICE_FILE": "ours: where a worker reads that a node is going to leave",
     "TENAX_KEEPER": "ours: how a lost process is found",
     "PYTHONFAULTHANDLER": "ours: a crash in native code leaves its stack for the report",
     "_": "the shell's",
@@ -101,7 +103,7 @@ def test_the_environment_is_torchruns(bench: Bench) -> None:
             assert ours[what] == theirs[what], what
     assert ours["env"]["MASTER_ADDR"] in ("127.0.0.1", "localhost")
     assert 0 < int(ours["env"]["MASTER_PORT"]) < 65536
-    assert ours["env"]["TORCHELASTIC_USE_AGENT_STORE"] in ("True", "False")
+    assert ours["env"]["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert ours["env"]["TORCHELASTIC_ERROR_FILE"].endswith("/attempt_0/1/error.json")
 
 

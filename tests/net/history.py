@@ -35,6 +35,7 @@ class Worker:
         self.born_at: float = start["born_at"]
         self.alive_before: list[int] = start["alive_before"]
         self.last_at: float = start["at"]
+        self.first_step = 0
         self.steps = 0  # the number of the last one
         self.is_finished = False
 
@@ -92,6 +93,15 @@ class Generation:
         working = {worker.rank for worker in self.workers.values() if worker.steps or worker.is_finished}
         return working == set(range(self.world_size))
 
+    @property
+    def first_step(self) -> int:
+        """That any rank did; 0: none did one."""
+        return min((worker.first_step for worker in self.workers.values() if worker.steps), default=0)
+
+    @property
+    def last_step(self) -> int:
+        return max(worker.steps for worker in self.workers.values())
+
     def pids_on(self, host: str) -> set[int]:
         return {worker.pid for worker in self.workers.values() if worker.host == host}
 
@@ -111,6 +121,7 @@ class History:
             worker = generation.workers[line["pid"]]
             worker.last_at = line["at"]
             worker.steps = line["step"]
+            worker.first_step = worker.first_step or line["step"]
             worker.is_finished = line["event"] == "end"
 
     def latest(self) -> Generation | None:

@@ -65,7 +65,7 @@ def test_a_cut_that_is_shorter_than_the_lease_changes_nothing(lab: Lab) -> None:
     lab[1].cut()
     cluster.until_it_worked_for(generation, 2.0)
     lab[1].heal()
-    cluster.until_it_worked_for(generation, 6.0)
+    cluster.until_it_worked_for(generation, 4.0)
     cluster.finish()
 
 

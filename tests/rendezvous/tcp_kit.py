@@ -183,7 +183,10 @@ class Served:
         door = listener()
         self.port: int = door.getsockname()[1]
         run = RunSettings(
-            options.pop("run_id", "run"), *nodes, options.pop("max_restarts", 3), last_call_s=options.pop("last_call_s", 0)
+            options.pop("run_id", "run"),
+            *nodes,
+            options.pop("max_restarts", 3),
+            last_call_s=options.pop("last_call_s", 0),
         )
         opened = options.pop("opened", Opened())
         terms = options.pop("terms", LeaseTerms())

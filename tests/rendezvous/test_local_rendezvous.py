@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import re
 import resource
 import socket
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tenax.core import events as fact
-from tenax.core.model import Assignment
+from tenax.core import messages as word
+from tenax.core.model import AgentSettings, Assignment, Failure, Outcome
+from tenax.core.policy import AnyDecision, History, RestartPolicy, Wait
+from tenax.ports import ControlledNode
 from tenax.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -26,9 +32,13 @@ from tenax.rendezvous import (
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
+from tenax.rendezvous.engine import EngineRendezvousHandler
 from tenax.rendezvous.local import LocalRendezvous, LocalRendezvousHandler
 from tenax.rendezvous.port import free_port
 from tenax.rendezvous.registry import get_rendezvous_handler
+from tenax.rendezvous.store_place import StorePlace
+from tenax.runtime.loop import Loop
+from watching import PATIENCE_S, leaving_nothing
 
 
 def params(backend: str = "local", endpoint: str = "", nodes: int = 1, **options: Any) -> RendezvousParameters:
@@ -38,48 +48,133 @@ def params(backend: str = "local", endpoint: str = "", nodes: int = 1, **options
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-def joined(engine: LocalRendezvous, generation: int) -> Assignment:
-    heard: list[fact.AnyEvent] = []
-    engine.open(heard.append)
-    engine.join(generation, 4, "trainer")
-    (event,) = heard
-    assert isinstance(event, fact.GenerationFormed)
-    return event.assignment
+class Seated:
+    """A node and its engine, on a loop of their own."""
+
+    def __init__(self, engine: LocalRendezvous, policy: RestartPolicy | None = None, **settings: Any) -> None:
+        self.loop = Loop()
+        self.engine = engine
+        self.said: list[str] = []
+        chosen = {"run_id": "run", "role": "trainer", "local_world_size": 4, "max_restarts": 1, **settings}
+        node = ControlledNode(AgentSettings(**chosen), policy, lambda _: [], lambda _: None, self.said.append)
+        engine.open(self.loop, self.loop.post, node)
+
+    def hear(self) -> fact.AnyEvent:
+        """The next event; everything here is answered at once."""
+        event = self.loop.next_event(lambda: self.loop.now() + PATIENCE_S)
+        assert event is not None, "nothing was heard"
+        return event
+
+    def join(self, last: int = 0) -> Assignment:
+        self.engine.tell(word.NodeReady(last))
+        event = self.hear()
+        assert isinstance(event, fact.GenerationFormed), event
+        return event.assignment
+
+    def fail(self, generation: int) -> None:
+        failure = Failure(generation, 0, 0, 77, 3, self.loop.now())
+        self.engine.tell(word.NodeStopped(generation, self.loop.now(), (failure,)))
+        assert isinstance(self.hear(), fact.GenerationEnded)
+
+    def close(self) -> None:
+        self.engine.close()
+        self.loop.close()
 
 
-def test_a_group_of_one_is_agreed_at_once() -> None:
-    """All ranks are ours, from 0 on; the store is on this host."""
-    part = joined(LocalRendezvous("run"), 3)
-    assert (part.generation, part.group_rank, part.group_world_size) == (3, 0, 1)
+@pytest.fixture
+def seated() -> Iterator[Callable[..., Seated]]:
+    made: list[Seated] = []
+
+    def make(place: StorePlace | None = None, **options: Any) -> Seated:
+        made.append(Seated(LocalRendezvous("run", place), **options))
+        return made[-1]
+
+    with leaving_nothing():
+        yield make
+        for each in made:
+            each.close()
+
+
+def test_a_group_of_one_is_agreed_at_once(seated: Callable[..., Seated]) -> None:
+    """All ranks are ours, from 0 on; the store is the agent's, on this host."""
+    part = seated(StorePlace("127.0.0.1")).join()
+    assert (part.generation, part.group_rank, part.group_world_size, part.why) == (1, 0, 1, "first generation")
     assert (part.first_global_rank, part.world_size, part.first_role_rank, part.role_world_size) == (0, 4, 0, 4)
-    assert part.master_addr == "127.0.0.1"
-    assert not part.use_agent_store
+    assert (part.master_addr, part.use_agent_store, part.restarts_used) == ("127.0.0.1", True, 0)
+    assert part.master_port > 0
 
 
-def test_every_generation_has_a_port_of_its_own() -> None:
-    """Unless one was named."""
-    engine = LocalRendezvous("run")
-    assert len({joined(engine, generation).master_port for generation in range(1, 6)}) > 1
-    named = LocalRendezvous("run", "host", 1234)
-    assert {
-        (joined(named, generation).master_addr, joined(named, generation).master_port) for generation in (1, 2)
-    } == {("host", 1234)}
+def test_without_a_place_there_is_no_store(seated: Callable[..., Seated]) -> None:
+    """For processes that nobody told of one."""
+    part = seated().join()
+    assert (part.master_addr, part.master_port, part.use_agent_store) == ("", 0, False)
 
 
-def test_a_host_without_a_free_port_refuses() -> None:
+def test_a_failure_is_answered_with_the_next_generation_while_restarts_are_left(seated: Callable[..., Seated]) -> None:
+    """The coordinator in this process decides: a restart with its reason, then the end of the run with the cause."""
+    made = seated(StorePlace("127.0.0.1"), max_restarts=1)
+    made.join()
+    made.fail(1)
+    part = made.join(1)
+    assert (part.generation, part.restarts_used, part.why) == (2, 1, "restart 1 of 1")
+    made.fail(2)
+    made.engine.tell(word.NodeReady(2))
+    ended = made.hear()
+    assert isinstance(ended, fact.RunEnded)
+    assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the one restart is used")
+    assert [(failure.generation, failure.host) for failure in ended.verdict.failures] == [(2, os.uname().nodename)]
+    assert [failure.generation for failure in ended.verdict.earlier] == [1]
+
+
+class SlowDown:
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        return Wait("too hot", seconds=0.01)
+
+
+def test_a_policy_of_the_users_own_is_asked_here(seated: Callable[..., Seated]) -> None:
+    """Its pause is kept by the loop; the person hears why nothing happens."""
+    made = seated(policy=SlowDown(), max_restarts=0)
+    made.join()
+    made.fail(1)
+    made.engine.tell(word.NodeReady(1))
+    assert made.hear() == fact.Waiting("waiting 0.01 s before the next try: too hot")
+    formed = made.hear()
+    while isinstance(formed, fact.Waiting):
+        formed = made.hear()
+    assert isinstance(formed, fact.GenerationFormed)
+    assert (formed.assignment.generation, formed.assignment.why) == (2, "too hot")
+
+
+def test_success_ends_the_run(seated: Callable[..., Seated]) -> None:
+    """And nobody has to be waited for."""
+    made = seated()
+    made.join()
+    made.engine.tell(word.NodeSucceeded(1))
+    ended = made.hear()
+    assert isinstance(ended, fact.RunEnded)
+    assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.SUCCEEDED, "all 4 workers succeeded")
+    assert not made.engine.stays_for_others()
+
+
+def test_a_host_without_a_free_port_refuses(seated: Callable[..., Seated]) -> None:
     """A reason instead of an exception: the run ends with a sentence."""
-    heard: list[fact.AnyEvent] = []
-    engine = LocalRendezvous("run")
-    engine.open(heard.append)
+    made = seated(StorePlace("127.0.0.1"))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        engine.join(1, 1, "trainer")
+        made.engine.tell(word.NodeReady(0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    (event,) = heard
-    assert isinstance(event, fact.JoinRefused)
-    assert event.reason.startswith("there is no free port for the workers' store: ")
+    event = made.hear()
+    assert event == fact.JoinRefused("there is no port for the workers' store: Too many open files")
+
+
+def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> None:
+    """A fixed port is the user's wish: another one would not be found by whoever was told of it."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        made = seated(StorePlace("127.0.0.1", other.getsockname()[1]))
+        made.engine.tell(word.NodeReady(0))
+        assert made.hear() == fact.JoinRefused("there is no port for the workers' store: Address already in use")
 
 
 # --- ports ------------------------------------------------------------------------------------------------------------
@@ -115,7 +210,6 @@ def test_the_handler_answers_as_documented() -> None:
     """One node, always ready, nobody waiting; closed means closed."""
     handler = LocalRendezvousHandler("run")
     assert (handler.get_backend(), handler.get_run_id(), handler.num_nodes_waiting()) == ("local", "run", 0)
-    assert not handler.use_agent_store
     info = handler.next_rendezvous()
     assert (info.rank, info.world_size, info.store) == (0, 1, None)
     assert info.bootstrap_store_info.master_addr == "127.0.0.1"
@@ -135,10 +229,53 @@ def test_every_usual_name_means_one_node(backend: str) -> None:
     assert handler.next_rendezvous().world_size == 1
 
 
-def test_more_nodes_are_refused_in_a_sentence() -> None:
+@pytest.mark.parametrize("backend", ["tcp", "c10d"])
+def test_more_nodes_meet_through_the_tcp_engine(backend: str) -> None:
+    """Whatever the name: for several nodes it is the same engine."""
+    handler = get_rendezvous_handler(params(backend, "localhost:29400", nodes=2))
+    assert isinstance(handler, EngineRendezvousHandler)
+    assert handler.get_backend() == backend
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "sentence"),
+    [
+        ("local", {}, "the rendezvous backend 'local' cannot join 2 nodes in this release; use 'tcp'"),
+        ("etcd", {}, "the rendezvous backend 'etcd' cannot join 2 nodes"),
+        ("static", {}, "'static' needs a fixed number of nodes and the rank of each"),
+    ],
+)
+def test_what_cannot_join_several_nodes_says_so(backend: str, options: dict[str, Any], sentence: str) -> None:
     """Rather than run one of them alone."""
-    with pytest.raises(ValueError, match="asked for up to 2 nodes, but this release of tenax runs one node"):
-        get_rendezvous_handler(params("c10d", nodes=2))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        get_rendezvous_handler(params(backend, "localhost:29400", nodes=2, **options))
+
+
+def test_the_handlers_engine_hosts_the_store_where_the_spec_says(seated: Callable[..., Seated]) -> None:
+    """A worker spec's address and port go before the handler's; without any it is this host's loopback."""
+    with leaving_nothing():
+        made = Seated(LocalRendezvousHandler("run", master_addr="::1").engine("127.0.0.1"))
+        try:
+            part = made.join()
+            assert (part.master_addr, part.use_agent_store) == ("127.0.0.1", True)
+        finally:
+            made.close()
+
+
+@pytest.mark.parametrize("given", [{"use_agent_store": "false"}, {"use_agent_store": False}])
+def test_the_agents_store_can_be_declined(given: dict[str, Any]) -> None:
+    """For scripts that bind the port themselves: --rdzv-conf use_agent_store=false."""
+    handler = get_rendezvous_handler(params(**given))
+    assert isinstance(handler, LocalRendezvousHandler)
+    with leaving_nothing():
+        made = Seated(handler.engine())
+        try:
+            part = made.join()
+            assert not part.use_agent_store
+            with socket.create_server(("127.0.0.1", part.master_port)):
+                pass  # nobody holds it
+        finally:
+            made.close()
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from tcp_kit import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
-from watching import leaving_nothing, on_linux, python
 
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.tls import TlsFiles
+from watching import leaving_nothing, on_linux, python
 
 BEAT = wire.encode(wire.Beat(1))
 
@@ -149,7 +149,7 @@ def test_a_killed_process_has_told_us(tmp_path: Path) -> None:
 @on_linux
 def test_a_connection_that_times_out_is_broken_and_nobody_told_us(ends: tuple[HeardLink, socket.socket]) -> None:
     """The other host's system takes nothing more: for all we know, it is cut off."""
-    heard, other = ends
+    heard, _ = ends
     heard.link._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 50)
     while not heard.link.wants_to_write:
         heard.link.send(BEAT * 1000)
@@ -355,20 +355,20 @@ def test_a_client_without_a_certificate_of_our_authority_is_refused(certificates
 
 
 @needs_openssl
-def test_plain_bytes_to_a_tls_link_and_tls_bytes_to_a_plain_link_close_it(certificates: Certificates) -> None:
+def test_two_sides_of_which_one_has_tls_both_say_what_is_wrong(certificates: Certificates) -> None:
+    """And that it is of no use to try again."""
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
-    one, other = connected_pair()
-    server, client = HeardLink(one, files.for_server(), is_server=True), HeardLink(other)
-    client.link.send(BEAT)
-    serve([server, client], lambda: server.closed and client.closed)
-    assert server.closed is not None
-    assert server.closed[0].startswith("TLS could not be agreed on: ")
-
-    one, other = connected_pair()
-    server, client = HeardLink(one), HeardLink(other, files.for_client(), server_hostname="localhost")
-    serve([server, client], lambda: server.closed and client.closed)
-    assert server.closed is not None
-    assert server.closed[0].startswith("it sent a frame of ")
+    for with_tls, is_server in ((files.for_server(), True), (files.for_client(), False)):
+        one, other = connected_pair()
+        hostname = None if is_server else "localhost"
+        tls, plain = HeardLink(one, with_tls, is_server=is_server, server_hostname=hostname), HeardLink(other)
+        plain.link.send(BEAT)
+        serve([tls, plain], lambda tls=tls, plain=plain: tls.closed and plain.closed)  # type: ignore[misc]
+        assert tls.closed is not None
+        assert plain.closed == ("it speaks TLS, and this side was not told to", False)
+        assert "TLS" in tls.closed[0]
+        assert tls.link.is_misfit
+        assert plain.link.is_misfit
 
 
 @needs_openssl

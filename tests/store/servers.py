@@ -6,7 +6,6 @@ never answer it.)
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,17 +13,20 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+# Answers every line on its standard input with what it has counted.
 OURS = """
-import resource, sys
+import os, resource, sys
 from tenax.store.limits import Limits
 from tenax.store.listening import listen
 from tenax.store.server import StoreServer
-host, limits, descriptors = sys.argv[1:]
+host, limits, allow, descriptors = sys.argv[1:]
+listener = listen(host)
+server = StoreServer(listener, Limits(**eval(limits)), allow=eval(allow))
+server.watch(0, lambda: os.write(1, repr(server.counters).encode() + b"\\n") if os.read(0, 99) else os._exit(0))
+print(listener.getsockname()[1], flush=True)
 if int(descriptors):
     resource.setrlimit(resource.RLIMIT_NOFILE, (int(descriptors), int(descriptors)))
-listener = listen(host)
-print(listener.getsockname()[1], flush=True)
-StoreServer(listener, Limits(**eval(limits))).serve()
+server.serve()
 """
 
 
@@ -42,17 +44,23 @@ class Server:
         with open(f"/proc/{self.pid}/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:"))
 
-    def processor_time(self) -> float:
-        with open(f"/proc/{self.pid}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    def counted(self, name: str) -> int:
+        """What the server has counted under this name."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(b"\n")
+        self.process.stdin.flush()
+        counters = dict(pair.split("=") for pair in self.process.stdout.readline().decode().split(", "))
+        return int(counters[name])
 
 
 @contextmanager
-def our_server(host: str = "127.0.0.1", *, descriptors: int = 0, **limits: float) -> Iterator[Server]:
+def our_server(
+    host: str = "127.0.0.1", *, descriptors: int = 0, allow: list[str] | None = None, **limits: float
+) -> Iterator[Server]:
     """With ``descriptors``, the process may have no more than so many open files."""
-    command = [sys.executable, "-c", OURS, host, repr(limits), str(descriptors)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+    command = [sys.executable, "-c", OURS, host, repr(limits), repr(allow), str(descriptors)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:
             yield Server(process, host, int(process.stdout.readline()))

@@ -152,9 +152,12 @@ class AgentMachine:
                 self._on_worker_started(local_rank, pid)
             case fact.WorkerStartFailed(_, local_rank, reason, exit_code):
                 fault = f"could not be started: {reason}"
-                self._on_worker_ended(local_rank, exit_code, fault, now, unasked=True)
-            case fact.WorkerExited(_, local_rank, exit_code, fault, unasked, wrote_error):
-                self._on_worker_ended(local_rank, exit_code, fault, now, unasked=unasked, wrote_error=wrote_error)
+                self._on_worker_ended(local_rank, exit_code, fault, now, at=now, unasked=True)
+            case fact.WorkerExited(_, local_rank, exit_code, fault, unasked, wrote_error, ended_at):
+                at = now if ended_at is None else min(ended_at, now)
+                self._on_worker_ended(
+                    local_rank, exit_code, fault, now, at=at, unasked=unasked, wrote_error=wrote_error
+                )
             case fact.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
             case fact.NodeCleared():
@@ -249,7 +252,15 @@ class AgentMachine:
             worker.pid = pid
 
     def _on_worker_ended(
-        self, local_rank: int, exit_code: int, fault: str, now: float, *, unasked: bool, wrote_error: bool = False
+        self,
+        local_rank: int,
+        exit_code: int,
+        fault: str,
+        now: float,
+        *,
+        at: float,
+        unasked: bool,
+        wrote_error: bool = False,
     ) -> None:
         state = self.state
         worker = state.workers.get(local_rank)
@@ -257,7 +268,7 @@ class AgentMachine:
             return
         worker.phase = WorkerPhase.ENDED
         worker.exit_code = exit_code
-        worker.ended_at = now
+        worker.ended_at = at
         # What never came to life, or had ended already, was not ended by us, whatever we had asked for meanwhile.
         worker.asked_to_end = state.rung >= Rung.ASKED and not unasked
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):

@@ -37,6 +37,7 @@ from tenax.core.ranks import Candidate, arrange, choose, number
 
 _HISTORY_KEPT = 100
 _STOPPED_KEPT = 10_000
+_SUPERSEDED_KEPT = 100
 _NAMES_SAID = 8
 _CUT_OFF = "it was cut off and stopped its workers"
 _SUPERSEDED = "it was started again and its new self took its place"
@@ -190,6 +191,7 @@ class CoordinatorState(msgspec.Struct):
     expected: int = 0  # members it had; 0: not known
     dead_rank: int = -1
     is_broken: bool = False  # some member of it does not run any more
+    superseded: list[str] = []  # nodes whose new self is here: should they come back, they are refused
     ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
     next_why: str = "first generation"
     gathering_since: float = 0.0
@@ -298,7 +300,7 @@ class CoordinatorMachine:
             else:
                 self._say(fact.JoinRefused(f"the run is over: {state.verdict.why}"), node.node_id)
             return
-        refusal = self._why_not(node)
+        refusal = _SUPERSEDED if node.node_id in state.superseded else self._why_not(node)
         if refusal:
             self._say(fact.JoinRefused(refusal), node.node_id)
             return
@@ -347,6 +349,7 @@ class CoordinatorMachine:
             same = (node.name and old.info.name == node.name) or (node.rank >= 0 and old.info.rank == node.rank)
             if same and old.info.node_id != node.node_id and not old.is_superseded:
                 self._say(fact.JoinRefused(_SUPERSEDED), old.info.node_id)
+                self.state.superseded = [*self.state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
                 if old.info.name and old.last_rank >= 0:
                     self.state.ranks_by_name[old.info.name] = old.last_rank
                 if old.phase is NodePhase.MEMBER:
@@ -370,6 +373,8 @@ class CoordinatorMachine:
             self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
         elif state.phase is RunPhase.RECOVERING:
             self._dismiss("a later generation exists")
+        elif state.phase is not RunPhase.ENDING:
+            state.members, state.done = {}, set()
         state.generation = generation
         state.gone = set()
 
@@ -385,8 +390,8 @@ class CoordinatorMachine:
             self._say(fact.GenerationEnded(state.generation, state.ended_why), node_id)
             return
         self._say(fact.GenerationEnded(joined.generation, "the others went on without this node"), node_id)
-        is_latest = joined.generation == state.generation and node_id not in state.gone
-        if joined.is_running and is_latest and record.phase is not NodePhase.READY:
+        is_latest = joined.generation == state.generation and state.phase is not RunPhase.RUNNING
+        if joined.is_running and is_latest and node_id not in state.gone and record.phase is not NodePhase.READY:
             self._await_latecomer(record, joined.group_rank, now)
 
     def _await_latecomer(self, record: NodeRecord, group_rank: int, now: float) -> None:
@@ -395,7 +400,7 @@ class CoordinatorMachine:
         record.phase = NodePhase.MEMBER
         state.members[node_id] = group_rank
         if state.phase is not RunPhase.ENDING:
-            self._begin_ending(Ending.LOSS, f"{record.info.host} is still at work for an earlier coordinator", now)
+            self._begin_ending(None, f"{record.info.host} was still at work for an earlier coordinator", now)
         state.unstopped.add(node_id)
 
     def _say_part_again(self, node_id: str, part: Assignment) -> None:
@@ -411,6 +416,7 @@ class CoordinatorMachine:
         members = [each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work]
         for node_id in members:
             state.nodes[node_id].phase = NodePhase.JOINED
+            state.nodes[node_id].last_rank = -1
         self._say(fact.GenerationEnded(state.generation, why), *members)
         state.members, state.done, state.failures, state.stopped = {}, set(), [], []
         state.lost, state.drained, state.is_broken = {}, [], False
@@ -426,7 +432,7 @@ class CoordinatorMachine:
             record.phase = NodePhase.DONE
             state.done.add(node_id)
         else:
-            record.phase = NodePhase.MEMBER
+            record.phase = record.phase if record.phase is NodePhase.READY else NodePhase.MEMBER
             state.is_broken |= not joined.is_running
         known = {*state.members.values(), state.dead_rank}
         if known >= set(range(state.expected)):
@@ -483,7 +489,8 @@ class CoordinatorMachine:
                 self._form_if_possible(now)
             case RunPhase.RECOVERING:
                 state.is_broken |= is_member
-        if node_id in state.ready and state.phase not in (RunPhase.ENDING, RunPhase.OVER):
+        is_told = any(isinstance(say.event, fact.Waiting) and node_id in say.to for say in self._says)
+        if node_id in state.ready and not is_told and state.phase not in (RunPhase.ENDING, RunPhase.OVER):
             self._say(fact.Waiting(self._waiting_in_words(now)), node_id)
 
     def _consider_newcomer(self, record: NodeRecord, now: float) -> None:
@@ -578,7 +585,8 @@ class CoordinatorMachine:
         match state.phase:
             case RunPhase.RUNNING:
                 is_full = len(state.members) >= settings.max_nodes
-                what = f"is a spare: all {settings.max_nodes} places are taken" if is_full else "is in the next one"
+                places = "the only place is" if settings.max_nodes == 1 else f"all {settings.max_nodes} places are"
+                what = f"is a spare: {places} taken" if is_full else "is in the next one"
                 return f"generation {state.generation} is running; this node {what}"
             case RunPhase.ENDING:
                 whom = _some([state.nodes[node_id].info.host for node_id in sorted(state.unstopped)])
@@ -693,7 +701,7 @@ class CoordinatorMachine:
         self._say(fact.GenerationEnded(state.generation, why), *sorted(state.unstopped))
         self._after_generation_if_stopped(now)
 
-    def _begin_ending(self, kind: Ending, why: str, now: float) -> None:
+    def _begin_ending(self, kind: Ending | None, why: str, now: float) -> None:
         state = self.state
         state.phase = RunPhase.ENDING
         state.ended_by, state.ended_why, state.ended_at = kind, why, now
@@ -707,9 +715,12 @@ class CoordinatorMachine:
         """Every member has stopped or is gone, and all evidence is in: what now, and who pays?"""
         state = self.state
         lived_s = state.ended_at - state.formed_at  # of this one; what follows may form the next
+        if state.ended_by is None:  # none of ours: only a latecomer was waited for, and nobody pays
+            self._gather(state.ended_why, now)
+            return
         if state.drained and not state.lost:
             state.drains += 1
-            self._gather(f"{_some(state.drained)} was asked to leave", now)
+            self._gather(f"{_some(state.drained)} {_was(len(state.drained))} asked to leave", now)
         elif state.lost or not state.failures or state.ended_by in (Ending.JOIN, Ending.LOSS):
             state.membership_changes += 1
             self._gather(state.ended_why, now)
@@ -792,11 +803,13 @@ class CoordinatorMachine:
         state.phase = RunPhase.OVER
         state.deadlines.clear()
         failures = told_in_full(sorted(state.failures, key=when_it_began))
+        failed = {failure.global_rank for failure in state.failures}
+        stopped = tuple(each for each in state.stopped if each.global_rank not in failed)
         state.verdict = Verdict(
             outcome=outcome,
             why=why,
             failures=failures if outcome is not Outcome.SUCCEEDED else (),
-            stopped=tuple(state.stopped) if outcome is not Outcome.SUCCEEDED else (),
+            stopped=stopped if outcome is not Outcome.SUCCEEDED else (),
             restarts_used=state.restarts_used,
             generation=state.generation,
             earlier=tuple(state.earlier),
@@ -812,6 +825,10 @@ def _span(least: int, most: int) -> str:
 
 def _nodes(count: int) -> str:
     return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _some(names: list[str]) -> str:

@@ -97,6 +97,7 @@ class WorkerExited(Event, frozen=True):
     fault: str = ""  # why even exit code 0 is a failure: "its result cannot be read: ..."
     unasked: bool = False  # it had ended before our request to end could reach it
     wrote_error: bool = False  # it left an error file
+    ended_at: float | None = None  # on this host's clock; None: now. An agent that was stopped hears of it later
 
 
 class FailureExamined(Event, frozen=True):

@@ -47,12 +47,13 @@ class _Generation:
         self.is_ended = False
         self.is_counted = False  # in the ledger
         self.is_lost = False  # it lost a node
+        self.is_broken = False  # it is not whole, or of the past, since a coordinator was lost
         self.is_drained = False  # a node was asked to leave it
         self.is_opened = False  # it ended to let a node in
 
     @property
     def is_free(self) -> bool:
-        return self.is_lost or self.is_drained or self.is_opened
+        return self.is_lost or self.is_broken or self.is_drained or self.is_opened
 
     @property
     def is_complete(self) -> bool:
@@ -81,6 +82,7 @@ class RunChecker:
         self._known: dict[str, int] = {}  # the last generation that a node knew of or was told of
         self._latest = 0  # the greatest number that was formed or heard of
         self._last: _Generation | None = None
+        self._failed: set[int] = set()  # global ranks, of all generations
         self._ledger = (0, 0, 0)  # restarts, membership changes, drains
         self._phase = RunPhase.GATHERING
         self._verdict: Verdict | None = None
@@ -183,11 +185,11 @@ class RunChecker:
         assert last is not None, "words about a generation were sorted out before"
         match message:
             case word.FailureSeen(failure=failure):
-                last.failed.add(failure.global_rank)
+                self._note_failures(last, {failure.global_rank})
                 return True
             case word.NodeStopped(failures=failures, was_cut_off=was_cut_off):
                 self._at_work.pop(node_id, None)
-                last.failed |= {failure.global_rank for failure in failures}
+                self._note_failures(last, {failure.global_rank for failure in failures})
                 last.is_lost |= was_cut_off and not last.is_counted
                 if node_id in self._superseded:
                     self._go(node_id, is_loss=True)
@@ -200,6 +202,10 @@ class RunChecker:
                 self._draining.add(node_id)
                 last.is_drained |= not last.is_counted
         return False
+
+    def _note_failures(self, last: _Generation, ranks: set[int]) -> None:
+        last.failed |= ranks
+        self._failed |= ranks
 
     def _become_clear(self, node_id: str) -> bool:
         if node_id in self._clear:
@@ -228,6 +234,7 @@ class RunChecker:
         if last is None or not last.has(node_id) or node_id in last.done:
             return False
         last.gone.add(node_id)
+        last.parts.pop(node_id, None)
         if not last.is_counted:
             last.is_drained |= is_drain
             last.is_lost |= not is_drain
@@ -270,7 +277,7 @@ class RunChecker:
             self._check_told(last, says)
             last.is_ended = last.is_counted = True
             return False
-        last.is_lost = True
+        last.is_broken = True
         return True
 
     def _adopt(self, joined: word.NodeJoined) -> None:
@@ -288,10 +295,12 @@ class RunChecker:
         last = self._last
         if last is None or last.is_ended:
             return False
-        idle = [each for each in last.ranks if each not in last.done and each not in self._at_work]
-        is_broken = bool(idle or last.gone or last.is_drained or last.is_lost)
-        last.is_lost |= not last.is_complete or (is_broken and not last.failed)
-        return is_broken or last.is_lost or bool(last.failed)
+        busy = last.done | self._at_work.keys()
+        idle = [each for each in last.ranks if each in self._clear or each not in busy]
+        last.is_lost |= not last.is_complete
+        is_broken = bool(idle or last.gone or last.is_lost)
+        last.is_broken = is_broken and not last.failed
+        return is_broken or bool(last.failed)
 
     def _come_back(self, joined: word.NodeJoined, says: list[Say]) -> None:
         """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""
@@ -303,7 +312,8 @@ class RunChecker:
                 self._at_work.pop(node_id, None)
             return
         was_declared_lost = last is not None and is_of_last and node_id in last.gone
-        if joined.is_running and node_id not in self._clear and not was_declared_lost:
+        is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
+        if joined.is_running and node_id not in self._clear and not was_declared_lost and not is_alien:
             self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
             if joined.generation == self._latest and not (last is not None and is_of_last and last.has(node_id)):
                 self._await_latecomer(node_id, joined.group_rank)
@@ -314,16 +324,17 @@ class RunChecker:
 
     def _await_latecomer(self, node_id: str, group_rank: int) -> None:
         """A member of the last generation that nobody knew of: it is waited for together with those who were known."""
-        if self._last is None or self._last.is_counted:
+        if self._last is None or (self._last.is_counted and self._last.number != self._latest):
             self._last = _Generation(self._latest)
-            self._last.is_ended = True
-        self._last.is_lost = True
+            self._last.is_ended = self._last.is_counted = True  # not by us
         self._last.ranks[node_id] = group_rank
 
     def _check_behind(self, joined: word.NodeJoined, says: list[Say]) -> None:
         """A member whose link broke before it heard of its generation waits for ever if it is not told again."""
         node_id, last = joined.node.node_id, self._last
-        if last is None or not last.parts or not last.has(node_id) or joined.generation >= last.number:
+        if last is None or node_id not in last.parts or joined.generation >= last.number:
+            return
+        if not last.has(node_id) or self._at_work.get(node_id) != last.number:
             return
         if fact.GenerationFormed(last.parts[node_id]) not in [say.event for say in says if node_id in say.to]:
             raise InvariantBroken(f"C7: {node_id} has not heard of generation {last.number} and is not told again")
@@ -343,7 +354,7 @@ class RunChecker:
             return
         has_ended = (
             state.phase is not RunPhase.RUNNING
-            or bool(_told_of_end(says, last.number))
+            or bool(_told_of_end(says, last.number) & last.ranks.keys())
             or bool(self._new_parts(event, says))
         )
         if must_end and not has_ended:
@@ -367,8 +378,7 @@ class RunChecker:
 
     def _check_told(self, last: _Generation, says: list[Say]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
-        strangers = {each for each in members if self._at_work.get(each, last.number) != last.number}
-        untold = members - strangers - _told_of_end(says, last.number)
+        untold = {each for each in members if self._known[each] == last.number} - _told_of_end(says, last.number)
         if untold:
             raise InvariantBroken(f"C5: generation {last.number} ended and {_names(untold)} were not told")
 
@@ -394,7 +404,7 @@ class RunChecker:
             raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which was free")
         if drained and (last.is_lost or not last.is_drained):
             raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, and was none")
-        is_change = last.is_lost or (not last.is_drained and (last.is_opened or not last.failed))
+        is_change = last.is_lost or (not last.is_drained and (last.is_opened or last.is_broken or not last.failed))
         if changed and not is_change:
             raise InvariantBroken(
                 f"C4: generation {last.number} was counted as a change of the membership, and was none"
@@ -447,7 +457,7 @@ class RunChecker:
     def _check_stopped(self) -> None:
         """Nobody is at work in the last generation, or in a later one that we have only heard of."""
         numbers = {self._latest, self._last.number if self._last is not None else 0}
-        unstopped = {each for each, generation in self._at_work.items() if generation in numbers}
+        unstopped = {each for each, generation in self._at_work.items() if generation and generation in numbers}
         if unstopped:
             raise InvariantBroken(f"C2: {_names(unstopped)} have not stopped and the others go on")
 
@@ -549,10 +559,11 @@ class RunChecker:
             raise InvariantBroken(f"C5: ranks {sorted(failed)} failed and {sorted(stopped)} were stopped")
         if verdict.outcome is Outcome.SUCCEEDED:
             is_right = not failed and not stopped
-        else:
+        elif verdict.outcome is Outcome.FAILED:
             heard = self._last.failed if self._last is not None else set()
-            is_right = failed <= heard and len(failed) == min(len(heard), _MOST_TOLD)
-            is_right &= bool(failed) or verdict.outcome is not Outcome.FAILED
+            is_right = bool(failed) and failed <= heard and len(failed) == min(len(heard), _MOST_TOLD)
+        else:
+            is_right = failed <= self._failed
         if not is_right:
             raise InvariantBroken(f"C5: {verdict.outcome.value}, and the report names {sorted(failed)}")
 

@@ -36,7 +36,7 @@ class StorePlace:
         if self._in_agent:
             from tenax.store.host import StoreHost
 
-            self._host = StoreHost(say)
+            self._host = StoreHost(lambda reason: say(f"the workers' store was lost: {reason}"))
             loop.watch(self._host)
 
     def offer(self, ready: NodeReady) -> NodeReady:

@@ -73,6 +73,8 @@ class StoreHost:
         """What was bound belongs to this generation, and the one before is over."""
         assert self._bound is not None, "bind first"
         self.end()
+        if self._channel is not None:  # it may have died since, and then nobody has lost anything yet
+            self._listen_to_the_process(self._channel)
         self._generation = generation
         self._listener, self._bound = self._bound, None
         if self._channel is not None:

@@ -28,7 +28,7 @@ class Limits:
     key_bytes: int
     value_bytes: int  # also of a value that was appended to
     keys_per_request: int
-    request_bytes: int  # of one request with many keys
+    request_bytes: int  # of one request with many keys, with what Python needs to keep them
     answer_bytes: int  # of one answer with many values
     total_keys: int
     total_bytes: int  # keys, values, queues and who waits for what, with what Python needs to keep them

@@ -34,6 +34,7 @@ _u64: Callable[[bytes, int], tuple[int]] = wire.U64.unpack_from
 _i64: Callable[[bytes, int], tuple[int]] = wire.I64.unpack_from
 _pack_u64 = wire.U64.pack
 _pack_i64 = wire.I64.pack
+_ITEM_COST = 48  # what Python needs to keep one item of a list, besides its bytes
 
 
 class _Incomplete(Exception):
@@ -229,14 +230,14 @@ class Session(Waiter):
             (length,) = _u64(data, at)
             if length > (self._most_value if has_values and index % 2 else self._most_key):
                 raise Refused(f"a key or value of {length} bytes is too long")
+            more = length + _ITEM_COST
+            if request.bytes + more > self._limits.request_bytes:
+                raise Refused(f"a request of {request.bytes + more} bytes is too long")
             at += 8 + length
-            request.bytes += length
-            if request.bytes > self._limits.request_bytes:
-                raise Refused(f"a request of {request.bytes} bytes is too long")
             if at > size:
-                request.bytes -= length
                 raise _Incomplete(at, start)
             items.append(data[start + 8 : at])
+            request.bytes += more
         self._list = None
         request.finish(self, items)
         return at

@@ -273,8 +273,8 @@ class StoreServer:
         else:
             self.counters.strangers += 1
         self._last_fault = connection.fault
-        self._drop(connection)
         self._give_notice()
+        self._drop(connection)
 
     def _drop(self, connection: _Connection) -> None:
         if connection.descriptor < 0:
@@ -329,8 +329,8 @@ class StoreServer:
             if self._allow is not None and _plain_address(address[0]) not in self._allow:
                 self.counters.refused_peers += 1
                 self._last_fault = f"{address[0]} is not among the peers that are served"
-                sock.close()
                 self._give_notice()
+                sock.close()
                 continue
             self._take_in(sock)
 

@@ -37,7 +37,8 @@ the answers what it says to them.
       joined (with all that may follow it) and ready
     - ``node a failed: rank 1 exited 3``, ``... rank 1 killed by SIGSEGV``; after it may stand ``, seen at TIME`` and
       ``, raised at TIME``, on our clock, and ``, MESSAGE``
-    - ``node a stopped``; after a colon may stand failures as above and ``rank 0 stopped``, separated by semicolons
+    - ``node a stopped`` (``..., cut off``: its lease had run out); after a colon may stand failures as above and
+      ``rank 0 stopped``, separated by semicolons
     - ``nodes a, b stopped and ready``, ``node a succeeded``
     - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
       ...``: a process survived), ``node a lost: REASON``
@@ -261,7 +262,7 @@ class _Node:
                 failure = self._failure(said["failure"], generation, now)
                 return word.FailureSeen(generation, failure, now + self.clock_ahead_s)
             case "stopped":
-                return self._stopped(said["ends"], generation, now)
+                return self._stopped(said["ends"], bool(said["cut_off"]), generation, now)
             case "succeeded":
                 return word.NodeSucceeded(generation)
             case "draining":
@@ -270,7 +271,7 @@ class _Node:
                 return word.NodeWillLeave(generation, said["why"], float(said["soon"]) if said["soon"] else None)
         return word.NodeLeft(said["why"], is_clear=not said["stuck"])
 
-    def _stopped(self, ends: str, generation: int, now: float) -> word.NodeStopped:
+    def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> word.NodeStopped:
         failures: list[Failure] = []
         stopped: list[Stopped] = []
         for end in ends.split("; ") if ends else []:
@@ -280,7 +281,8 @@ class _Node:
             else:
                 rank = int(other[1])
                 stopped.append(Stopped(rank - self.first_rank, rank, 100 * generation + rank, -_SIGTERM))
-        return word.NodeStopped(generation, now + self.clock_ahead_s, tuple(failures), tuple(stopped))
+        sent_at = now + self.clock_ahead_s
+        return word.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off)
 
     def _failure(self, sentence: str, generation: int, now: float) -> Failure:
         """On the node's own clock, as it would say it."""
@@ -326,7 +328,7 @@ _CLAUSES = {
 _WORDS = {
     "ready": rf"ready(?:, store at (?P<host>{_NAME}):(?P<port>\d+))?(?P<agent>, served by the agent)?",
     "failed": r"failed: (?P<failure>.+)",
-    "stopped": r"stopped(?:: (?P<ends>.+))?",
+    "stopped": r"stopped(?P<cut_off>, cut off)?(?:: (?P<ends>.+))?",
     "succeeded": r"succeeded",
     "draining": rf"draining, grace (?P<grace>{_NUMBER}): (?P<why>.+)",
     "will leave": rf"will leave(?:, in (?P<soon>{_NUMBER}) s)?: (?P<why>.+)",

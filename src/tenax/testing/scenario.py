@@ -411,8 +411,8 @@ def _describe_message(message: word.FromNode) -> Iterator[str]:
             yield f"tell ready after generation {generation}" if generation else "tell ready"
         case word.FailureSeen(_, failure):
             yield f"tell failure of rank {failure.global_rank} (pid {failure.pid}): {say_end(failure.exit_code)}"
-        case word.NodeStopped(_, _, failures, stopped):
-            yield "tell stopped"
+        case word.NodeStopped(_, _, failures, stopped, was_cut_off):
+            yield f"tell stopped{', cut off' if was_cut_off else ''}"
             yield from describe_failures(failures, stopped)
         case word.NodeSucceeded():
             yield "tell succeeded"

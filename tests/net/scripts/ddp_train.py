@@ -1,8 +1,9 @@
 """A small training job with real torch: DistributedDataParallel over gloo on CPUs, with a checkpoint after every step.
 
-    ddp_train.py FOLDER --steps N [--step-s 0.05] [--check] [--no-ddp]
+    ddp_train.py FOLDER [--steps N] [--step-s 0.05] [--check] [--no-ddp]
 
-It goes on from FOLDER/checkpoint.pt if that is there. Every rank trains on the same batch, so the averaged gradient and
+It goes on from FOLDER/checkpoint.pt if that is there. Without a number of steps it trains until FOLDER/finish is there.
+Every rank trains on the same batch, so the averaged gradient and
 therefore the result do not depend on how many ranks there were at which step; ``--check`` proves it at the end by
 training the same steps once more, alone and in one go, and exits with 4 if the parameters differ.
 
@@ -50,6 +51,15 @@ def average_over_ranks(gradient: torch.Tensor) -> None:
     gradient /= WORLD_SIZE
 
 
+def is_enough(step: int, wanted: int | None, folder: Path) -> bool:
+    """Rank 0 decides when nobody has said how many steps there are: all must stop after the same one."""
+    if wanted is not None:
+        return step >= wanted
+    told = torch.tensor([(folder / "finish").exists()], dtype=torch.int64)
+    dist.broadcast(told, 0)
+    return bool(told.item())
+
+
 def save(path: Path, step: int, model: torch.nn.Module) -> None:
     half = path.with_name(f"{path.name}.{os.getpid()}.half")
     torch.save({"step": step, "model": model.state_dict(), "generation": GENERATION}, half)
@@ -68,7 +78,7 @@ def largest_difference(model: torch.nn.Module, steps: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--step-s", type=float, default=0.05)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--no-ddp", action="store_true")
@@ -96,18 +106,21 @@ def main() -> int:
         from torch.nn.parallel import DistributedDataParallel
 
         model = DistributedDataParallel(plain)  # takes the parameters from rank 0 itself
-    for step in range(int(done.item()) + 1, args.steps + 1):
+    step = int(done.item())
+    while not is_enough(step, args.steps, args.folder):
+        step += 1
         train_step(model, step, average_over_ranks if args.no_ddp else None)
         if RANK == 0:
             save(checkpoint, step, plain)
         trace.step(step)
         time.sleep(args.step_s)
-    if args.check and (difference := largest_difference(plain, args.steps)) > 1e-9:
+    wanted = step if args.steps is None else args.steps
+    if args.check and (difference := largest_difference(plain, wanted)) > 1e-9:
         print(f"rank {RANK}: the parameters are off by {difference:g}", file=sys.stderr)
         return WRONG_RESULT
     dist.barrier()
     dist.destroy_process_group()
-    trace.end(args.steps)
+    trace.end(step)
     return 0
 
 

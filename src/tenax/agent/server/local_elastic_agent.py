@@ -192,8 +192,6 @@ class LocalElasticAgent(SimpleElasticAgent):
                 raise RendezvousClosedError(f"the run was cancelled: {verdict.why}")
             case Outcome.CANCELLED:
                 group.state = WorkerState.STOPPED
-                if not verdict.signal:  # an operator ended the run for every node
-                    raise RuntimeError(f"the run was cancelled: {verdict.why}")
                 number = signal.Signals(verdict.signal)
                 raise SignalException(f"the agent (pid {os.getpid()}) got {number.name}", number)
             case Outcome.BROKEN:

@@ -32,13 +32,13 @@ class Endpoint:
         """``host``, ``host:port``, ``1.2.3.4:port``, ``::1``, ``[::1]:port``. Raises ValueError with a sentence."""
         text = text.strip()
         if text.startswith("["):
-            host, _, rest = text[1:].partition("]")
-            port = rest.removeprefix(":")
+            host, bracket, rest = text[1:].partition("]")
+            port = rest.removeprefix(":") if bracket and rest[:1] in ("", ":") else "none"
         elif text.count(":") > 1:
-            host, port = text, ""
+            host, port = text, "" if "%" in text or _literal(text, DEFAULT_PORT) else "none"
         else:
             host, _, port = text.partition(":")
-        if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)):
+        if not host or (port and not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536)):
             raise ValueError(
                 f"the rendezvous endpoint is {text!r}; expected HOST or HOST:PORT with a port from 1 to 65535"
             )

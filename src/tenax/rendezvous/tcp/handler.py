@@ -79,8 +79,8 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
     attempts = _seconds(params, "keep_alive_max_attempt", LeaseTerms().lease_s / LeaseTerms().beat_s)
     if attempts < 2:
         raise ValueError(
-            f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 beats before a node is "
-            "given up"
+            f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 beats before a node "
+            "is given up"
         )
     store_port = params.get_as_int("store_port", 0) or 0
     if not 0 <= store_port < 65536:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _READ_BYTES = 256 << 10
 _MOST_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
+_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, a greeting; none of our frames begins so
+_TLS_REFUSAL = b"\x15\x03\x01\x00\x02\x02\x28"  # an alert: fatal, no handshake; also understood by a side without TLS
 
 
 class Link:
@@ -42,6 +44,7 @@ class Link:
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._is_closed = False
+        self.is_misfit = False  # it was closed because the two sides differ about TLS: trying again is of no use
         self._tls: ssl.SSLObject | None = None
         self._is_in_handshake = False
         self._held_back: list[bytes] = []  # until the TLS handshake is done
@@ -168,7 +171,13 @@ class Link:
                     return
                 self._on_body(body)
         except WireError as error:
-            self.close(f"it sent {error}")
+            if self._tls is None and data[:2] in _TLS_RECORDS:
+                self.is_misfit = True
+                if not data.startswith(_TLS_REFUSAL):
+                    self._push(_TLS_REFUSAL)
+                self.close("it speaks TLS, and this side was not told to")
+            else:
+                self.close(f"it sent {error}")
 
     def _decrypt(self, data: bytes) -> bytes:
         import ssl
@@ -185,7 +194,7 @@ class Link:
             except ssl.SSLWantReadError:
                 pass
             except ssl.SSLError as error:
-                raise WireError(f"what TLS rejects: {error.reason or error}") from error
+                self._break_tls(error)
         return plain
 
     def _advance_handshake(self) -> None:
@@ -197,8 +206,8 @@ class Link:
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
-            self._push(self._outgoing.read())  # the alert that tells the other side why
-            self.close(f"TLS could not be agreed on: {getattr(error, 'verify_message', '') or error.reason or error}")
+            self._push(self._outgoing.read() or _TLS_REFUSAL)  # which tells the other side why
+            self._break_tls(error)
             return
         else:
             self._is_in_handshake = False
@@ -209,6 +218,16 @@ class Link:
                 self.send(each)
 
     # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _break_tls(self, error: ssl.SSLError) -> None:
+        """An alert is the other side's refusal; everything else is ours."""
+        self.is_misfit = True
+        reason = error.reason or str(error)
+        _, is_theirs, alert = reason.partition("_ALERT_")
+        if is_theirs:
+            self.close(f"it refused what this side showed for TLS ({alert.replace('_', ' ').lower()})")
+        else:
+            self.close(f"TLS could not be agreed on: {getattr(error, 'verify_message', '') or reason}")
 
     def _break(self, error: OSError) -> None:
         if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED):

@@ -15,10 +15,11 @@ import msgspec
 
 _BELIEVED_S = 3600.0
 _MOST_BYTES = 1024
+_MOST_GENERATION = 1 << 40
 
 
 class _Note(msgspec.Struct, frozen=True):
-    generation: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+    generation: int
 
 
 class Marker:
@@ -45,7 +46,8 @@ class Marker:
             if not is_ours or not is_recent:
                 return None
             try:
-                return msgspec.json.decode(file.read(_MOST_BYTES), type=_Note).generation
+                generation = msgspec.json.decode(file.read(_MOST_BYTES), type=_Note).generation
+                return generation if 0 <= generation <= _MOST_GENERATION else None
             except (msgspec.DecodeError, UnicodeDecodeError):
                 return None
 

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.setup import NodePlan
 
 
+_MOST_OFFERS = 64
+
+
 class AgentProcess(Process):
     """One agent, from its start to its end. A restart is another one, with another ``node_id``."""
 
@@ -77,7 +80,8 @@ class AgentProcess(Process):
         self._attempt = 0
         self._lonely_since = self.clock()
         self._saw_it_close = False
-        self._last_store = 0
+        self._still_since = 0.0
+        self._stores: list[int] = []  # that were offered since the last generation
         self._beat_plan: Plan | None = None
         self._lease_plan: Plan | None = None
         self._deadline_plan: Plan | None = None
@@ -134,6 +138,8 @@ class AgentProcess(Process):
                 if self._end is not None:
                     self._tell(message)
             case order.StartWorkers(assignment):
+                self.cluster.checks.served(self, assignment, self._stores)
+                self._stores = []
                 self.keeper.start(assignment)
                 self._watch_lease()
             case order.SignalWorkers(_, signal, _):
@@ -148,6 +154,13 @@ class AgentProcess(Process):
                 self._finish(verdict)
             case order.PassOnNotice():
                 pass  # workers here do not save anything
+
+    def signal(self, number: int) -> None:
+        """Asked to stop. Who stays only to serve is asked twice."""
+        if not self.has_left:
+            self.step(fact.SignalReceived(number))
+        elif self.is_alive:
+            self.exit()
 
     def _finish(self, verdict: Verdict) -> None:
         self.has_left = True
@@ -218,12 +231,14 @@ class AgentProcess(Process):
         self._end.send(("message", message))
 
     def _store(self) -> int:
-        if not self._last_store or self.cluster.setup.engine.offers_fresh_store:
-            self._last_store = self.cluster.new_port()
-        return self._last_store
+        engine = self.cluster.setup.engine
+        if not self._stores or engine.offers_fresh_store:
+            kept = self._stores[-_MOST_OFFERS:] if engine.keeps_offers else []
+            self._stores = [*kept, self.cluster.new_port()]
+        return self._stores[-1]
 
     def _beat(self, end: End) -> None:
-        if end is not self._end:
+        if end is not self._end or self.has_left:
             return
         if end.out.all_is_acknowledged and end.out.sent:
             self._all_has_arrived()
@@ -252,7 +267,9 @@ class AgentProcess(Process):
         self.step(event)
 
     def _holds_lease(self) -> bool:
-        return self.lease.ends_at() > self.clock() or not self.cluster.setup.engine.judges_before_reading
+        if self._serves or not self.cluster.setup.engine.judges_before_reading:
+            return True
+        return self.lease.ends_at() > self.clock()
 
     def _on_closed(self, how: Payload) -> None:
         if self.state.decided is not None and how is FIN:
@@ -287,7 +304,7 @@ class AgentProcess(Process):
 
     def _lease_may_have_ended(self) -> None:
         self._lease_plan = None
-        if not self.is_alive or self.has_left:
+        if not self.is_alive or self.has_left or self._serves:
             return
         if self.lease.ends_at() > self.clock():
             self._watch_lease()
@@ -297,7 +314,14 @@ class AgentProcess(Process):
             self._say("its keeper ends the workers: the lease has run out and the agent stands still")
             self.keeper.fence()
 
+    @property
+    def _serves(self) -> bool:
+        """Who serves needs no lease: if it stands still, nobody goes on without it."""
+        return self.server is not None
+
     def _judge_lease(self) -> None:
+        if self._serves:
+            return
         end = self._end
         if end is not None and end.out.all_is_acknowledged:
             self._all_has_arrived()
@@ -318,10 +342,13 @@ class AgentProcess(Process):
 
     def stand_still(self) -> None:
         self._say("stands still")
+        self._still_since = self.clock()
         self.pause()
 
     def on_resumed(self) -> None:
         self._say("goes on")
+        if self.server is not None:
+            self.server.was_absent(self.clock() - self._still_since)
         if self.cluster.setup.engine.judges_before_reading and not self.has_left:
             self._judge_lease()
 
@@ -360,7 +387,7 @@ class AgentProcess(Process):
         self.die()
         if self.server is not None:
             self.server.close()
-        self.host.clearing.add(self.serial)
+        self.host.clearing[self.serial] = self
         if self._end is not None and not self.cluster.setup.engine.keeper_holds_socket:
             self._end.close()
         self.keeper.agent_died()
@@ -369,7 +396,7 @@ class AgentProcess(Process):
     def on_buried(self) -> None:
         """The keeper has ended everything and goes too."""
         self._say("nothing of it is left")
-        self.host.clearing.discard(self.serial)
+        self.host.clearing.pop(self.serial, None)
         if self._end is not None:
             self._end.close()
 

@@ -92,10 +92,13 @@ class Checks:
 
     def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Say], now: float) -> None:
         parts: dict[str, Assignment] = {}
+        last = self.formations[-1].parts if self.formations else {}
         for say in says:
             match say.event:
                 case fact.GenerationFormed(assignment):
                     for node_id in say.to:
+                        if last.get(node_id) == assignment:
+                            continue  # said again: it may not have heard it
                         if node_id in parts:
                             raise PropertyBroken("S1", f"{node_id} is told of generation {assignment.generation} twice")
                         parts[node_id] = assignment
@@ -168,6 +171,7 @@ class Checks:
             raise PropertyBroken("S5", f"{formation} is restart {used} of {most}")
         before = self.formations[-1] if len(self.formations) > self._floor else None
         known = before.restarts_used if before else self._restarts_floor
+        known = max(known, server.heard_restarts) if self.has_forgotten else known
         if used < known:
             self._complain_unless_forgotten("S5", f"{formation} is said to be restart {used} after restart {known}")
         elif used > known and before is not None:
@@ -229,6 +233,12 @@ class Checks:
                     return formation
                 break
         raise PropertyBroken("S1", f"{agent.label} starts workers of generation {assignment.generation} without a grant")
+
+    def served(self, agent: AgentProcess, assignment: Assignment, ports: list[int]) -> None:
+        """The node with rank 0 serves the store that the others were told of."""
+        if assignment.group_rank == 0 and assignment.master_port not in ports:
+            told = f"{assignment.master_addr}:{assignment.master_port}"
+            raise PropertyBroken("S3", f"all were told of a store at {told}, and {agent.label} has only {ports}")
 
     def began(self, worker: Worker) -> None:
         formation = worker.formation
@@ -299,6 +309,7 @@ class Checks:
             "failures": (len(state.failures), self.cluster.most_workers),
             "stopped": (len(state.stopped), _MOST_STOPPED),
             "earlier": (len(state.earlier), _MOST_EARLIER),
+            "superseded": (len(state.superseded), _MOST_EARLIER),
             "ranks_by_name": (len(state.ranks_by_name), most),
             "deadlines": (len(state.deadlines), 5),
         }

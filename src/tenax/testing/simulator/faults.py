@@ -187,6 +187,8 @@ class Faults:
             seconds += self.cluster.setup.terms.lease_s + 1  # no host comes back in less; it is what makes it safe
         host.is_up = False
         host.marker = None
+        for dead in host.clearing.values():
+            dead.keeper.vanish()
         host.clearing.clear()
         if host.index == ENDPOINT:
             self.cluster.checks.forgets()
@@ -218,9 +220,9 @@ class Faults:
         agent = self._agent(fault.a)
         if agent is not None:
             self._place_of(agent).is_wanted = False
-            agent.do(agent.step, fact.SignalReceived(SIGTERM))
+            agent.do(agent.signal, SIGTERM)
             if fault.b % 2:
-                self._later(fault.seconds, agent.do, agent.step, fact.SignalReceived(SIGINT))
+                self._later(fault.seconds, agent.do, agent.signal, SIGINT)
 
     def _notice(self, fault: Fault) -> None:
         agent = self._agent(fault.a)

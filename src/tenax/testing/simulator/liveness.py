@@ -26,8 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tenax.core import events as fact
-from tenax.core.agent import SIGTERM, Phase
+from tenax.core.agent import SIGINT, SIGTERM, Phase
 from tenax.core.coordinator import CancelRequested, RunPhase
 from tenax.core.model import WorkerPhase
 from tenax.testing.simulator.broken import PropertyBroken
@@ -67,6 +66,8 @@ class Liveness:
         self._note("the faults stop")
         cluster.is_rough = False
         cluster.network.calm()
+        if cluster.server is not None:
+            cluster.server.sends_left = -1
         for host in cluster.hosts:
             cluster.faults.power_on(host)
         for place in list(cluster.places):
@@ -74,14 +75,20 @@ class Liveness:
                 place.agent.resume()
             if place.is_wanted:
                 cluster.start_later(place, 0.5 * cluster.dice.random())
-        if not any(place.is_wanted and place.plan.host == ENDPOINT for place in cluster.places):
-            cluster.add(NodePlan(ENDPOINT))
-        wanted = sum(place.is_wanted for place in cluster.places)
-        for _ in range(max(0, setup.min_nodes - wanted)):
-            cluster.add(NodePlan(len(cluster.hosts)))
+        self._fill_up()
         # A lease until the silent are found out, one to recover in, and the stopping of workers.
         limit = 2 * setup.terms.lease_s + self._stopping_s + setup.abandon_s + setup.pause_s + setup.last_call_s + 10
         self._expect("L3", limit, self.has_settled, self._disturb)
+
+    def _fill_up(self) -> None:
+        """Somebody sees to it that there are enough nodes."""
+        cluster = self.cluster
+        wanted = [place for place in cluster.places if place.is_wanted and not (place.agent and place.agent.has_left)]
+        if not any(place.plan.host == ENDPOINT for place in wanted):
+            wanted.append(cluster.add(NodePlan(ENDPOINT)))
+        is_over = cluster.checks.verdict is not None and not cluster.checks.has_forgotten
+        for _ in range(0 if is_over else max(0, cluster.setup.min_nodes - len(wanted))):
+            cluster.add(NodePlan(len(cluster.hosts)))
 
     @property
     def _stopping_s(self) -> float:
@@ -104,6 +111,8 @@ class Liveness:
         elif self.cluster.schedule.now > self._limit:
             raise PropertyBroken(self._limit_name, f"not reached in time: {self._picture()}")
         else:
+            if self._is_reached == self.has_settled:
+                self._fill_up()
             self.cluster.schedule.after(_LOOK_EVERY_S, self._look)
 
     # --- settled ------------------------------------------------------------------------------------------------------
@@ -245,7 +254,8 @@ class Liveness:
 
     def _stop(self) -> None:
         for agent in self.cluster.agents:
-            agent.do(agent.step, fact.SignalReceived(SIGTERM))
+            self.cluster.schedule.after(0.1, agent.do, agent.signal, SIGINT)
+            agent.do(agent.signal, SIGTERM)
         self._expect("L8", self.cluster.setup.grace_s + 5, lambda: not self.cluster.agents, self._finish)
 
     def _cancel(self) -> None:

@@ -43,10 +43,9 @@ class Host:
         self.offset = offset  # of its monotonic clock
         self.is_up = True
         self.boots = 1
-        self.agents: list[AgentProcess] = []
         self.server: Server | None = None  # who listens here
         self.marker: Marker | None = None
-        self.clearing: set[int] = set()  # dead agents whose processes are not all gone yet
+        self.clearing: dict[int, AgentProcess] = {}  # dead agents whose processes are not all gone yet
 
 
 class Clocks:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.network import Payload
 
 
+_LINGER_S = 5.0
+
+
 class Server:
     """One coordinator, in the process of an agent at the endpoint."""
 
@@ -48,6 +51,7 @@ class Server:
         self.opened = opened
         self.is_open = True
         self.heard_generation = opened.generation  # the greatest that anybody has told us of
+        self.heard_restarts = opened.restarts_used
         self.causes_seen = 0
         self.sends_left = -1  # the process dies after so many more words; negative: it does not
         self.on_beheaded: Callable[[], None] = lambda: None
@@ -84,6 +88,8 @@ class Server:
         for say in says:
             self._deliver(say)
         self._plan_deadline()
+        if self.state.phase is RunPhase.OVER and before is not RunPhase.OVER and self.agent.has_left:
+            self._leave_later()
 
     def _write_marker(self) -> None:
         """A restart is written down with the generation that it paid for: who follows us charges it again if not."""
@@ -174,11 +180,12 @@ class Server:
         self._ends[node_id] = end
         self._attempts[node_id] = end.attempt
         self.heard_generation = max(self.heard_generation, joined.generation)
+        self.heard_restarts = max(self.heard_restarts, joined.restarts_used)
         is_new = node_id not in self._heard_at
         self._heard_at[node_id] = self.agent.clock()
         if old is not None and old is not end:
             old.abort()
-        if is_new:
+        if is_new and node_id != self.agent.info.node_id:  # the node in our own process has no lease
             self.agent.later(self.cluster.setup.terms.lease_s, self._judge, node_id)
         return True
 
@@ -207,6 +214,11 @@ class Server:
             end.abort()
         self._lose(node_id, f"silent for {self.cluster.setup.terms.lease_s:g} s")
 
+    def was_absent(self, seconds: float) -> None:
+        """We stood still: that is nobody's silence."""
+        now = self.agent.clock()
+        self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
+
     def _lose(self, node_id: str, why: str) -> None:
         del self._heard_at[node_id]
         del self._attempts[node_id]
@@ -215,16 +227,21 @@ class Server:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def must_stay(self) -> bool:
-        """Whether somebody who should know that the run is over may not have heard it yet."""
-        if self.state.phase is not RunPhase.OVER or not self.is_open:
-            return False
-        self.agent.later(2 * self.cluster.setup.terms.lease_s, self._leave)
+    @property
+    def _has_others(self) -> bool:
         return bool(self._heard_at.keys() - {self.agent.info.node_id})
 
+    def must_stay(self) -> bool:
+        """Whether others need us: until the run is over, and then until they have heard so."""
+        if self.state.phase is RunPhase.OVER:
+            self._leave_later()
+        return self._has_others
+
+    def _leave_later(self) -> None:
+        self.agent.later(_LINGER_S, self._leave)
+
     def _leave_if_done(self) -> None:
-        is_over = self.state.phase is RunPhase.OVER and self.agent.has_left
-        if self.is_open and is_over and not self._heard_at.keys() - {self.agent.info.node_id}:
+        if not self._has_others:
             self._leave()
 
     def _leave(self) -> None:

@@ -75,8 +75,10 @@ class Engine(msgspec.Struct, frozen=True):
     keeper_enforces_lease: bool = True
     # Of two connections of one node the one that was opened later counts, whichever is read first.
     orders_connections: bool = True
-    # Every "ready" offers a store that was never offered before.
+    # Every "ready" offers a store that was never offered before ...
     offers_fresh_store: bool = True
+    # ... and what was offered is kept until a generation is heard of: its members may have been told of an earlier offer.
+    keeps_offers: bool = True
     # Before anything is said, the marker at the endpoint holds the generation, the restarts used, and the verdict.
     marker_remembers: bool = True
     # A new agent joins, and an agent serves in the place of a dead one, only when nothing that the dead one started is

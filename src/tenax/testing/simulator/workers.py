@@ -61,6 +61,7 @@ class Keeper:
         self.leftovers: Formation | None = None  # of which generation processes are alive that are not workers
         self._starting: list[Plan] = []
         self._free_at = 0.0  # when the orders so far are carried out
+        self._has_stuck = False
         self._is_clearing = 0  # the generation whose end is to be told
 
     # --- orders -------------------------------------------------------------------------------------------------------
@@ -177,6 +178,7 @@ class Keeper:
                 exit_code,
                 unasked=not worker.was_asked,
                 wrote_error=worker.wrote_error,
+                ended_at=self.cluster.schedule.now + self.agent.host.offset,
             )
         )
         if exit_code != 0:
@@ -225,6 +227,7 @@ class Keeper:
         for worker in self.workers.values():
             worker.was_asked = True
             if worker.is_alive and worker.is_stuck:
+                self._has_stuck = True
                 self._ends(worker)
                 self._spread(worker)
             else:
@@ -242,8 +245,7 @@ class Keeper:
             self.agent.on_buried()
 
     def _tell_if_clear(self) -> None:
-        is_stuck = any(worker.is_stuck and worker.failed_at is None for worker in self.workers.values())
-        if self._is_clearing and not is_stuck:
+        if self._is_clearing and not self._has_stuck:
             generation, self._is_clearing = self._is_clearing, 0
             self._tell(fact.NodeCleared(generation))
 

@@ -1,0 +1,199 @@
+"""Agents: what becomes of a job of several agents when a worker, an agent, the endpoint's agent or a host goes, or one
+more agent comes.
+
+Three agents with two instant workers each, `--nnodes=2:4`, `last_call_timeout=1`, all on loopback; both launchers get
+the same flags. A time ends with the first instruction of the last worker of the next whole group:
+
+- a worker is killed: the harness SIGKILLs a worker of an agent that does not serve the endpoint;
+- an agent is killed: SIGKILL of an agent, and of it alone, that does not serve the endpoint;
+- the endpoint's agent is killed: the same for the one that serves it;
+- one more agent: counted from the start of its process, and, for tenax, from its join, which is the moment at which the
+  coordinator's journal has its first word (both clocks are the kernel's);
+- a host is cut off: three hosts made of network namespaces, default settings but for the last call, and a host that
+  neither serves the endpoint nor is told anything; counted from before the order to cut.
+
+Workers only wait, as they would in a step that takes long: nothing fails because of a peer that is gone. What torchrun
+does not do within a bound did not happen; it is tried less often, since it mostly has to be waited for in vain.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmarks import hosts
+from benchmarks.events import Event
+from benchmarks.harness import Launcher, LaunchFailed, Settings
+from benchmarks.hosts import Hosts
+from benchmarks.job import Job, Missing
+from benchmarks.report import BASELINE, OURS, Row, compared, limited, seconds
+from benchmarks.samples import Samples
+
+AGENTS = 3
+NNODES = "2:4"
+TRIES = {BASELINE: 2, OURS: 8}
+CUT_TRIES = {BASELINE: 1, OURS: 4}
+DEATHS = {BASELINE: 3, OURS: 5}
+
+WORKER_TOLD = "worker SIGKILL on one of 3 agents → the last worker of the others has its SIGTERM"
+WORKER = "worker SIGKILL on one of 3 agents → next generation on all nodes"
+JOINED = "one more agent joins 3: its join → new generation on all nodes"
+STARTED = "one more agent joins 3: its process started → new generation on all nodes"
+AGENT = "agent SIGKILL, one of 3 → survivors' new workers run"
+ENDPOINT = "SIGKILL of the agent that serves the endpoint, one of 3 → survivors' new workers run"
+CUT = "host cut off silently, one of 3 → survivors' new workers run"
+
+
+def measure(settings: Settings, samples: Samples) -> None:
+    """Take every sample."""
+    scenarios: list[tuple[Callable[[Launcher, Samples, float], None], dict[str, int]]] = [
+        (_worker_dies, TRIES),
+        (_agent_joins, TRIES),
+        (_agent_dies, TRIES),
+        (_endpoint_dies, TRIES),
+    ]
+    if not hosts.why_not():
+        scenarios.append((_host_cut_off, CUT_TRIES))
+    bound_s = 4.0 if settings.quick else 30.0
+    for repetition in range(1 if settings.quick and not settings.reps else settings.repetitions(max(TRIES.values()))):
+        for scenario, tries in scenarios:
+            for launcher in settings.launchers:
+                if repetition < tries[launcher.name]:
+                    settings.settle(samples)
+                    scenario(launcher, samples, bound_s)
+
+
+def _formed(job: Job, samples: Samples, what: str) -> bool:
+    try:
+        job.form(AGENTS)
+    except LaunchFailed as failure:
+        samples.fail(job.name, f"{what}: {failure}")
+        return False
+    time.sleep(0.5)  # what a start leaves to do is no part of what follows
+    return True
+
+
+def _after(job: Job, samples: Samples, what: str, since_ns: int, agents: int, bound_s: float) -> list[Event]:
+    """Take the sample: from then until the whole next group runs. Returns the group, or nothing if it never came."""
+    try:
+        group = job.group_after(since_ns, agents, bound_s)
+    except Missing as missing:
+        samples.miss(job.name, what, str(missing))
+        return []
+    samples.add(job.name, what, (group[-1].at_ns - since_ns) / 1e9)
+    return group
+
+
+def _worker_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+    with Job(launcher, NNODES) as job:
+        if not _formed(job, samples, "a worker is killed"):
+            return
+        for _ in range(DEATHS[launcher.name]):
+            time.sleep(random.random() * 0.2)  # spread over torchrun's monitor intervals
+            victim = [event for event in job.events.named("start") if event.node == AGENTS - 1][-1]
+            killed_ns = time.monotonic_ns()
+            os.kill(victim.process.pid, signal.SIGKILL)
+            if not _after(job, samples, WORKER, killed_ns, AGENTS, bound_s):
+                return
+            told = [
+                event for event in job.events.named("term") if event.at_ns > killed_ns and event.node != victim.node
+            ]
+            samples.add(launcher.name, WORKER_TOLD, (told[-1].at_ns - killed_ns) / 1e9)
+            time.sleep(0.2)
+
+
+def _agent_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+    _kill_agent(launcher, AGENTS - 1, AGENT, samples, bound_s)
+
+
+def _endpoint_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+    _kill_agent(launcher, 0, ENDPOINT, samples, bound_s)
+
+
+def _kill_agent(launcher: Launcher, number: int, what: str, samples: Samples, bound_s: float) -> None:
+    with Job(launcher, NNODES) as job:
+        if _formed(job, samples, "an agent is killed"):
+            killed_ns = time.monotonic_ns()
+            job.agents[number].kill()
+            _after(job, samples, what, killed_ns, AGENTS - 1, bound_s)
+
+
+def _agent_joins(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+    with Job(launcher, NNODES) as job:
+        if not _formed(job, samples, "one more agent joins"):
+            return
+        newcomer = job.start()
+        group = _after(job, samples, STARTED, newcomer.started_ns, AGENTS + 1, bound_s)
+        if not group and launcher.name == OURS:
+            samples.miss(launcher.name, JOINED, "see the next row")
+        joins = [at_s for path in job.logs(0).rglob("coordinator.jsonl") for at_s in joined_at_s(_lines(path))]
+        if group and len(joins) == AGENTS + 1:
+            samples.add(launcher.name, JOINED, group[-1].at_ns / 1e9 - joins[-1])
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().splitlines()
+
+
+def joined_at_s(journal: Iterable[str]) -> list[float]:
+    """When each node said its first word to the coordinator, as the coordinator's journal has it, on its clock."""
+    first: dict[str, float] = {}
+    for line in journal:
+        step = json.loads(line)
+        event = step.get("event", {})
+        if event.get("event") == "Heard" and event["message"]["message"] == "NodeJoined":
+            first.setdefault(event["node_id"], step["at"])
+    return sorted(first.values())
+
+
+def _host_cut_off(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+    with Hosts(AGENTS) as network, Job(launcher, NNODES, host=hosts.address(0)) as job:
+        try:
+            for number, host in enumerate(network.hosts):
+                # By an address of a namespace torchrun does not know that it is the host; tenax does not need this.
+                role = f"is_host={int(number == 0)}"
+                job.start(before=host.enter, options=[f"--local-addr={hosts.address(number)}"], conf=[role])
+                if number == 0:
+                    job.wait_until_served()
+            job.formed()
+        except LaunchFailed as failure:
+            samples.fail(launcher.name, f"a host is cut off: {failure}")
+            return
+        time.sleep(0.5 + random.random())  # at any moment between two heartbeats
+        cut_ns = time.monotonic_ns()
+        network.cut_off(AGENTS - 1)
+        _after(job, samples, CUT, cut_ns, AGENTS - 1, min(bound_s, 20.0) if launcher.name == BASELINE else 20.0)
+
+
+def rows(samples: Samples) -> list[Row]:
+    """The measures beside each other."""
+    return [
+        compared(samples, WORKER_TOLD, seconds),
+        compared(samples, WORKER, seconds),
+        limited(samples, JOINED, seconds, below=1.0),
+        compared(samples, STARTED, seconds),
+        limited(samples, AGENT, seconds, below=1.0),
+        compared(samples, ENDPOINT, seconds),
+        limited(samples, CUT, seconds, below=6.0),
+    ]
+
+
+def notes(_: Samples) -> list[str]:
+    """How to read the rows."""
+    told = [
+        "Several agents: the moment at which a node of torchrun joins cannot be seen from outside, so only the row from "
+        "the start of its process compares the two; that row holds the cold start of the launcher. tenax's join is the "
+        "new node's first word in the coordinator's journal.",
+        "Where torchrun `did not happen`, its survivors kept waiting workers and no group without the lost agent came "
+        "about; in training a collective of theirs would fail at its own timeout and start the restart. Bounded waits, "
+        "fewer tries than for tenax.",
+    ]
+    reason = hosts.why_not()
+    if reason:
+        told.append(f"No host was cut off: {reason}.")
+    return told

@@ -1,0 +1,209 @@
+"""The coordinator's seat: one fact at a time, everything said in the order decided, and every deadline kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tenax.core import events as fact
+from tenax.core.coordinator import (
+    AnyCoordinatorEvent,
+    CancelRequested,
+    CoordinatorState,
+    Heard,
+    NodeLost,
+    Opened,
+    RunPhase,
+    RunSettings,
+    Say,
+    TimeWentBy,
+)
+from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax.rendezvous.seat import CoordinatorSeat
+from tenax.runtime.loop import Loop
+from tenax.testing.clock import FakeClock
+from watching import leaving_nothing
+
+
+class Table:
+    """A seat on a fake clock; what is said and what is recorded lies here."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.clock = FakeClock(1000.0)
+        self.loop = Loop(self.clock, selector=self.clock.selector())
+        self.said: list[tuple[float, Say]] = []
+        self.recorded: list[tuple[float, AnyCoordinatorEvent, list[Say]]] = []
+        self.interrupt: Callable[[Say], None] = lambda _: None
+        self.settings = RunSettings("run", **{"min_nodes": 2, "max_nodes": 2, **settings})
+        self.seat = CoordinatorSeat(self.settings, None, self.loop, self._deliver, self._record)
+
+    def _deliver(self, say: Say) -> None:
+        self.said.append((self.clock() - 1000.0, say))
+        self.interrupt(say)
+
+    def _record(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+        assert state is self.seat.state
+        self.recorded.append((now - 1000.0, event, says))
+
+    def ready(self, node_id: str) -> None:
+        info = NodeInfo(node_id, node_id, min_nodes=self.settings.min_nodes, max_nodes=self.settings.max_nodes)
+        self.seat.step(Heard(node_id, NodeJoined(info)))
+        self.seat.step(Heard(node_id, NodeReady(0)))
+
+    def wait_until(self, moment: float) -> None:
+        assert self.loop.next_event(lambda: 1000.0 + moment) is None
+
+    def kinds(self, *kinds: type) -> list[tuple[float, str, tuple[str, ...]]]:
+        chosen = kinds or (object,)
+        return [(at, type(say.event).__name__, say.to) for at, say in self.said if isinstance(say.event, chosen)]
+
+
+@pytest.fixture
+def table() -> Iterator[Callable[..., Table]]:
+    made: list[Table] = []
+
+    def make(**settings: Any) -> Table:
+        made.append(Table(**settings))
+        return made[-1]
+
+    with leaving_nothing():
+        yield make
+        for each in made:
+            each.seat.close()
+            each.loop.close()
+
+
+def test_what_happens_while_words_are_delivered_waits_until_they_are_out(table: Callable[..., Table]) -> None:
+    """A link breaks when it is written to: both nodes hear of the generation before anybody hears of its end."""
+    made = table()
+    made.seat.step(Opened())
+    made.ready("a")
+
+    def break_the_link(say: Say) -> None:
+        if isinstance(say.event, fact.GenerationFormed) and say.to == ("a",):
+            made.seat.step(NodeLost("b", "its connection was closed"))
+
+    made.interrupt = break_the_link
+    made.ready("b")
+    assert made.kinds(fact.GenerationFormed, fact.GenerationEnded) == [
+        (0, "GenerationFormed", ("a",)),
+        (0, "GenerationFormed", ("b",)),
+        (0, "GenerationEnded", ("a",)),
+    ]
+    *_, (_, formed, first), (_, lost, then) = made.recorded
+    assert (formed, lost) == (Heard("b", NodeReady(0)), NodeLost("b", "its connection was closed"))
+    assert [type(say.event) for say in first[:2]] == [fact.GenerationFormed] * 2
+    assert [type(say.event) for say in then] == [fact.GenerationEnded]
+
+
+def test_facts_that_arise_meanwhile_keep_their_order(table: Callable[..., Table]) -> None:
+    """Several of them, and those that arise while they are taken: first come, first taken."""
+    made = table(min_nodes=3, max_nodes=3)
+    made.seat.step(Opened())
+    for name in "ab":
+        made.ready(name)
+
+    def lose_them(say: Say) -> None:
+        match say.event:
+            case fact.GenerationFormed() if say.to == ("a",):
+                made.seat.step(NodeLost("a", "first"))
+                made.seat.step(NodeLost("b", "second"))
+            case fact.GenerationEnded():
+                made.seat.step(NodeLost("c", "third"))
+
+    made.interrupt = lose_them
+    made.ready("c")
+    assert [event.why for _, event, _ in made.recorded if isinstance(event, NodeLost)] == ["first", "second", "third"]
+    assert made.seat.state.nodes == {}
+
+
+def test_a_deliverer_that_fails_does_not_block_the_seat(table: Callable[..., Table]) -> None:
+    """Its exception is the caller's; the next fact is taken as ever."""
+    made = table()
+    made.seat.step(Opened())
+
+    def fail(_: Say) -> None:
+        raise ConnectionError("nobody listens")
+
+    made.interrupt = fail
+    with pytest.raises(ConnectionError):
+        made.ready("a")
+    made.interrupt = lambda _: None
+    made.ready("b")
+    assert made.seat.state.phase is RunPhase.RUNNING
+
+
+def test_deadlines_are_kept(table: Callable[..., Table]) -> None:
+    """Who waits hears why every ten seconds, and is told when nobody will come; after the end nobody is woken."""
+    made = table(join_timeout_s=25.0)
+    made.seat.step(Opened())
+    made.ready("a")
+    made.wait_until(500.0)
+    assert made.kinds() == [
+        (0, "Waiting", ("a",)),
+        (10, "Waiting", ("a",)),
+        (20, "Waiting", ("a",)),
+        (25, "RunEnded", ("a",)),
+    ]
+    assert [at for at, event, _ in made.recorded if isinstance(event, TimeWentBy)] == [10, 20, 25]
+
+
+def test_a_nearer_deadline_moves_the_timer(table: Callable[..., Table]) -> None:
+    """The last call ends before the next word to those who wait."""
+    made = table(min_nodes=1, last_call_s=5.0)
+    made.seat.step(Opened())
+    made.clock.advance(2.0)
+    made.ready("a")
+    made.wait_until(500.0)
+    assert made.kinds(fact.GenerationFormed) == [(7, "GenerationFormed", ("a",))]
+    assert [at for at, event, _ in made.recorded if isinstance(event, TimeWentBy)] == [7]
+
+
+def test_a_deadline_that_is_gone_wakes_nobody(table: Callable[..., Table]) -> None:
+    """The last node comes during the last call: there is nothing left to wait for."""
+    made = table(min_nodes=1, last_call_s=5.0)
+    made.seat.step(Opened())
+    made.ready("a")
+    made.clock.advance(3.0)
+    made.ready("b")
+    assert made.kinds(fact.GenerationFormed) == [
+        (3, "GenerationFormed", ("a",)),
+        (3, "GenerationFormed", ("b",)),
+    ]
+    made.wait_until(500.0)
+    assert not [event for _, event, _ in made.recorded if isinstance(event, TimeWentBy)]
+
+
+def test_a_farther_deadline_moves_the_timer_too(table: Callable[..., Table]) -> None:
+    """A node that goes during the last call ends it: the others wait as before."""
+    made = table(min_nodes=2, max_nodes=3, last_call_s=5.0, join_timeout_s=100.0)
+    made.seat.step(Opened())
+    made.ready("a")
+    made.ready("b")
+    made.clock.advance(1.0)
+    made.seat.step(NodeLost("b", "its connection was closed"))
+    made.wait_until(45.0)
+    assert [at for at, event, _ in made.recorded if isinstance(event, TimeWentBy)] == [10, 20, 30, 40]
+    assert made.kinds(fact.GenerationFormed) == []
+
+
+def test_a_closed_seat_keeps_no_deadline(table: Callable[..., Table]) -> None:
+    """Nobody is woken for a run that nobody holds any more."""
+    made = table(join_timeout_s=25.0)
+    made.seat.step(Opened())
+    made.ready("a")
+    made.seat.close()
+    made.seat.close()
+    made.wait_until(500.0)
+    assert made.kinds() == [(0, "Waiting", ("a",))]
+
+
+def test_an_operator_is_heard_like_any_other_fact(table: Callable[..., Table]) -> None:
+    made = table()
+    made.seat.step(Opened())
+    made.ready("a")
+    made.seat.step(CancelRequested("enough"))
+    (ended,) = [say.event for _, say in made.said if isinstance(say.event, fact.RunEnded)]
+    assert (ended.verdict.why, ended.sent_at) == ("enough", 1000.0)

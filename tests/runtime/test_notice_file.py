@@ -1,0 +1,133 @@
+"""The notice file and ``tenax.preemption``: what the agent writes, a worker reads; no file is no notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tenax import preemption
+from tenax.core.commands import PassOnNotice
+from tenax.runtime.notice_file import VARIABLE, NoticeFile
+
+
+@pytest.fixture
+def notices(tmp_path: Path) -> NoticeFile:
+    return NoticeFile(str(tmp_path))
+
+
+@pytest.fixture(autouse=True)
+def outside() -> Iterator[None]:
+    """These tests are no workers, whoever runs them, and are none afterwards."""
+    before = {name: os.environ.pop(name, None) for name in (VARIABLE, "TENAX_GENERATION")}
+    yield
+    for name, value in before.items():
+        os.environ.pop(name, None)
+        if value is not None:
+            os.environ[name] = value
+
+
+def become_a_worker(notices: NoticeFile, generation: int) -> None:
+    os.environ.update(notices.env(generation), TENAX_GENERATION=str(generation))
+
+
+def test_without_tenax_there_is_no_notice_and_no_generation() -> None:
+    """A script that asks runs anywhere."""
+    assert preemption.notice() is None
+    assert preemption.generation() == 0
+
+
+def test_before_a_notice_there_is_no_file(notices: NoticeFile, tmp_path: Path) -> None:
+    """Only its name is known."""
+    become_a_worker(notices, 3)
+    assert os.environ[VARIABLE] == str(tmp_path / "notice-3.json")
+    assert preemption.notice() is None
+    assert preemption.generation() == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_node_leaves(notices: NoticeFile) -> None:
+    """Who, why, and how soon, on this host's clock."""
+    become_a_worker(notices, 1)
+    before = time.monotonic()
+    notices.write(PassOnNotice(1, "gpu-08", "the agent was asked to stop", 30.0))
+    after = time.monotonic()
+    notice = preemption.notice()
+    assert notice is not None
+    assert (notice.host, notice.is_this_host, notice.why) == ("gpu-08", False, "the agent was asked to stop")
+    assert notice.leaves_at is not None
+    assert before + 30 <= notice.leaves_at <= after + 30
+    assert notice.seconds_left is not None
+    assert 0 <= notice.seconds_left <= 30
+    assert "gpu-08" in repr(notice)
+
+
+def test_this_node_leaves_and_nobody_knows_when(notices: NoticeFile) -> None:
+    """Our own host by its name."""
+    become_a_worker(notices, 1)
+    notices.write(PassOnNotice(1, "", "maintenance"))
+    notice = preemption.notice()
+    assert notice is not None
+    assert (notice.host, notice.is_this_host) == (os.uname().nodename, True)
+    assert (notice.leaves_at, notice.seconds_left) == (None, None)
+
+
+def test_time_that_is_over_is_not_negative(notices: NoticeFile) -> None:
+    become_a_worker(notices, 1)
+    notices.write(PassOnNotice(1, "", "now", 0.0))
+    notice = preemption.notice()
+    assert notice is not None
+    assert notice.seconds_left == 0.0
+
+
+def test_the_latest_notice_counts_and_is_whole(notices: NoticeFile, tmp_path: Path) -> None:
+    """It replaces the one before; nothing half-written is ever there."""
+    become_a_worker(notices, 1)
+    for number in range(5):
+        notices.write(PassOnNotice(1, f"gpu-{number}", "why not" * number, float(number)))
+    notice = preemption.notice()
+    assert notice is not None
+    assert notice.host == "gpu-4"
+    assert [path.name for path in tmp_path.iterdir()] == ["notice-1.json"]
+
+
+def test_a_notice_is_for_its_generation(notices: NoticeFile) -> None:
+    """The next one starts without."""
+    notices.write(PassOnNotice(1, "gpu-08", "maintenance", 30.0))
+    become_a_worker(notices, 2)
+    assert preemption.notice() is None
+    become_a_worker(notices, 1)
+    assert preemption.notice() is not None
+
+
+def test_any_language_can_read_it(notices: NoticeFile, tmp_path: Path) -> None:
+    """JSON with these names."""
+    notices.write(PassOnNotice(4, "gpu-08", "maintenance", None))
+    assert json.loads((tmp_path / "notice-4.json").read_text()) == {
+        "version": 1,
+        "generation": 4,
+        "host": "gpu-08",
+        "is_this_host": False,
+        "why": "maintenance",
+        "leaves_at": None,
+    }
+
+
+def test_without_a_folder_nothing_is_promised(tmp_path: Path) -> None:
+    """No variable, no file, no error."""
+    nowhere = NoticeFile()
+    assert nowhere.env(1) == {}
+    nowhere.write(PassOnNotice(1, "", "maintenance"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_notice_that_cannot_be_written_costs_the_notice(tmp_path: Path) -> None:
+    """The folder is gone, or the disk full: the run goes on, and the signal itself will come all the same."""
+    gone = NoticeFile(str(tmp_path / "gone"))
+    gone.write(PassOnNotice(1, "", "maintenance"))
+    become_a_worker(gone, 1)
+    assert preemption.notice() is None

@@ -1,0 +1,278 @@
+"""The client: no call outlives its deadline, whatever the server does, and what was lost is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import pytest
+
+from store.servers import our_server
+from tenax.store import Store, StoreConnectionError, StoreServer, StoreTimeoutError, TCPStore
+from tenax.store.listening import listen
+from watching import PATIENCE_S, forks_with_threads, leaving_nothing
+
+CALLS: dict[str, Callable[[Store], object]] = {
+    "set": lambda store: store.set("k", "v"),
+    "get": lambda store: store.get("k"),
+    "add": lambda store: store.add("k", 1),
+    "compare_set": lambda store: store.compare_set("k", "", "v"),
+    "append": lambda store: store.append("k", "v"),
+    "wait": lambda store: store.wait(["k"]),
+    "check": lambda store: store.check(["k"]),
+    "delete_key": lambda store: store.delete_key("k"),
+    "num_keys": lambda store: store.num_keys(),
+    "list_keys": lambda store: store.list_keys(),
+    "multi_get": lambda store: store.multi_get(["k"]),
+    "multi_set": lambda store: store.multi_set(["k"], ["v"]),
+    "queue_push": lambda store: store.queue_push("k", "v"),
+    "queue_pop": lambda store: store.queue_pop("k"),
+    "queue_len": lambda store: store.queue_len("k"),
+    "barrier": lambda store: store.barrier("k", 1),
+    "clone": lambda store: store.clone(),
+    "a value that fills the buffers": lambda store: store.set("k", b"x" * (64 << 20)),
+}
+
+
+@contextmanager
+def frozen(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_no_call_waits_for_a_frozen_server_longer_than_its_timeout() -> None:
+    """And when the server goes on, so does the client, over a new connection."""
+    with our_server() as server, TCPStore(server.host, server.port, timeout=60) as store:
+        store.set("k", "1")
+        store.set_timeout(0.05)
+        with frozen(server.pid):
+            for call in CALLS.values():
+                with pytest.raises(StoreTimeoutError):
+                    call(store)
+            with pytest.raises(StoreTimeoutError, match=r"could not be reached within 0\.05 s"):
+                TCPStore(server.host, server.port, timeout=0.05)
+        store.set_timeout(60)
+        store.set("k", "2")
+        assert store.get("k") == b"2"
+
+
+def test_a_timeout_may_be_seconds_or_a_timedelta() -> None:
+    with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=timedelta(seconds=9)) as store:
+        assert store.timeout == timedelta(seconds=9)
+        store.set_timeout(0.5)
+        assert store.timeout == timedelta(seconds=0.5)
+        for timeout in (0.01, 0, timedelta(milliseconds=10)):
+            with pytest.raises(StoreTimeoutError):
+                store.wait(["never"], timeout)
+            with pytest.raises(StoreTimeoutError):
+                store.barrier(f"never {timeout}", 2, timeout)
+        with pytest.raises(ValueError, match="a timeout is"):
+            store.set_timeout(-1)
+        with pytest.raises(ValueError, match="a timeout is"):
+            store.wait(["never"], float("nan"))
+
+
+def test_errors_say_what_was_asked_and_where() -> None:
+    with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
+        place = f"the store at 127.0.0.1:{server.port}"
+        with pytest.raises(StoreTimeoutError) as late:
+            store.wait([f"key{number}" for number in range(7)], 0.01)
+        assert str(late.value) == (
+            f"waited 0.01 s in vain for the keys 'key0', 'key1', 'key2', 'key3', 'key4' and 2 more in {place}."
+        )
+        store.set("word", "hello")
+        with pytest.raises(StoreConnectionError) as lost:
+            store.add("word", 1)
+        assert str(lost.value) == f"{place} was lost when asked to add to 'word': it closed the connection."
+        assert store.get("word") == b"hello"
+    assert isinstance(late.value, TimeoutError)
+    assert isinstance(lost.value, ConnectionError)
+
+
+def test_a_lost_connection_is_made_anew_for_reads_and_told_for_changes() -> None:
+    with StoreServer.in_thread() as first, TCPStore(first.host, first.port, timeout=60) as store:
+        store.set("k", "1")
+        first.close()
+        with StoreServer.in_thread(port=first.port) as second:
+            assert not store.check(["k"])
+            second.close()
+            with StoreServer.in_thread(port=first.port):
+                with pytest.raises(StoreConnectionError):
+                    store.set("k", "2")
+                store.set("k", "2")
+                assert store.get("k") == b"2"
+        with pytest.raises(StoreConnectionError):
+            store.check(["k"])
+        with pytest.raises(StoreConnectionError):
+            store.set("k", "3")
+
+
+def test_a_server_that_is_not_there_yet_is_waited_for() -> None:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))  # nobody else can have the port now
+        port = place.getsockname()[1]
+        with pytest.raises(StoreConnectionError, match="Connection refused"):
+            TCPStore("127.0.0.1", port, timeout=0.05)
+        found: list[TCPStore] = []
+        connecting = threading.Thread(target=lambda: found.append(TCPStore("127.0.0.1", port, timeout=60)))
+        connecting.start()
+        place.listen()
+        server = StoreServer(place.dup())
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        connecting.join(PATIENCE_S)
+        found[0].set("k", "v")
+        found[0].close()
+        server.stop()
+        serving.join(PATIENCE_S)
+        server.close()
+
+
+class Impostor:
+    """Listens, and answers every connection with the same bytes."""
+
+    def __init__(self, words: bytes) -> None:
+        self._listener = listen("127.0.0.1")
+        self.port = self._listener.getsockname()[1]
+        self._words = words
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                peer, _ = self._listener.accept()
+            except OSError:
+                return
+            with peer:
+                peer.sendall(self._words)
+                while peer.recv(1 << 16):
+                    pass
+
+    def __enter__(self) -> Impostor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join(PATIENCE_S)
+        self._listener.close()
+
+
+def test_what_is_not_a_store_is_found_out() -> None:
+    with (
+        Impostor(b"HTTP/1.1 400 Bad Request\r\n") as impostor,
+        pytest.raises(StoreConnectionError, match="is not a store"),
+    ):
+        TCPStore("127.0.0.1", impostor.port, timeout=60)
+
+
+@pytest.mark.parametrize("size", [-1, (1 << 30) + 1, (1 << 63) - 1])
+def test_a_server_that_announces_giants_is_not_believed(size: int) -> None:
+    greeting = struct.pack("<I", os.getpid())
+    with Impostor(greeting + b"\x00" + struct.pack("<q", size)) as impostor:
+        store = TCPStore("127.0.0.1", impostor.port, timeout=60)
+        with pytest.raises(StoreConnectionError, match="announced"):
+            store.get("k")
+        store.close()
+
+
+def test_threads_may_share_a_store_one_call_at_a_time() -> None:
+    with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
+        threads = [threading.Thread(target=lambda: [store.add("n", 1) for _ in range(100)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert store.get("n") == b"400"
+        store.set_timeout(0.05)
+        with store._mutex, pytest.raises(StoreTimeoutError, match="clone a store for each thread"):
+            store.add("n", 1)
+
+
+@forks_with_threads
+def test_a_forked_process_has_its_own_connection() -> None:
+    with our_server() as server, TCPStore(server.host, server.port, timeout=60) as store:
+        store.set("k", "parent")
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ok = store.get("k") == b"parent" and [store.add("n", 1) for _ in range(100)][-1] > 0
+            finally:
+                os._exit(0 if ok else 1)
+        counts = [store.add("n", 1) for _ in range(100)]
+        assert os.waitpid(pid, 0)[1] == 0
+        assert counts == sorted(counts)
+        assert store.get("n") == b"200"
+
+
+# --- a master ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_master_serves_until_its_last_clone_is_gone() -> None:
+    with leaving_nothing():
+        master = TCPStore("127.0.0.1", 0, is_master=True, timeout=60)
+        twin = master.clone()
+        master.set("k", "v")
+        port = master.port
+        master.close()
+        assert twin.get("k") == b"v"
+        twin.close()
+        with pytest.raises(StoreConnectionError):
+            TCPStore("127.0.0.1", port, timeout=0.01)
+
+
+def test_a_master_waits_for_its_workers() -> None:
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        port = place.getsockname()[1]
+    workers: list[TCPStore] = []
+
+    def join() -> None:
+        workers.append(TCPStore("127.0.0.1", port, world_size=3, timeout=60))
+
+    threads = [threading.Thread(target=join) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    with TCPStore("127.0.0.1", port, world_size=3, is_master=True, timeout=60) as master:
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert master.num_keys() == 1  # torch's count of workers
+        assert master.list_keys() == []
+        for worker in workers:
+            worker.close()
+
+
+def test_a_master_whose_workers_do_not_come_gives_up() -> None:
+    with pytest.raises(StoreTimeoutError, match="not all of 2 came"):
+        TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=0.1)
+    TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=60, wait_for_workers=False).close()
+
+
+def test_tenants_of_one_port_share_a_server() -> None:
+    first = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True, timeout=60)
+    second = TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True, timeout=60)
+    first.set("k", "v")
+    assert second.get("k") == b"v"
+    with pytest.raises(RuntimeError, match="cannot be served at port"):
+        TCPStore("127.0.0.1", first.port, is_master=True, timeout=60)
+    second.close()
+    first.close()
+
+
+def test_a_master_takes_a_listener_that_is_open_already() -> None:
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
+    with TCPStore("127.0.0.1", port, is_master=True, timeout=60, master_listen_fd=listener.detach()) as master:
+        master.set("k", "v")
+        with TCPStore("127.0.0.1", port, timeout=60) as worker:
+            assert worker.get("k") == b"v"

@@ -1,0 +1,229 @@
+"""Strangers, liars, the slow and the many: none of them costs more than its own connection.
+
+Each test keeps an honest client next to them, which is served meanwhile. Memory is that of the server's own process.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+
+import pytest
+
+from store import requests as ask
+from store.requests import Peer
+from store.servers import Server, our_server
+from watching import on_linux, until
+
+pytestmark = on_linux
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def resources() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """This process may open as many files as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def is_served(peer: Peer) -> bool:
+    peer.send(ask.set_(b"/honest", b"value") + ask.get(b"/honest"))
+    return peer.answers() == ask.text(b"value")
+
+
+def test_strangers_are_closed_at_once_and_change_nothing(resources: ExitStack) -> None:
+    server = resources.enter_context(our_server())
+    honest = resources.enter_context(Peer(server.port))
+    noise = random.Random(7)
+    for number in range(300):
+        with Peer(server.port, greets=False) as stranger:
+            stranger.send(noise.choice([b"GET / HTTP/1.0\r\n\r\n", b"\x16\x03\x01", noise.randbytes(50)]) + b"\xff" * 5)
+            assert stranger.is_closed_by_the_server()
+        if number % 50 == 0:
+            assert is_served(honest)
+    assert server.counted("strangers") == 300
+    assert is_served(honest)
+
+
+def test_noise_after_a_right_greeting_costs_only_that_connection(resources: ExitStack) -> None:
+    server = resources.enter_context(our_server())
+    honest = resources.enter_context(Peer(server.port))
+    assert is_served(honest)
+    before = server.most_memory()
+    noise = random.Random(8)
+    for _ in range(300):
+        with Peer(server.port) as liar:
+            liar.send(noise.randbytes(noise.randrange(1, 2000)))
+            liar.sock.shutdown(socket.SHUT_WR)
+            assert liar.is_closed_by_the_server()
+    assert is_served(honest)
+    assert server.most_memory() - before < 32 * MIB
+
+
+@pytest.mark.parametrize("length", [(8 << 20) + 1, 1 << 31, 1 << 40, (1 << 64) - 1])
+def test_a_giant_length_is_refused_before_anything_is_kept_for_it(length: int, resources: ExitStack) -> None:
+    server = resources.enter_context(our_server())
+    honest = resources.enter_context(Peer(server.port))
+    assert is_served(honest)
+    before = server.most_memory()
+    size = length.to_bytes(8, "little")
+    for command in (b"\x01", b"\x01" + ask.text(b"/k"), b"\x02" + ask.text(b"/k"), b"\x03", b"\x05", b"\x06", b"\x0b"):
+        with Peer(server.port) as liar:
+            liar.send(command + size)
+            assert liar.is_closed_by_the_server()
+    assert is_served(honest)
+    assert server.most_memory() - before < 8 * MIB
+
+
+def test_half_requests_hold_up_nobody_else(resources: ExitStack) -> None:
+    server = resources.enter_context(our_server())
+    honest = resources.enter_context(Peer(server.port))
+    request = ask.multi_set((b"/a", b"x" * 1000), (b"/b", b"y" * 1000))
+    for at in range(1, len(request), 97):
+        half = resources.enter_context(Peer(server.port))
+        half.send(request[:at])
+        assert is_served(honest)
+    honest.send(ask.check(b"/a"))
+    assert honest.answers() == b"\x01"
+
+
+def test_who_does_not_greet_in_time_is_closed_and_who_did_may_be_silent(resources: ExitStack) -> None:
+    server = resources.enter_context(our_server(handshake_s=0.2))
+    honest = resources.enter_context(Peer(server.port))
+    assert is_served(honest)
+    silent = [resources.enter_context(Peer(server.port, greets=False)) for _ in range(20)]
+    for number, slow in enumerate(silent):
+        slow.send(ask.GREETING[: number % 5])
+    assert all(slow.is_closed_by_the_server() for slow in silent)
+    assert server.counted("strangers") == 20
+    assert is_served(honest)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_thousand_clients_are_served(resources: ExitStack) -> None:
+    """Everyone sets a key, waits for all keys, and reads them all: what starting a big job does."""
+    server = resources.enter_context(our_server())
+    count = 1000
+    peers = [resources.enter_context(Peer(server.port)) for _ in range(count)]
+    keys = [b"/%d" % number for number in range(count)]
+    for number, peer in enumerate(peers):
+        peer.send(ask.add(b"/arrived", 1))
+        assert peer.receive(8) == ask.number(number + 1)
+    for peer in peers[:50]:
+        peer.send(ask.wait(*keys))
+    for peer, key in zip(peers, keys, strict=True):
+        peer.send(ask.set_(key, key))
+    for peer in peers[:50]:
+        assert peer.receive(1) == b"\x00"
+    expected = b"".join(map(ask.text, keys))
+    for peer in peers[:50]:
+        peer.send(ask.multi_get(*keys))
+        assert peer.receive(len(expected)) == expected
+    for peer in peers:
+        peer.send(ask.barrier(b"/end", count))
+    assert all(peer.receive(1) == b"\x00" for peer in peers)
+
+
+def test_without_descriptors_those_who_are_in_are_served_and_the_others_wait(resources: ExitStack) -> None:
+    """And it does not spin: a loop that tried again in every round would fail thousands of times here."""
+    server = resources.enter_context(our_server(descriptors=40))
+    honest = resources.enter_context(Peer(server.port))
+    assert is_served(honest)
+    crowd = [resources.enter_context(Peer(server.port)) for _ in range(80)]
+    until(lambda: server.counted("out_of_room") > 0, "the server to run out of descriptors")
+    for _ in range(500):
+        assert is_served(honest)
+    assert server.counted("out_of_room") < 100
+    assert server.counted("accepted") < 40
+    for peer in crowd[:-1]:
+        peer.close()
+    assert is_served(crowd[-1])
+
+
+def test_who_comes_when_all_places_are_taken_is_served_when_one_is_free(resources: ExitStack) -> None:
+    server = resources.enter_context(our_server(connections=3))
+    first, second, third = (resources.enter_context(Peer(server.port)) for _ in range(3))
+    assert all(is_served(peer) for peer in (first, second, third))
+    waiting = resources.enter_context(Peer(server.port))
+    waiting.send(ask.add(b"/n", 1))
+    assert is_served(first)
+    assert server.counted("accepted") == 3
+    second.close()
+    assert waiting.receive(8) == ask.number(1)
+
+
+def test_who_does_not_read_is_not_read_either(resources: ExitStack) -> None:
+    """100 MiB of answers that nobody takes; when the slow one reads at last, it gets every byte."""
+    server = resources.enter_context(our_server())
+    honest = resources.enter_context(Peer(server.port))
+    slow = resources.enter_context(Peer(server.port))
+    value = random.Random(9).randbytes(MIB)
+    honest.send(ask.set_(b"/big", value))
+    assert is_served(honest)
+    before = server.most_memory()
+    slow.send(ask.get(b"/big") * 100)
+    for _ in range(100):
+        assert is_served(honest)
+    assert server.most_memory() - before < 24 * MIB
+    for _ in range(100):
+        assert slow.receive(8 + MIB) == ask.text(value)
+    assert slow.answers() == b""
+
+
+def test_when_all_together_hold_too_much_whoever_holds_most_is_dropped(resources: ExitStack) -> None:
+    server = resources.enter_context(our_server(held_bytes=40 * MIB, value_bytes=16 * MIB))
+    honest = resources.enter_context(Peer(server.port))
+    assert is_served(honest)
+    small = resources.enter_context(Peer(server.port))
+    small.send(ask.set_(b"/k", b"x" * MIB)[:-1])
+    hogs = [resources.enter_context(Peer(server.port)) for _ in range(8)]
+    before = server.most_memory()
+    for hog in hogs:
+        try:
+            hog.send(ask.set_(b"/k", b"x" * (12 * MIB))[:-1])
+        except (ConnectionResetError, BrokenPipeError):
+            continue
+    until(lambda: server.counted("dropped_for_memory") >= 5, "the server to drop somebody")
+    assert is_served(honest)
+    small.send(b"x")
+    assert small.answers() == b""
+    assert server.most_memory() - before < 160 * MIB
+
+
+def test_a_full_store_refuses_the_writer_and_serves_the_readers(resources: ExitStack) -> None:
+    server = resources.enter_context(our_server(total_bytes=4 * MIB))
+    honest = resources.enter_context(Peer(server.port))
+    assert is_served(honest)
+    with Peer(server.port) as greedy:
+        with suppress(ConnectionResetError, BrokenPipeError):
+            for number in range(10):
+                greedy.send(ask.set_(b"/%d" % number, b"x" * MIB))
+        assert greedy.is_closed_by_the_server()
+    honest.send(ask.get(b"/honest"))
+    assert honest.answers() == ask.text(b"value")
+    honest.send(ask.delete(b"/0"))
+    assert honest.answers() == ask.number(1)
+    assert is_served(honest)
+
+
+def test_only_peers_on_the_list_are_served(resources: ExitStack) -> None:
+    server: Server = resources.enter_context(our_server("", allow=["127.0.0.2", "::1"]))
+    with Peer(server.port, greets=False) as uninvited:
+        assert uninvited.is_closed_by_the_server()
+    assert server.counted("refused_peers") == 1
+    invited = socket.create_connection(("127.0.0.1", server.port), 60, source_address=("127.0.0.2", 0))
+    with invited:
+        invited.sendall(ask.GREETING + ask.ping(b"abcd"))
+        assert invited.recv(4) == b"abcd"

@@ -1,0 +1,94 @@
+"""Real torch over our server: a process group as workers of an agent make it, and clients of all that they do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from store.servers import our_server, torch_client
+
+WORLD = """
+    import os, sys
+    import torch
+    import torch.distributed as dist
+
+    def work(rank, world_size):
+        os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
+        dist.init_process_group("gloo", init_method="env://")
+        value = torch.tensor([float(rank + 1)])
+        dist.all_reduce(value)
+        assert value.item() == world_size * (world_size + 1) / 2
+        everybody = [None] * world_size
+        dist.all_gather_object(everybody, {"rank": rank})
+        assert everybody == [{"rank": other} for other in range(world_size)]
+        pair = dist.new_group([0, 1])
+        if rank < 2:
+            dist.barrier(pair)
+        dist.monitored_barrier()
+        dist.destroy_process_group()
+
+    world_size = int(sys.argv[1])
+    torch.set_num_threads(1)
+    children = []
+    for rank in range(world_size):
+        pid = os.fork()
+        if pid == 0:
+            try:
+                work(rank, world_size)
+                os._exit(0)
+            except BaseException as error:
+                print(rank, repr(error), file=sys.stderr, flush=True)
+            finally:
+                os._exit(1)
+        children.append(pid)
+    sys.exit(any([os.waitpid(pid, 0)[1] for pid in children]))
+"""
+
+
+def test_four_workers_make_a_process_group_over_our_server() -> None:
+    with our_server() as server:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(WORLD), "4"],
+            env={
+                **os.environ,
+                "MASTER_ADDR": server.host,
+                "MASTER_PORT": str(server.port),
+                "TORCHELASTIC_USE_AGENT_STORE": "True",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=110,
+        )
+        assert done.returncode == 0, done.stderr
+        assert server.counted("accepted") >= 4
+        assert server.counted("refused_requests") == 0
+
+
+def test_torchs_prefix_stores_and_clones_work_over_our_server() -> None:
+    import torch.distributed as dist
+
+    with our_server() as server:
+        store = torch_client(server.port)
+        part = dist.PrefixStore("a", dist.PrefixStore("b", store))
+        part.set("key", "value")
+        assert store.get("b/a/key") == b"value"
+        assert part.clone().get("key") == b"value"
+        assert part.list_keys() == ["key"]
+
+
+def test_torchs_client_may_give_up_waiting_and_go_on() -> None:
+    """It cancels the wait on the same connection, and the answers that follow are not out of step."""
+    from datetime import timedelta
+
+    with our_server() as server:
+        store = torch_client(server.port)
+        for number in range(20):
+            with pytest.raises(RuntimeError, match="timeout"):
+                store.wait([f"never {number}"], timedelta(milliseconds=1))
+            assert store.add("n", 1) == number + 1
+        assert server.counted("accepted") == 1
