@@ -29,7 +29,7 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks import agents, harness, idle, launch, logs, orphans, report, restart
+from benchmarks import agents, fanout, harness, idle, launch, logs, orphans, rendezvous, report, restart, store
 from benchmarks.report import seconds, spread
 from benchmarks.samples import Samples, summarize
 
@@ -40,6 +40,9 @@ MEASUREMENTS = {
     "logs": logs,
     "orphans": orphans,
     "agents": agents,
+    "fanout": fanout,
+    "rendezvous": rendezvous,
+    "store": store,
 }
 METHOD = (
     "Both launchers ran the same instant C worker with the same flags, in turns (A B A B), each after a pause for the "

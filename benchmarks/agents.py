@@ -186,12 +186,11 @@ def rows(samples: Samples) -> list[Row]:
 def notes(_: Samples) -> list[str]:
     """How to read the rows."""
     told = [
-        "Several agents: the moment at which a node of torchrun joins cannot be seen from outside, so only the row from "
-        "the start of its process compares the two; that row holds the cold start of the launcher. tenax's join is the "
-        "new node's first word in the coordinator's journal.",
-        "Where torchrun `did not happen`, its survivors kept waiting workers and no group without the lost agent came "
-        "about; in training a collective of theirs would fail at its own timeout and start the restart. Bounded waits, "
-        "fewer tries than for tenax.",
+        "Several agents: when a node of torchrun joins cannot be seen from outside, so only the row from the start of "
+        "its process compares the two, and it holds the launcher's cold start. tenax's join is the new node's first "
+        "word in the coordinator's journal.",
+        "Where torchrun's row says that it did not happen, its survivors and their workers kept waiting; in training "
+        "a collective of theirs would fail at its own timeout and only then start the restart.",
     ]
     reason = hosts.why_not()
     if reason:

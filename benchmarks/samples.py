@@ -58,6 +58,10 @@ class Samples:
         """What was seen in place of `what`, once for every time that it did not happen."""
         return self.misses.get(who, {}).get(what, [])
 
+    def has(self, who: str, what: str) -> bool:
+        """Whether `what` was tried with `who` at all."""
+        return bool(self.all(who, what) or self.missed(who, what))
+
     def summary(self, who: str, what: str) -> Summary | None:
         """Their summary; None when there are none."""
         return summarize(self.all(who, what))

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from tenax.cli.flags import FLAGS, GROUPS, Flag
-from tenax.core import commands, events, model, policy
-from tenax.runtime import journal
+from tenax.core import commands, coordinator, events, messages, model, policy
+from tenax.runtime import journal, run_journal
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -39,12 +39,22 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.multiprocessing.redirects": ("redirect", "redirect_stdout", "redirect_stderr", "get_libc"),
     "tenax.rendezvous": (),
     "tenax.rendezvous.registry": (),
+    "tenax.rendezvous.dynamic_rendezvous": (),
+    "tenax.rendezvous.c10d_rendezvous_backend": (),
+    "tenax.rendezvous.static_tcp_rendezvous": (),
+    "tenax.rendezvous.utils": (),
+    "tenax.preemption": (),
+    "tenax.store": (),
     "tenax.numa.binding": (),
     "tenax.run": (),
     "tenax.argparse_util": (),
     "tenax.testing.scenario": (),
+    "tenax.testing.run_scenario": (),
     "tenax.testing.clock": (),
     "tenax.testing.processes": (),
+    "tenax.testing.rendezvous_contract": (),
+    "tenax.testing.store_contract": (),
+    "tenax.testing.simulator": (),
 }
 
 
@@ -114,6 +124,20 @@ def facts() -> str:
     return _structs(events.AnyEvent.__args__)
 
 
+def words() -> str:
+    """What a node tells the coordinator: in the order ``Tell``, and in the coordinator's journal as ``Heard``."""
+    return _structs(messages.FromNode.__args__)
+
+
+def run_lines() -> str:
+    """Of the coordinator's journal."""
+    return _structs([run_journal.RunHeader, run_journal.RunStep, journal.Footer])
+
+
+def run_facts() -> str:
+    return _structs(coordinator.AnyCoordinatorEvent.__args__)
+
+
 def orders() -> str:
     return _structs(commands.AnyCommand.__args__)
 
@@ -125,6 +149,16 @@ def decisions() -> str:
 def values() -> str:
     kinds = [model.AgentSettings, model.Assignment, model.Failure, model.Evidence, model.Stopped, model.Verdict]
     return _structs(kinds)
+
+
+def run_values() -> str:
+    """Of the coordinator's journal, besides those of an agent's."""
+    return _structs([coordinator.RunSettings, messages.NodeInfo, coordinator.Say])
+
+
+def says() -> str:
+    """What a coordinator says to nodes."""
+    return _structs(events.FromCoordinator.__args__)
 
 
 def _structs(kinds: Any) -> str:
@@ -148,7 +182,7 @@ def names() -> str:
         parts += [f"## `{module_name}`", "", _summary(module), ""]
         for name in listed or sorted(module.__all__, key=str.lower):
             thing = getattr(module, name)
-            home = module_name if isinstance(thing, str) else homes.setdefault(id(thing), module_name)
+            home = module_name if isinstance(thing, str | int) else homes.setdefault(id(thing), module_name)
             told = _told(name, thing) if home == module_name else [f"The same as in `{home}`.", ""]
             parts += [f"### `{name}`", "", *told]
     return "\n".join(parts)
@@ -159,6 +193,8 @@ def _told(name: str, thing: Any) -> list[str]:
         return [_CONSTANTS[name], ""]
     if isinstance(thing, str):
         return [f"The text `{thing!r}`.", ""]
+    if isinstance(thing, int):
+        return [f"The number `{thing}`.", ""]
     if inspect.isclass(thing) and issubclass(thing, enum.Enum):
         members = ", ".join(f"`{member}`" for member in thing.__members__)
         return [*_text(thing), f"Members: {members}.", "", *_methods(thing)]
@@ -209,7 +245,7 @@ def _makes_itself(kind: type) -> bool:
 def _parameters(thing: Any, *, skip_self: bool = False, wrap_at: int = 0) -> str:
     told = []
     star_told = False
-    for parameter in list(inspect.signature(thing).parameters.values())[1 if skip_self else 0 :]:
+    for parameter in list(_signature_of(thing).parameters.values())[1 if skip_self else 0 :]:
         text = parameter.name
         if parameter.kind is parameter.VAR_POSITIONAL:
             text, star_told = f"*{text}", True
@@ -225,6 +261,17 @@ def _parameters(thing: Any, *, skip_self: bool = False, wrap_at: int = 0) -> str
     return line if not wrap_at or len(line) <= wrap_at else "(\n    " + ",\n    ".join(told) + ",\n)"
 
 
+def _signature_of(thing: Any) -> inspect.Signature:
+    try:
+        return inspect.signature(thing)
+    except NameError:  # a struct with a field whose type only the type checker imports
+        names, defaults = thing.__struct_fields__, thing.__struct_defaults__
+        known = [inspect.Parameter.empty] * (len(names) - len(defaults)) + list(defaults)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        pairs = zip(names, known, strict=True)
+        return inspect.Signature([inspect.Parameter(name, kind, default=default) for name, default in pairs])
+
+
 def _default(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -232,6 +279,10 @@ def _default(value: Any) -> str:
         return "{}"
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, msgspec.Struct):
+        return f"{type(value).__name__}()"  # the signature says what that is
     return "..." if inspect.isfunction(value) else repr(value)
 
 
@@ -310,8 +361,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "lines": lines,
     "facts": facts,
     "orders": orders,
+    "words": words,
+    "says": says,
     "decisions": decisions,
     "values": values,
+    "run_lines": run_lines,
+    "run_facts": run_facts,
+    "run_values": run_values,
 }
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -98,6 +99,38 @@ agent(signals_to_handle="SIGUSR1").run()
     pids = ask(host, signal.SIGTERM)
     assert host.wait() == -signal.SIGTERM
     assert gone(pids, AT_ONCE_S)
+
+
+# Waits for a notice, says what it is, and ends by itself.
+PATIENT = """
+import os, time
+from tenax import preemption
+os.write(2, b"%d\\n" % os.getpid())
+while not (notice := preemption.notice()):
+    time.sleep(0.002)
+os.write(2, f"{notice.why} {30 < notice.seconds_left <= 60}\\n".encode())
+"""
+
+
+def test_a_notice_reaches_the_workers_and_ends_nothing(program: Start, tmp_path: Path) -> None:
+    """``notice_signals``: workers of a program's own agent can ask, too, and end by themselves when they are ready."""
+    host = program(
+        """
+import os, sys
+from tenax.agent.server import LocalElasticAgent, WorkerSpec
+from tenax.logs.specs import DefaultLogsSpecs
+os.dup2(1, 2)
+spec = WorkerSpec(entrypoint=sys.executable, args=("-c", sys.argv[1]))
+made = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=sys.argv[2]), notice_signals="SIGUSR1", notice_s=60)
+print(made.run().state.name)
+""",
+        PATIENT,
+        tmp_path,
+    )
+    host.pipe.numbers(1)
+    host.send(signal.SIGUSR1)
+    assert host.pipe.rest().split("\n") == ["got SIGUSR1 True", "SUCCEEDED", ""], host.errors
+    assert host.wait() == 0
 
 
 def test_an_ignored_hangup_stays_ignored(program: Start) -> None:

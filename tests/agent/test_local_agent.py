@@ -7,18 +7,24 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
-from tenax.core.model import Failure
+from tenax.core.events import AnyEvent, GenerationFormed, RunEnded
+from tenax.core.messages import FromNode, NodeReady, NodeSucceeded
+from tenax.core.model import Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ProcessFailure
+from tenax.ports import Control, ControlledNode, EventLoop
+from tenax.rendezvous import RendezvousClosedError, RendezvousInfo
+from tenax.rendezvous.engine import EngineRendezvousHandler
+from tenax.rendezvous.port import free_port
 from watching import forks_with_threads, gone, leaving_nothing, on_linux
 
 pytestmark = [on_linux, forks_with_threads]
@@ -160,9 +166,11 @@ def test_a_new_port_for_every_generation(make: Maker) -> None:
 
 
 def test_a_spec_may_name_the_address(make: Maker) -> None:
-    """master_addr and master_port of the spec are what the workers see."""
-    make.shell("echo $MASTER_ADDR:$MASTER_PORT", master_addr="node0", master_port=12345)
-    assert make.output(0) == "node0:12345\n"
+    """master_addr and master_port of the spec are what the workers see, in every generation."""
+    port = free_port()
+    script = "echo $MASTER_ADDR:$MASTER_PORT; exit $((1 - TORCHELASTIC_RESTART_COUNT))"
+    make.shell(script, max_restarts=1, master_addr="node0", master_port=port)
+    assert [make.output(0, attempt) for attempt in range(2)] == [f"node0:{port}\n"] * 2
 
 
 class Choosy:
@@ -185,6 +193,96 @@ def test_a_policy_of_ones_own(make: Maker) -> None:
     result = make.shell(script, max_restarts=0, restart_policy=policy)
     assert result.failures[0].exitcode == 42
     assert policy.asked == [(1, 0, 0), (1, 1, 1), (42, 2, 2)]
+
+
+# --- a node of several ------------------------------------------------------------------------------------------------
+
+
+class Said(EngineRendezvousHandler):
+    """A handler of ours whose coordinator is elsewhere: node 1 of 2, with ranks 2 and 3, then a verdict."""
+
+    def __init__(self, verdict: Verdict, says_at: type = NodeReady) -> None:
+        self.verdict = verdict
+        self.says_at = says_at  # after which word the run is over
+        self.emit: Callable[[AnyEvent], None]
+
+    def engine(self, master_addr: str | None = None, master_port: int | None = None) -> Control:
+        return self
+
+    def open(self, loop: EventLoop, emit: Callable[[AnyEvent], None], node: ControlledNode) -> None:
+        self.emit = emit
+
+    def tell(self, message: FromNode) -> None:
+        if isinstance(message, NodeReady):
+            self.emit(GenerationFormed(Assignment(1, 1, 2, 2, 4, 2, 4, "other", 1234, True)))
+        if isinstance(message, self.says_at):
+            self.emit(RunEnded(self.verdict, 0.0))
+
+    def stays_for_others(self) -> bool:
+        return False
+
+    def close(self) -> None: ...
+
+    def get_backend(self) -> str:
+        return "said"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        raise AssertionError("an engine is told, not asked")
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None: ...
+
+    def num_nodes_waiting(self) -> int:
+        raise AssertionError("an engine is told, not asked")
+
+    def get_run_id(self) -> str:
+        return "run"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+def environment(*names: str) -> list[str]:
+    return [os.environ[name] for name in names]
+
+
+def test_values_of_a_node_of_several_are_its_own(make: Maker) -> None:
+    """By global rank; the workers were told of the whole group, and of the store that another node hosts."""
+    handler = Said(Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded"), NodeSucceeded)
+    names = ("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_USE_AGENT_STORE")
+    result = make.run(environment, *names, workers=2, rdzv_handler=handler)
+    assert result.return_values == {rank: [str(rank), "4", "1", "2", "other", "True"] for rank in (2, 3)}
+
+
+def test_a_failure_elsewhere_fails_this_node_with_its_cause(make: Maker) -> None:
+    """The result names the rank of the other node, its host and what was found out there."""
+    evidence = Evidence(error_type="ValueError", message="ValueError: boom")
+    elsewhere = Failure(1, 0, 0, 77, 1, 1.0, evidence=evidence, host="gpu-08")
+    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
+    agent = make.agent("/bin/sleep", "600", workers=2, rdzv_handler=Said(verdict))
+    result = agent.run()
+    assert result.state is WorkerState.FAILED
+    assert list(result.failures) == [0]
+    assert (result.failures[0].host, result.failures[0].exitcode) == ("gpu-08", 1)
+    assert result.failures[0].message["message"] == "ValueError: boom"  # type: ignore[index]
+    assert [worker.global_rank for worker in agent.get_worker_group().workers] == [2, 3]
+
+
+def test_a_run_that_an_operator_cancelled_was_closed(make: Maker) -> None:
+    """No signal came to this node: it is no SignalException."""
+    agent = make.agent("/bin/sleep", "600", rdzv_handler=Said(Verdict(Outcome.CANCELLED, "enough")))
+    with pytest.raises(RendezvousClosedError, match="the run was cancelled: enough"):
+        agent.run()
+    assert agent.get_worker_group().state is WorkerState.STOPPED
+
+
+def test_a_run_that_found_too_few_nodes_is_an_error(make: Maker) -> None:
+    """With the coordinator's sentence."""
+    verdict = Verdict(Outcome.BROKEN, "only 1 node of at least 2 came together")
+    with pytest.raises(RuntimeError, match="only 1 node of at least 2 came together"):
+        make.run("/bin/sleep", "600", rdzv_handler=Said(verdict))
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------

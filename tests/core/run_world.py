@@ -47,7 +47,7 @@ class Counting:
 
 
 class Node:
-    """One agent, as far as a coordinator can tell. Its life: ready -> running -> stopping -> ready ... -> done, ended."""
+    """One agent, as far as a coordinator can tell: ready -> running -> stopping -> ready ... -> done -> ended."""
 
     def __init__(self, info: word.NodeInfo, clock_ahead_s: float) -> None:
         self.info = info
@@ -88,6 +88,7 @@ class Node:
             group_rank=part.group_rank if part else -1,
             group_world_size=part.group_world_size if part else 0,
             restarts_used=part.restarts_used if part else 0,
+            store=part.store if part else "",
         )
 
 
@@ -119,9 +120,11 @@ class RunWorld:
         self._granted_before = 0  # by the coordinators before this one
         self._inherited = 0  # restarts that this coordinator heard of
         self.steps: list[Step] = []
+        self._opened_at = 0  # where the steps of this coordinator begin
         self.nodes: dict[str, Node] = {}
         self._lost: set[tuple[str, int]] = set()  # (node, generation) that the coordinator was told it had lost
         self._now = 0.0
+        self._port = 1024
         self._pending: list[tuple[float, float, int, Callable[[], None]]] = []
         self._planned = 0
 
@@ -185,6 +188,7 @@ class RunWorld:
         self._checker.check(state, event, says)
         if isinstance(event, run.Heard) and isinstance(event.message, word.NodeJoined):
             self._inherited = max(self._inherited, event.message.restarts_used)
+            self._note_return(event.message)
         if not self._lies:
             self._check_ledger()
         if isinstance(event, run.NodeLost):
@@ -226,6 +230,12 @@ class RunWorld:
     def _note_loss(self, node_id: str) -> None:
         if node_id in self.nodes:
             self._lost.add((node_id, self.nodes[node_id].generation))
+
+    def _note_return(self, joined: word.NodeJoined) -> None:
+        """One that was thought to be lost, and is back before the others have gone on, must be waited for after all."""
+        state = self.machine.state
+        if joined.generation == state.generation and joined.store == state.store and state.phase is RunPhase.ENDING:
+            self._lost.discard((joined.node.node_id, joined.generation))
 
     # --- links --------------------------------------------------------------------------------------------------------
 
@@ -269,7 +279,11 @@ class RunWorld:
         elif node.phase == "ready":
             if node.failures or node.was_cut_off:
                 self._tell(node, self._stopped(node))
-            self._tell(node, word.NodeReady(node.generation, node.node_id, 29500))
+            self._tell(node, self._ready(node))
+
+    def _ready(self, node: Node) -> word.NodeReady:
+        self._port += 1  # every store has a place of its own
+        return word.NodeReady(node.generation, node.node_id, self._port)
 
     def _clock(self, node: Node) -> float:
         return self._now + node.clock_ahead_s
@@ -341,7 +355,7 @@ class RunWorld:
         self._disconnect(node, "its connection was closed", is_noticed=True)
 
     def _cut_off(self, node: Node) -> None:
-        """Its link is silent. It fences itself in time, and the coordinator declares it lost, unless it is back before."""
+        """Its link is silent. It fences itself in time; if it is not back soon the coordinator declares it lost."""
         self._disconnect(node, "", is_noticed=False)
         link = node.link
         generation = node.generation
@@ -475,7 +489,7 @@ class RunWorld:
 
     def _be_ready(self, node: Node) -> None:
         node.phase = "ready"
-        self._tell(node, word.NodeReady(node.generation, node.node_id, 29500))
+        self._tell(node, self._ready(node))
 
     # --- another coordinator ------------------------------------------------------------------------------------------
 
@@ -504,14 +518,16 @@ class RunWorld:
         self._forgive_the_missing(recover_s)
         self.machine = self._make_machine(self.settings, self.policy, None)
         self._checker = RunChecker(self.settings)
+        self._opened_at = len(self.steps)
         self._step(opened)
 
     def _forgive_the_missing(self, recover_s: float) -> None:
         """Who is not back in time cannot be waited for."""
 
         def forgive() -> None:
-            self._lost |= {(each.node_id, each.generation) for each in self.nodes.values() if not each.is_linked}
-            self._lost |= {(each.node_id, each.generation) for each in self.nodes.values() if each.said_until > self._now}
+            for node in self.nodes.values():
+                if not node.is_linked or node.said_until > self._now:
+                    self._lost.add((node.node_id, node.generation))
 
         self._at(self._now + recover_s - 1e-9, forgive)
 
@@ -520,10 +536,10 @@ class RunWorld:
     def _lie(self) -> AnyCoordinatorEvent:
         """A word that was said before, of another generation, of a stranger, or just wrong."""
         dice, state = self._dice, self.machine.state
-        heard = [event for event, _, _ in self.steps if isinstance(event, run.Heard)]
+        heard = [event for event, _, _ in self.steps[self._opened_at :] if isinstance(event, run.Heard)]
         if heard and dice.random() < 0.5:
             return dice.choice(heard)
-        node_id = dice.choice([*self.nodes, "stranger"])
+        node_id = dice.choice([*self.nodes, f"stranger{self._lies_left}"])
         generation = max(0, state.generation + dice.choice((-1, 0, 0, 1)))
         rank = dice.randint(0, 3)
         info = word.NodeInfo(node_id, "host9", min_nodes=state.settings.min_nodes, max_nodes=state.settings.max_nodes)

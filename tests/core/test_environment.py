@@ -23,12 +23,14 @@ SECOND_OF_TWO = Assignment(
     master_addr="node-0",
     master_port=29500,
     use_agent_store=True,
+    restarts_used=2,
+    why="node-3 was lost",
 )
 
 
 def test_names_and_values() -> None:
     """Exactly these variables, each a string in TorchElastic's format."""
-    assert worker_environment(AGENT, SECOND_OF_TWO, local_rank=3, restarts_used=2, inherited={}) == {
+    assert worker_environment(AGENT, SECOND_OF_TWO, local_rank=3, inherited={}) == {
         "RANK": "7",
         "LOCAL_RANK": "3",
         "GROUP_RANK": "1",
@@ -46,20 +48,21 @@ def test_names_and_values() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TENAX_GENERATION": "5",
+        "TENAX_GENERATION_REASON": "node-3 was lost",
         "PYTHONFAULTHANDLER": "1",
     }
 
 
 def test_the_agent_store_flag_is_a_python_bool_in_words() -> None:
     """torch compares with the exact string "True"."""
-    alone = worker_environment(AGENT, Assignment(1), 0, 0, {})
+    alone = worker_environment(AGENT, Assignment(1), 0, {})
     assert alone["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
 def test_what_belongs_to_the_generation_is_never_inherited() -> None:
     """A launcher started inside a worker of another job passes none of that job's ranks on."""
-    stale = dict.fromkeys(worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {}), "stale")
-    fresh = worker_environment(AGENT, SECOND_OF_TWO, 0, 0, inherited=stale)
+    stale = dict.fromkeys(worker_environment(AGENT, SECOND_OF_TWO, 0, {}), "stale")
+    fresh = worker_environment(AGENT, SECOND_OF_TWO, 0, inherited=stale)
     inherited = {name for name, value in fresh.items() if value == "stale"}
     assert inherited == {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "PYTHONFAULTHANDLER"}
 
@@ -88,9 +91,9 @@ def test_ranks_of_a_job_are_each_given_once(
                 world_size=world_size,
                 first_role_rank=group_rank * local_world_size,
                 role_world_size=world_size,
+                restarts_used=restarts_used,
             ),
             local_rank,
-            restarts_used,
             {},
             WorkerEnvironment(virtual_local_rank=virtual),
         )
@@ -110,26 +113,26 @@ def test_ranks_of_a_job_are_each_given_once(
 def test_what_the_user_chose_is_kept(name: str) -> None:
     """A default of ours never overrides the user's own value, not even an empty one."""
     for value in ("0", "", "3"):
-        assert worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {name: value})[name] == value
+        assert worker_environment(AGENT, SECOND_OF_TWO, 0, {name: value})[name] == value
 
 
 def test_omp_threads_are_set_only_where_nobody_has_chosen() -> None:
     """Each worker gets its share; without shares, or with a value of the user's, the variable is left alone."""
     shares = WorkerEnvironment(omp_num_threads=(3, 3, 2, 2))
     said = [
-        worker_environment(AGENT, SECOND_OF_TWO, rank, 0, {}, shares)["OMP_NUM_THREADS"]
+        worker_environment(AGENT, SECOND_OF_TWO, rank, {}, shares)["OMP_NUM_THREADS"]
         for rank in range(AGENT.local_world_size)
     ]
     assert said == ["3", "3", "2", "2"]
-    assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {"OMP_NUM_THREADS": "8"}, shares)
-    assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {})
+    assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, {"OMP_NUM_THREADS": "8"}, shares)
+    assert "OMP_NUM_THREADS" not in worker_environment(AGENT, SECOND_OF_TWO, 0, {})
 
 
 def test_with_a_virtual_local_rank_every_worker_is_the_first_with_one_device() -> None:
     """LOCAL_RANK is 0 for all; the device tells them apart; RANK stays what it is."""
     options = WorkerEnvironment(virtual_local_rank=True)
     inherited = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
-    workers = [worker_environment(AGENT, SECOND_OF_TWO, rank, 0, inherited, options) for rank in range(4)]
+    workers = [worker_environment(AGENT, SECOND_OF_TWO, rank, inherited, options) for rank in range(4)]
     assert [worker["LOCAL_RANK"] for worker in workers] == ["0"] * 4
     assert [worker["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["4", "5", "6", "7"]
     assert [worker["RANK"] for worker in workers] == ["4", "5", "6", "7"]
@@ -137,7 +140,7 @@ def test_with_a_virtual_local_rank_every_worker_is_the_first_with_one_device() -
 
 def test_without_a_virtual_local_rank_the_devices_are_left_alone() -> None:
     """CUDA_VISIBLE_DEVICES is not ours to set: the worker inherits it as it is."""
-    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(AGENT, SECOND_OF_TWO, 0, 0, {"CUDA_VISIBLE_DEVICES": "4,5"})
+    assert "CUDA_VISIBLE_DEVICES" not in worker_environment(AGENT, SECOND_OF_TWO, 0, {"CUDA_VISIBLE_DEVICES": "4,5"})
 
 
 @pytest.mark.parametrize(
@@ -163,3 +166,9 @@ def test_too_few_devices_are_refused_in_one_sentence(visible: str, local_rank: i
     """The message says what is missing, where it was looked for, and what to do."""
     with pytest.raises(ValueError, match=r"needs one device per worker, but CUDA_VISIBLE_DEVICES=.* start fewer"):
         only_device(visible, local_rank)
+
+
+def test_a_reason_that_no_variable_can_hold_is_still_told() -> None:
+    """Why a generation was formed may come from another host's words; a null byte in it stops no worker."""
+    told = worker_environment(AGENT, Assignment(1, why="a\0b was lost"), 0, {})
+    assert told["TENAX_GENERATION_REASON"] == "a b was lost"

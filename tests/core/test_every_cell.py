@@ -56,7 +56,9 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
             return [fact.GenerationFormed(Assignment(generation)) for generation in generations]
         case fact.JoinRefused | fact.KeeperLost | fact.Waiting:
             return [kind("no")]
-        case fact.GenerationEnded | fact.Fenced:
+        case fact.GenerationEnded:
+            return [kind(generation, "no", is_late) for generation in generations for is_late in (False, True)]
+        case fact.Fenced:
             return [kind(generation, "no") for generation in generations]
         case fact.RunEnded:
             verdicts = [Verdict(outcome, "no") for outcome in Outcome if outcome is not Outcome.FAILED]

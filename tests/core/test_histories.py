@@ -84,7 +84,7 @@ any_event = st.one_of(
     st.just(fact.RunRequested()),
     st.builds(fact.GenerationFormed, st.builds(Assignment, generations)),
     st.builds(fact.JoinRefused, st.just("no")),
-    st.builds(fact.GenerationEnded, generations, st.just("b joins")),
+    st.builds(fact.GenerationEnded, generations, st.just("b joins"), st.booleans()),
     st.builds(fact.RunEnded, verdicts, st.floats(-1e6, 1e6)),
     st.builds(fact.Fenced, generations, st.just("cut off")),
     st.builds(fact.LeaveNoticed, generations, st.just("b"), st.just("no"), st.none() | st.floats(0, 50)),

@@ -149,6 +149,8 @@ class World:
         has_killed = any(isinstance(command, order.KillNode) for command in commands)
         if isinstance(event, fact.Fenced) and not has_killed:
             raise WorldBroken("fenced, and nobody was killed")
+        if isinstance(event, fact.GenerationEnded) and event.is_late and not has_killed:
+            raise WorldBroken("late, and nobody was killed")
         is_the_end = isinstance(event, fact.GenerationEnded | fact.RunEnded | fact.JoinRefused)
         if is_the_end and self.machine.state.phase is Phase.RUNNING:
             raise WorldBroken(f"goes on after {event}")
@@ -217,7 +219,8 @@ class World:
         """What may come from the other nodes while our workers run."""
         dice = self._dice
         if dice.random() < 0.25:
-            self._soon(fact.GenerationEnded(generation, dice.choice(("b joins", "rank 9 on b failed"))), 4.0)
+            is_late = dice.random() < 0.2
+            self._soon(fact.GenerationEnded(generation, dice.choice(("b joins", "rank 9 failed")), is_late), 4.0)
         if dice.random() < 0.08:
             self._soon(fact.Fenced(generation, "no word from the coordinator"), 4.0)
         if dice.random() < 0.1:
@@ -355,7 +358,7 @@ class World:
             case 10 if dice.random() < 0.3:
                 return dice.choice((fact.JoinRefused("no"), fact.KeeperLost("gone"), fact.SignalReceived(SIGINT)))
             case 11:
-                return fact.GenerationEnded(generation, "b joins")
+                return fact.GenerationEnded(generation, "b joins", dice.random() < 0.2)
             case 12:
                 return fact.LeaveNoticed(generation, "b", "it was asked to stop")
             case 13 if dice.random() < 0.3:

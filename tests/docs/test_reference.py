@@ -13,6 +13,7 @@ from tenax.cli.flags import FLAGS, Flag
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment
 from tenax.failures import exit_codes
+from tenax.runtime import notice_file
 
 from .pages import DOCS
 
@@ -57,10 +58,10 @@ def test_every_variable_of_a_worker_is_documented() -> None:
     page = (DOCS / "reference" / "environment.md").read_text().partition("## Read by tenax")[0]
     settings = AgentSettings(run_id="r", role="default", local_world_size=2, max_restarts=0)
     options = WorkerEnvironment(virtual_local_rank=True, omp_num_threads=(1, 1))
-    added = worker_environment(settings, Assignment(generation=1), 0, 0, {}, options)
+    added = worker_environment(settings, Assignment(generation=1), 0, {}, options)
     documented = {cell.strip("`") for cell in table_cells(page)} - {"variable"}
-    # Set by the logs and by the keeper, not by the core.
-    assert documented == {*added, "TORCHELASTIC_ERROR_FILE", "TENAX_KEEPER"}
+    # Set by the logs, the keeper and the node, not by the core.
+    assert documented == {*added, "TORCHELASTIC_ERROR_FILE", "TENAX_KEEPER", notice_file.VARIABLE}
 
 
 def test_every_exit_code_is_documented() -> None:
@@ -71,20 +72,29 @@ def test_every_exit_code_is_documented() -> None:
     assert numbers <= documented
 
 
-def test_the_invariants_are_the_machines() -> None:
-    """The promises on the concepts page are those at the top of the agent machine, word for word."""
-    spec = importlib.util.find_spec("tenax.core.agent")
+@pytest.mark.parametrize(
+    ("module", "letter", "page"),
+    [
+        ("tenax.core.agent", "A", "agent-machine.md"),
+        ("tenax.core.coordinator", "C", "coordinator.md"),
+        ("tenax.core.ranks", "R", "coordinator.md"),
+    ],
+    ids=["agent", "coordinator", "ranks"],
+)
+def test_the_invariants_are_the_machines(module: str, letter: str, page: str) -> None:
+    """The promises on a machine's page are those at the top of its module, word for word."""
+    spec = importlib.util.find_spec(module)
     assert spec is not None
     assert spec.origin is not None
     with open(spec.origin) as source:
         law = source.read().partition('"""\n\nfrom')[0]
-    promised = dict(re.findall(r"^(A\d)  (.+)$", law, re.MULTILINE))
-    page = (DOCS / "concepts" / "agent-machine.md").read_text()
-    told = dict(re.findall(r"^\| (A\d) \| (.+) \|$", page, re.MULTILINE))
+    promised = dict(re.findall(rf"^({letter}\d)  (.+(?:\n    .+)*)$", law, re.MULTILINE))
+    told = dict(re.findall(rf"^\| ({letter}\d) \| (.+) \|$", (DOCS / "concepts" / page).read_text(), re.MULTILINE))
+    assert len(promised) >= 4
     assert {number: plain(text) for number, text in told.items()} == {
         number: plain(text) for number, text in promised.items()
     }
 
 
 def plain(text: str) -> str:
-    return text.replace("`", "").lower()
+    return " ".join(text.replace("`", "").lower().split())

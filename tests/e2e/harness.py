@@ -72,6 +72,18 @@ def ended(process: subprocess.Popen[bytes], timeout_s: float) -> bool:
         os.close(handle)
 
 
+def holders(port: int, pids: list[int]) -> list[int]:
+    """Which of these processes hold the socket that listens at this port."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for row in Path(table).read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(f"socket:[{fields[9]}]")
+    assert inodes, f"nobody listens at port {port}"
+    return [pid for pid in pids if any(str(fd.readlink()) in inodes for fd in Path(f"/proc/{pid}/fd").iterdir())]
+
+
 class Done:
     """A run that ended: its exit code, what it printed, and the report among that."""
 
@@ -233,6 +245,10 @@ class Bench:
                         command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ")
                         found[int(entry)] = command.decode(errors="replace")
         return found
+
+    def store_pids(self) -> list[int]:
+        """The processes that serve the workers' store."""
+        return [pid for pid, command in self.alive().items() if "tenax-store" in command]
 
     def run_dir(self, log_dir: str = "logs") -> Path:
         """The one run's folder in a log folder."""

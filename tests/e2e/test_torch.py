@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .harness import Bench
+from .harness import Bench, holders, is_alive
 
 pytest.importorskip("torch.distributed")
 
@@ -70,6 +70,46 @@ def test_ddp_survives_five_deaths(bench: Bench) -> None:
     deaths = [line for line in done.said if "ended by SIGKILL" in line]
     assert len(deaths) == 5
     assert all(line.startswith("rank 1 ") for line in deaths), deaths
+
+
+def test_a_process_group_meets_in_the_agents_store(bench: Bench) -> None:
+    """Torch is told not to host one, and does not; after a restart the same process serves a new store elsewhere."""
+    script = bench.script(
+        """
+        import os
+        import torch.distributed as dist
+        from worker_kit import *
+
+        dist.init_process_group("gloo")
+        dist.barrier()
+        dist.distributed_c10d._get_default_store().set(f"left behind by rank {RANK}", "value")
+        note("met", f"{os.environ['TORCHELASTIC_USE_AGENT_STORE']} {os.environ['MASTER_PORT']}")
+        ready()
+        wait_for("go")
+        if ATTEMPT == 0 and RANK == 1:
+            os._exit(3)
+        dist.barrier()
+        dist.destroy_process_group()
+        os._exit(0)  # see above
+        """
+    )
+    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script)
+    stores, ports = [], []
+    for attempt in range(2):
+        workers = [int(bench.note("ready", rank, attempt, timeout_s=60)) for rank in range(2)]
+        stores += bench.store_pids()
+        used, port = bench.note("met", attempt=attempt).split()
+        assert used == "True"
+        assert holders(int(port), [*stores[-1:], *workers]) == stores[-1:]
+        ports.append(port)
+        for rank in range(2):
+            bench.tell("go", rank, attempt)
+    done = job.wait(60)
+    assert done.code == 0, done
+    assert len(stores) == 2
+    assert len(set(stores)) == 1, "one process served both"
+    assert len(set(ports)) == 2, "each at its own port"
+    assert not is_alive(stores[0])
 
 
 def test_the_first_cause_is_the_rank_that_raised(bench: Bench) -> None:

@@ -162,7 +162,7 @@ def test_standard_error_tells_what_a_stuck_standard_output_did_not_take(stage: S
     (out_read, out), (err_read, err) = stage.pipe(), stage.pipe()
     err_reader = stage.reader(err_read)
     count = 30_000
-    with stage.scribe(out, err, stuck_after_s=0.05, queue_bytes=1 << 16) as scribe:
+    with stage.scribe(out, err, stuck_after_s=0.5, queue_bytes=1 << 16) as scribe:
         worker = start_worker(scribe.open_stream("w", console=1), count)
         assert worker.wait(30) == 0
         scribe.drain_now(10)

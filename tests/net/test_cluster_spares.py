@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 
 from .cluster import Cluster
 from .lab import Lab, requires_netns
 
 pytestmark = requires_netns
-
-MakeLab = Callable[..., Lab]
 
 
 def test_a_spare_waits_and_takes_the_rank_of_a_host_that_died(lab: Lab) -> None:

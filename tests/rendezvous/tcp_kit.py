@@ -6,11 +6,14 @@ Nothing here sleeps. A test waits for a frame on a socket, or for a fact that a 
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,10 +24,13 @@ from typing import Any, TypeVar
 import pytest
 
 from tenax.core.coordinator import Opened, RunSettings
-from tenax.core.events import SignalReceived
+from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
+from tenax.core.model import AgentSettings, Assignment
+from tenax.ports import ControlledNode
 from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
 from tenax.rendezvous.tcp.link import Link
 from tenax.rendezvous.tcp.server import CoordinatorServer
 from tenax.runtime.loop import Loop
@@ -105,8 +111,8 @@ def serve(links: list[HeardLink], fact: Callable[[], T], timeout_s: float = PATI
 class LoopThread:
     """A real loop in a thread of its own. ``call`` runs a function in it and returns what it returned."""
 
-    def __init__(self) -> None:
-        self.loop = Loop()
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.loop = Loop(clock)
         self._reader, self._writer = os.pipe()
         self._calls: list[Callable[[], None]] = []
         self._is_over = False
@@ -179,8 +185,8 @@ class Served:
         self.secret = secret
         self.record: list[tuple[Any, list[Any]]] = []
         self._heard = threading.Condition()
-        self.thread = LoopThread()
-        door = listener()
+        self.thread = LoopThread(options.pop("clock", time.monotonic))
+        door = options.pop("door", None) or listener()
         self.port: int = door.getsockname()[1]
         run = RunSettings(
             options.pop("run_id", "run"),
@@ -356,12 +362,16 @@ class Beating:
                 due = time.monotonic() + self._every_s
                 client.send(wire.Beat(number))
 
-    def stop(self) -> None:
+    def pause(self) -> None:
+        """No more beats; the client is the test's again."""
         os.write(self._stop_writer, b"!")
         self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def stop(self) -> None:
+        self.pause()
         os.close(self._stop_reader)
         os.close(self._stop_writer)
-        assert not self._thread.is_alive()
 
 
 @contextmanager
@@ -381,6 +391,7 @@ class Certificates:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.endpoint = own_endpoint()  # which the certificates name
         self.ca = self._authority("ca")
         self.cert, self.key = self._signed("node", "ca")
         self.strange_ca = self._authority("strange-ca")
@@ -397,7 +408,7 @@ class Certificates:
     def _signed(self, name: str, by: str) -> tuple[str, str]:
         new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
         self._openssl("req", *new, "-keyout", f"{name}.key", "-out", f"{name}.csr", "-subj", f"/CN={name}")
-        (self.folder / f"{name}.ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1")
+        (self.folder / f"{name}.ext").write_text(f"subjectAltName=DNS:localhost,IP:{self.endpoint.partition(':')[0]}")
         authority = ("-CA", f"{by}.pem", "-CAkey", f"{by}.key", "-CAcreateserial")
         self._openssl(
             *("x509", "-req", "-in", f"{name}.csr", *authority), *("-extfile", f"{name}.ext", "-out", f"{name}.pem")
@@ -406,3 +417,202 @@ class Certificates:
 
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
+
+
+# --- a server in a process of its own ---------------------------------------------------------------------------------
+
+
+class ServerProcess:
+    """Can be stopped, starved and measured."""
+
+    def __init__(
+        self,
+        nodes: tuple[int, int] = (1, 4),
+        terms: LeaseTerms = SHORT,
+        stranger_s: float = 5.0,
+        most_descriptors: int = 0,
+    ) -> None:
+        told = {
+            "nodes": nodes,
+            "beat_s": terms.beat_s,
+            "lease_s": terms.lease_s,
+            "stranger_s": stranger_s,
+            "most_descriptors": most_descriptors,
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).parent / "tcp_server_main.py"), json.dumps(told)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        self.port = int(self._line())
+
+    def _line(self) -> bytes:
+        assert self.process.stdout is not None
+        assert wait_readable(self.process.stdout.fileno()), "the server says nothing"
+        return self.process.stdout.readline()
+
+    def facts(self) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"?\n")
+        self.process.stdin.flush()
+        facts: dict[str, Any] = json.loads(self._line())
+        return facts
+
+    def client(self, node_id: str = "") -> Client:
+        return Client(self.port, node_id or os.urandom(8).hex())
+
+    def member(self, node_id: str = "", **info: Any) -> Client:
+        client = self.client(node_id)
+        client.greet()
+        client.join(**info)
+        return client
+
+    def stop(self) -> None:
+        """SIGSTOP; returns when it stands still."""
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def go_on(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.go_on()
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def server_process(**options: Any) -> Iterator[ServerProcess]:
+    made = ServerProcess(**options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# --- an engine on a loop of its own -----------------------------------------------------------------------------------
+
+
+class EngineNode:
+    """A node whose way to the coordinator is real, and whose workers exist in words only.
+
+    It takes a part in every generation, stops when told to, and tells so; that is all an agent does, seen from there.
+    """
+
+    def __init__(self, endpoint: str, nodes: tuple[int, int] = (1, 4), max_restarts: int = 3, **settings: Any) -> None:
+        self.events: list[Any] = []
+        self.said: list[str] = []
+        self.holds: list[float] = []
+        self.generation = 0
+        self.is_running = False
+        self.part = Assignment(0)
+        self._changed = threading.Condition()
+        self.engine = TcpRendezvous(
+            TcpSettings(endpoint, settings.pop("run_id", "run"), *nodes, last_call_s=0.0, **settings)
+        )
+        self.thread = LoopThread()
+        agent = AgentSettings("run", "default", 1, max_restarts)
+        self._node = ControlledNode(
+            settings=agent, policy=None, words=self._words, hold=self._on_hold, say=self._on_said
+        )
+        self._is_open = True
+        self.thread.call(lambda: self.engine.open(self.thread.loop, self._on_event, self._node))
+
+    def _note(self, where: list[Any], what: Any) -> None:
+        with self._changed:
+            where.append(what)
+            self._changed.notify_all()
+
+    def _on_hold(self, seconds: float) -> None:
+        self._note(self.holds, seconds)
+
+    def _on_said(self, text: str) -> None:
+        self._note(self.said, text)
+
+    def _words(self, info: NodeInfo) -> list[FromNode]:
+        joined = NodeJoined(
+            info,
+            generation=self.generation,
+            is_running=self.is_running,
+            group_rank=self.part.group_rank if self.is_running else -1,
+            group_world_size=self.part.group_world_size if self.is_running else 0,
+            coordinator_rank=self.part.coordinator_rank if self.is_running else -1,
+        )
+        return [joined] if self.is_running else [joined, NodeReady(self.generation)]
+
+    def _on_event(self, event: Any) -> None:
+        match event:
+            case GenerationFormed(part):
+                self.generation, self.is_running, self.part = part.generation, True, part
+            case GenerationEnded(generation) | Fenced(generation) if generation == self.generation:
+                self.is_running = False
+                self.engine.tell(NodeReady(self.generation))
+        self._note(self.events, event)
+
+    def turns(self) -> list[type[Any]]:
+        """The kinds of what it heard; not the news for people who wait."""
+        return [type(event) for event in self.events if not isinstance(event, Waiting)]
+
+    def until(self, kind: type[Any], timeout_s: float = PATIENCE_S) -> Any:
+        """The first event of this kind, when it has come."""
+
+        def found() -> Any:
+            return next((event for event in self.events if isinstance(event, kind)), None)
+
+        return self._until(found, timeout_s)
+
+    def until_said(self, text: str) -> str:
+        return str(self._until(lambda: next((line for line in self.said if text in line), None)))
+
+    def until_held(self, fact: Callable[[list[float]], bool]) -> None:
+        self._until(lambda: fact(self.holds))
+
+    def _until(self, fact: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
+        with self._changed:
+            came = self._changed.wait_for(fact, timeout_s)
+            assert came, f"waited in vain; events {self.events}, said {self.said}, loop {self.thread.raised!r}"
+            return fact()
+
+    def tell(self, message: FromNode) -> None:
+        self.thread.call(lambda: self.engine.tell(message))
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.thread.call(self.engine.close)
+            self.thread.close()
+
+
+@contextmanager
+def engine_node(endpoint: str, **settings: Any) -> Iterator[EngineNode]:
+    made = EngineNode(endpoint, **settings)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class Held:
+    """An address that is taken, but where nobody listens until it is told to: connecting is refused."""
+
+    def __init__(self) -> None:
+        host, _, port = own_endpoint().rpartition(":")
+        self.endpoint = f"{host}:{port}"
+        self.sock = socket.socket()
+        self.sock.bind((host, int(port)))  # without SO_REUSEADDR, so that nobody else can bind it
+
+    def listen(self) -> socket.socket:
+        self.sock.listen(16)
+        return self.sock
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+@contextmanager
+def held() -> Iterator[Held]:
+    made = Held()
+    try:
+        yield made
+    finally:
+        made.close()

@@ -97,11 +97,18 @@ def test_the_latest_notice_counts_and_is_whole(notices: NoticeFile, tmp_path: Pa
 
 def test_a_notice_is_for_its_generation(notices: NoticeFile) -> None:
     """The next one starts without."""
+    become_a_worker(notices, 1)
     notices.write(PassOnNotice(1, "gpu-08", "maintenance", 30.0))
+    assert preemption.notice() is not None
     become_a_worker(notices, 2)
     assert preemption.notice() is None
-    become_a_worker(notices, 1)
-    assert preemption.notice() is not None
+
+
+def test_an_earlier_run_in_the_same_folder_announces_nothing(notices: NoticeFile, tmp_path: Path) -> None:
+    """Log specs may be used again: what the first run was told is not for the second."""
+    notices.write(PassOnNotice(1, "gpu-08", "maintenance", 30.0))
+    become_a_worker(NoticeFile(str(tmp_path)), 1)
+    assert preemption.notice() is None
 
 
 def test_any_language_can_read_it(notices: NoticeFile, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.agent import AgentMachine, Phase
+from tenax.core.coordinator import Heard, Opened, RunSettings, Say
 from tenax.core.environment import worker_environment
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict, WorkerPhase
 from tenax.core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
@@ -24,9 +25,11 @@ from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.words import signal_in_words
 from tenax.ports import Control, ControlledNode, EventLoop, Launch, Output
 from tenax.rendezvous.local import LocalRendezvous
+from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.runtime.journal import Journal, read_journal
 from tenax.runtime.loop import Loop
 from tenax.runtime.replay import replay
+from tenax.runtime.run_journal import RunJournal, read_run_journal, replay_run
 from tenax.runtime.supervisor import Supervisor
 from tenax.testing.clock import FakeClock
 from tenax.testing.processes import FakeProcesses
@@ -140,6 +143,7 @@ class Stage:
             environments=self._environments,
             policy=self._policy,
             pass_on_notice=self.notices.append,
+            run_journal=self._open_run_journal,
             observe=self._act,
         )
         try:
@@ -150,6 +154,9 @@ class Stage:
         assert self.processes.fileno() == -1
         self._check_replay(verdict)
         return verdict
+
+    def _open_run_journal(self) -> RunJournal:
+        return RunJournal(f"{self._path}.run")
 
     def _environments(self, command: order.StartWorkers) -> dict[int, dict[str, str]]:
         return {
@@ -430,11 +437,12 @@ def formed(generation: int, **fields: Any) -> fact.GenerationFormed:
 WELL = Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded", generation=1)
 
 
-def test_a_node_of_several_hears_of_the_end(stage: Callable[..., Stage]) -> None:
+def test_a_node_of_several_hears_of_the_end(stage: Callable[..., Stage], tmp_path: Path) -> None:
     """It says that it is ready and that it succeeded; the verdict is the coordinator's."""
     made = stage()
     control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
     assert made.run() == WELL
+    assert not list(tmp_path.glob("*.run"))
     assert control.told == [word.NodeReady(0), word.NodeSucceeded(1)]
     assert [env["RANK"] for _, env in made.entrypoint.launched] == ["2", "3"]
     assert control.closed == 1
@@ -529,10 +537,10 @@ def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: 
     made = stage(policy=policy)
     control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
     info = word.NodeInfo("me", "a", slots=2)
-    introduced: list[list[word.FromNode]] = []
+    introduced: list[word.FromNode] = []
 
     def look() -> None:
-        introduced.append(control.node.words(info))
+        introduced.extend(control.node.words(info))
         control.node.hold(4.3)
         control.node.say("the coordinator was lost\x1b[2J")
         made._succeed()
@@ -542,13 +550,48 @@ def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: 
     assert control.node.settings == made.settings
     assert control.node.policy is policy
     assert control.loop.now() == 1000.0
-    assert introduced == [
-        [word.NodeJoined(info, 1, is_running=True, group_rank=1, group_world_size=2)],
-    ]
+    (joined,) = introduced
+    assert isinstance(joined, word.NodeJoined)
+    assert (joined.node, joined.generation, joined.is_running) == (info, 1, True)
+    assert (joined.group_rank, joined.group_world_size) == (1, 2)
     assert made.processes.held_s == 4.3
     (line,) = [line for line in made.logs.said if "lost" in line]
     assert line.startswith("tenax: the coordinator was lost")
     assert "\x1b" not in line
+
+
+class Serving(Elsewhere):
+    """The coordinator is here, and two nodes are its run."""
+
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
+        super().open(loop, emit, node)
+        settings = RunSettings("run", max_restarts=node.settings.max_restarts)
+        self.seat = CoordinatorSeat(settings, node.policy, loop, self._deliver, node.record_run(settings))
+        self.seat.step(Opened())
+        self.tell(word.NodeJoined(word.NodeInfo("me", "a", slots=2)))
+
+    def _deliver(self, say: Say) -> None:
+        self.emit(say.event)
+
+    def tell(self, message: word.FromNode) -> None:
+        self.seat.step(Heard("me", message))
+
+    def close(self) -> None:
+        super().close()
+        self.seat.close()
+
+
+def test_who_serves_the_coordinator_keeps_its_journal(stage: Callable[..., Stage], tmp_path: Path) -> None:
+    """A second one, which replays too; who does not serve has none."""
+    made = stage(max_restarts=1)
+    made.control = Serving()
+    made.acts[1] = lambda: made.processes.exit(1, 3)
+    assert made.run().restarts_used == 1
+    header, steps, footer = read_run_journal(str(tmp_path / "journal.jsonl.run"))
+    story, differences = replay_run(header, steps)
+    assert differences == []
+    assert footer is not None
+    assert story[-1] == (0.0, "  to a: the run succeeded: all 2 workers succeeded")
 
 
 def test_an_agent_that_others_need_stays(stage: Callable[..., Stage]) -> None:

@@ -82,6 +82,13 @@ def test_a_timeout_may_be_seconds_or_a_timedelta() -> None:
             store.wait(["never"], float("nan"))
 
 
+def test_amounts_must_fit_into_eight_bytes() -> None:
+    with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
+        with pytest.raises(ValueError, match="eight bytes"):
+            store.add("n", 1 << 63)
+        assert store.add("n", -(1 << 63)) == -(1 << 63)
+
+
 def test_errors_say_what_was_asked_and_where() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
         place = f"the store at 127.0.0.1:{server.port}"
@@ -199,20 +206,60 @@ def test_threads_may_share_a_store_one_call_at_a_time() -> None:
             store.add("n", 1)
 
 
+def test_closing_a_store_ends_the_wait_of_another_thread() -> None:
+    with StoreServer.in_thread() as server:
+        store = TCPStore(server.host, server.port, timeout=60)
+        errors: list[Exception] = []
+
+        def wait() -> None:
+            try:
+                store.wait(["never"])
+            except StoreConnectionError as error:
+                errors.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        store.close()
+        waiting.join(PATIENCE_S)
+        assert "it was closed here" in str(errors[0])
+        with pytest.raises(StoreConnectionError, match="it was closed here"):
+            store.add("n", 1)
+
+
 @forks_with_threads
 def test_a_forked_process_has_its_own_connection() -> None:
     with our_server() as server, TCPStore(server.host, server.port, timeout=60) as store:
         store.set("k", "parent")
         pid = os.fork()
         if pid == 0:
+            ok = False
             try:
                 ok = store.get("k") == b"parent" and [store.add("n", 1) for _ in range(100)][-1] > 0
+                store.close()
             finally:
                 os._exit(0 if ok else 1)
         counts = [store.add("n", 1) for _ in range(100)]
         assert os.waitpid(pid, 0)[1] == 0
         assert counts == sorted(counts)
         assert store.get("n") == b"200"
+
+
+@forks_with_threads
+def test_a_forked_process_does_not_keep_a_connection_or_a_server_open() -> None:
+    with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+        store.close()
+        server.close()
+        with pytest.raises(StoreConnectionError):
+            TCPStore(server.host, server.port, timeout=0.01)
+        os.close(writer)
+        assert os.waitpid(pid, 0)[1] == 0
+        os.close(reader)
 
 
 # --- a master ---------------------------------------------------------------------------------------------------------

@@ -62,6 +62,11 @@ class OurContract(StoreContract):
         return self.make()
 
 
+def skip_what_torchs_client_does_not_do(request: pytest.FixtureRequest) -> None:
+    if request.function.__name__ == "test_every_pushed_value_goes_to_one_of_those_who_wait":
+        pytest.skip("who waits in torch's client has an error when somebody else was faster")
+
+
 class TestOurs(OurContract):
     """Alone, and as a part of another under a prefix that has a slash of its own."""
 
@@ -75,6 +80,7 @@ class TestUnderAPrefix(OurContract):
     def _kind(self, makers: Makers, request: pytest.FixtureRequest) -> None:
         if request.param == "torch":
             self.error = self.timeout_error = self.queue_empty_error = RuntimeError
+            skip_what_torchs_client_does_not_do(request)
         self.make = lambda: PrefixStore("some/part", getattr(makers, request.param)())
 
 
@@ -93,5 +99,6 @@ class TestTorchsClientWithOurServer(OurContract):
     error = timeout_error = queue_empty_error = RuntimeError  # torch's errors are
 
     @pytest.fixture(autouse=True)
-    def _kind(self, makers: Makers) -> None:
+    def _kind(self, makers: Makers, request: pytest.FixtureRequest) -> None:
+        skip_what_torchs_client_does_not_do(request)
         self.make = makers.torch

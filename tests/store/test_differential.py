@@ -63,6 +63,8 @@ class Conversation:
             assert ours == torchs, f"connection {index}, after {request!r} on {who}"
             if ours is None:
                 self._waits.pop(index, None)
+                for peer in self._peers[index]:
+                    peer.close()
                 self._peers[index] = self._connect()
             elif index in self._waits and ours:
                 self._spent.update(self._waits.pop(index))

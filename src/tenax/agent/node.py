@@ -148,9 +148,9 @@ class Node:
         return self._plan.entrypoint.return_values()
 
     def _open_run_journal(self) -> RunJournal:
-        from tenax.runtime.run_journal import RunJournal
+        from tenax.runtime.run_journal import NAME, RunJournal
 
-        return RunJournal(self.log_dir)
+        return RunJournal(_unused(os.path.join(self.log_dir, NAME)) if self.log_dir else "")
 
     def _open_journal(self) -> Journal:
         """In the run's own directory, where the log specs have one and the disk allows it."""

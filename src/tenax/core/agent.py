@@ -135,8 +135,8 @@ class AgentMachine:
                 self._on_run_requested()
             case fact.GenerationFormed(assignment):
                 self._on_generation_formed(assignment, now)
-            case fact.GenerationEnded(_, why):
-                self._on_generation_ended(why, now)
+            case fact.GenerationEnded(_, why, is_late):
+                self._on_generation_ended(why, is_late, now)
             case fact.RunEnded(verdict, sent_at):
                 self._on_run_ended(_on_our_clock(verdict, now - sent_at), now)
             case fact.JoinRefused(reason):
@@ -203,10 +203,12 @@ class AgentMachine:
 
     # --- what the coordinator decided ---------------------------------------------------------------------------------
 
-    def _on_generation_ended(self, why: str, now: float) -> None:
+    def _on_generation_ended(self, why: str, is_late: bool, now: float) -> None:
         state = self.state
         state.has_ended_elsewhere = True
-        if state.phase is Phase.RUNNING:
+        if is_late and state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
+            self._on_fenced(why, now)
+        elif state.phase is Phase.RUNNING:
             self._stop(SIGTERM, why, state.settings.grace_s, now)
         elif state.phase is Phase.DONE:
             self._join()
@@ -541,6 +543,7 @@ def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> l
             group_world_size=part.group_world_size if part else 0,
             coordinator_rank=part.coordinator_rank if part else -1,
             restarts_used=state.restarts_used,
+            store=part.store if part else "",
         )
     ]
     if state.phase is Phase.STOPPING:

@@ -74,6 +74,7 @@ class Opened(CoordinatorEvent, frozen=True):
     dead_rank: int = -1  # the group rank of a member that is known to be dead: the one that served
     generation: int = 0  # what is known of the past
     restarts_used: int = 0
+    store: str = ""  # of that generation
     verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it
 
 
@@ -170,6 +171,7 @@ class CoordinatorState(msgspec.Struct):
     ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they came (a set with an order)
     members: dict[str, int] = {}  # of the current generation, with their group ranks; also those that are gone
     done: set[str] = set()  # members whose workers all succeeded
+    store: str = ""  # of the current generation, which it identifies
     unstopped: set[str] = set()  # live members of an ended generation that have not said that they are ready
     world_size: int = 0
     formed_at: float = 0.0
@@ -239,6 +241,7 @@ class CoordinatorMachine:
         state.generation = max(state.generation, opened.generation)
         state.restarts_used = max(state.restarts_used, opened.restarts_used)
         state.dead_rank = opened.dead_rank
+        state.store = opened.store
         if opened.verdict is not None:
             state.phase, state.verdict = RunPhase.OVER, opened.verdict
             return
@@ -294,25 +297,27 @@ class CoordinatorMachine:
     def _on_joined(self, joined: word.NodeJoined, now: float) -> None:
         state, node = self.state, joined.node
         if state.phase is RunPhase.OVER:
-            assert state.verdict is not None
-            if joined.generation:
-                self._say(fact.RunEnded(state.verdict, now), node.node_id)
-            else:
-                self._say(fact.JoinRefused(f"the run is over: {state.verdict.why}"), node.node_id)
+            self._tell_of_end(joined, now)
             return
         refusal = _SUPERSEDED if node.node_id in state.superseded else self._why_not(node)
         if refusal:
             self._say(fact.JoinRefused(refusal), node.node_id)
             return
         self._supersede(node, now)
+        if self._is_over():  # its old self was the last that was waited for
+            self._tell_of_end(joined, now)
+            return
         record = state.nodes.get(node.node_id)
         if record is None:
             state.arrivals += 1
             record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals)
             record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
+        joined = self._without_namesake(joined)
         if joined.generation > state.generation:
             self._on_greater_generation(joined.generation, now)
+            state.store = joined.store
+            state.gone.discard(node.node_id)  # from an older one
         is_behind = joined.generation < record.generation
         record.generation = max(record.generation, joined.generation)
         if joined.generation == state.generation > 0 and state.phase is RunPhase.RECOVERING:
@@ -321,6 +326,27 @@ class CoordinatorMachine:
             self._on_at_work(record, joined, now)
         elif is_behind and record.phase is NodePhase.MEMBER and record.part is not None:
             self._say_part_again(node.node_id, record.part)
+
+    def _without_namesake(self, joined: word.NodeJoined) -> word.NodeJoined:
+        """If everything was forgotten once, two generations may have the same number: who was in the other is new."""
+        state = self.state
+        is_other = joined.generation == state.generation > 0 and joined.store != state.store
+        if not is_other or not joined.store or not state.store:
+            return joined
+        if joined.is_running or joined.has_succeeded:
+            self._say(fact.GenerationEnded(joined.generation, "the others went on without this node"), joined.node.node_id)
+        return word.NodeJoined(joined.node)
+
+    def _is_over(self) -> bool:
+        return self.state.phase is RunPhase.OVER
+
+    def _tell_of_end(self, joined: word.NodeJoined, now: float) -> None:
+        verdict = self.state.verdict
+        assert verdict is not None
+        if joined.generation:
+            self._say(fact.RunEnded(verdict, now), joined.node.node_id)
+        else:
+            self._say(fact.JoinRefused(f"the run is over: {verdict.why}"), joined.node.node_id)
 
     def _why_not(self, node: word.NodeInfo) -> str:
         settings = self.state.settings
@@ -376,7 +402,6 @@ class CoordinatorMachine:
         elif state.phase is not RunPhase.ENDING:
             state.members, state.done = {}, set()
         state.generation = generation
-        state.gone = set()
 
     def _on_at_work(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
         """A node came (back) with workers, or with their success."""
@@ -389,18 +414,24 @@ class CoordinatorMachine:
         if is_current and state.phase is RunPhase.ENDING:
             self._say(fact.GenerationEnded(state.generation, state.ended_why), node_id)
             return
-        self._say(fact.GenerationEnded(joined.generation, "the others went on without this node"), node_id)
-        is_latest = joined.generation == state.generation and state.phase is not RunPhase.RUNNING
-        if joined.is_running and is_latest and node_id not in state.gone and record.phase is not NodePhase.READY:
+        others_work = state.phase is RunPhase.RUNNING
+        why = "the others went on without this node"
+        self._say(fact.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
+        is_latest = joined.generation == state.generation and not others_work
+        if joined.is_running and is_latest and record.phase is not NodePhase.READY:
             self._await_latecomer(record, joined.group_rank, now)
 
     def _await_latecomer(self, record: NodeRecord, group_rank: int, now: float) -> None:
-        """A member of the last generation of which we did not know: the next one waits until it has stopped (C2)."""
+        """A member of the last generation of which we did not know, or whose link had only broken: it lives.
+
+        The next generation waits until it has stopped (C2).
+        """
         state, node_id = self.state, record.info.node_id
         record.phase = NodePhase.MEMBER
         state.members[node_id] = group_rank
+        state.gone.discard(node_id)
         if state.phase is not RunPhase.ENDING:
-            self._begin_ending(None, f"{record.info.host} was still at work for an earlier coordinator", now)
+            self._begin_ending(None, f"{record.info.host} came back and was still at work", now)
         state.unstopped.add(node_id)
 
     def _say_part_again(self, node_id: str, part: Assignment) -> None:
@@ -426,7 +457,9 @@ class CoordinatorMachine:
     def _adopt(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
         state, node_id = self.state, record.info.node_id
         state.expected = joined.group_world_size
+        state.store = state.store or joined.store
         state.members[node_id] = record.last_rank = joined.group_rank
+        state.gone.discard(node_id)
         state.formed_at = now
         if joined.has_succeeded:
             record.phase = NodePhase.DONE
@@ -510,6 +543,8 @@ class CoordinatorMachine:
             RunDeadline.TELL: now + state.settings.tell_waiting_every_s,
         }
         self._form_if_possible(now)
+        if state.phase is RunPhase.GATHERING:
+            self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)  # whoever is here knows whom it misses
 
     def _form_if_possible(self, now: float) -> None:
         state, settings = self.state, self.state.settings
@@ -531,6 +566,7 @@ class CoordinatorMachine:
         state.generation += 1
         state.world_size = sum(candidate.slots for candidate in arranged)
         state.members = {place.node_id: place.group_rank for place in places}
+        state.store = f"{first.store_addr}:{first.store_port}"
         state.done, state.unstopped = set(), set()
         state.failures, state.stopped = [], []
         state.gone, state.lost, state.drained = set(), {}, []
@@ -545,6 +581,7 @@ class CoordinatorMachine:
         for place in places:
             record = state.nodes[place.node_id]
             record.phase = NodePhase.MEMBER
+            record.is_draining = False
             record.last_rank = place.group_rank
             del state.ready[place.node_id]
             part = Assignment(
@@ -638,7 +675,7 @@ class CoordinatorMachine:
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         state = self.state
-        if state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING):
+        if state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING) or record.phase is NodePhase.READY:
             return
         record.phase = NodePhase.DONE
         state.done.add(record.info.node_id)

@@ -32,6 +32,7 @@ class GenerationEnded(Event, frozen=True):
 
     generation: int
     why: str
+    is_late: bool = False  # the next one is at work already: whoever is still there has no time to lose
 
 
 class RunEnded(Event, frozen=True):

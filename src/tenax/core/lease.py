@@ -57,6 +57,7 @@ class Lease:
     def all_has_arrived(self) -> None:
         """The other host's system has taken every byte that we sent."""
         self.proven_at = max(self.proven_at, self._last_sent_at)
+        self._sent.clear()  # their answers would tell us nothing new, and may be long in coming
 
     def ends_at(self) -> float:
         """When the node must have begun to kill its workers."""

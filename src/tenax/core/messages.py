@@ -40,6 +40,7 @@ class NodeJoined(Message, frozen=True):
     group_world_size: int = 0
     coordinator_rank: int = -1
     restarts_used: int = 0
+    store: str = ""  # of that generation
 
 
 class NodeReady(Message, frozen=True):

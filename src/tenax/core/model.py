@@ -48,6 +48,11 @@ class Assignment(msgspec.Struct, frozen=True):
     why: str = ""  # why this generation was formed
     coordinator_rank: int = -1  # the group rank of the node that serves the coordinator; -1: none of the group
 
+    @property
+    def store(self) -> str:
+        """No two generations have the same, so it also tells two apart that have the same number by mistake."""
+        return f"{self.master_addr}:{self.master_port}"
+
 
 class WorkerPhase(enum.Enum):
     """The life of one worker process as the agent knows it."""

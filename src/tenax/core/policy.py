@@ -112,7 +112,8 @@ def _why_it_will_fail_again(failure: Failure, history: History) -> str:
 
 
 def _signature(failure: Failure) -> tuple[str, str]:
-    return failure.evidence.error_type, failure.evidence.message
+    evidence = failure.brief().evidence  # some were cut on their way
+    return evidence.error_type, evidence.message
 
 
 def _last_part(name: str) -> str:

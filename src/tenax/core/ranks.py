@@ -78,7 +78,7 @@ def number(arranged: list[Candidate]) -> list[Place]:
 
 
 def _natural(key: str) -> tuple[tuple[int, int, str], ...]:
-    """rack-2 before rack-10."""
+    """rack-2 before rack-10. A number is compared by its length and then its digits, so it may have any length."""
     parts: list[tuple[int, int, str]] = []
     digits = ""
     for letter in [*key, ""]:
@@ -86,7 +86,8 @@ def _natural(key: str) -> tuple[tuple[int, int, str], ...]:
             digits += letter
             continue
         if digits:
-            parts.append((0, int(digits), ""))
+            number = digits.lstrip("0")
+            parts.append((0, len(number), number))
             digits = ""
         if letter:
             parts.append((1, 0, letter))

@@ -57,7 +57,7 @@ class _Generation:
 
     @property
     def is_complete(self) -> bool:
-        return set(range(self.expected)) == set(self.ranks.values())
+        return set(range(self.expected)) <= set(self.ranks.values())
 
     def has(self, node_id: str) -> bool:
         return node_id in self.ranks and node_id not in self.gone
@@ -81,6 +81,7 @@ class RunChecker:
         self._superseded: set[str] = set()  # their new self is here, and their workers may live
         self._known: dict[str, int] = {}  # the last generation that a node knew of or was told of
         self._latest = 0  # the greatest number that was formed or heard of
+        self._store = ""  # of that generation
         self._last: _Generation | None = None
         self._failed: set[int] = set()  # global ranks, of all generations
         self._ledger = (0, 0, 0)  # restarts, membership changes, drains
@@ -164,8 +165,9 @@ class RunChecker:
         self._newly_clear = ""
         must_end = False
         match event:
-            case run.Opened(generation=generation):
+            case run.Opened(generation=generation, store=store):
                 self._latest = max(self._latest, generation)
+                self._store = store
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
             case run.Heard(message=word.NodeJoined() as joined):
@@ -196,7 +198,7 @@ class RunChecker:
                 return bool(failures)
             case word.NodeSucceeded():
                 self._at_work.pop(node_id, None)
-                if not last.is_ended:
+                if not last.is_ended and node_id not in self._clear:
                     last.done.add(node_id)
             case word.NodeDraining():
                 self._draining.add(node_id)
@@ -235,6 +237,7 @@ class RunChecker:
             return False
         last.gone.add(node_id)
         last.parts.pop(node_id, None)
+        last.is_broken |= self._phase is RunPhase.RECOVERING
         if not last.is_counted:
             last.is_drained |= is_drain
             last.is_lost |= not is_drain
@@ -247,9 +250,14 @@ class RunChecker:
         if node_id in refused:
             return any(must_end)
         self._here[node_id] = joined.node
+        if joined.generation == self._latest and joined.store and self._store and joined.store != self._store:
+            if joined.is_running or joined.has_succeeded:
+                self._check_told_one(node_id, joined.generation, says)
+            joined = word.NodeJoined(joined.node)  # of another generation with the same number
         self._known[node_id] = max(self._known.get(node_id, 0), joined.generation)
         if joined.generation > self._latest:
             must_end.append(self._hear_of_later(joined.generation, says))
+            self._store = joined.store
         if self._phase is RunPhase.RECOVERING and joined.generation == self._latest > 0:
             self._adopt(joined)
         elif joined.is_running or joined.has_succeeded:
@@ -284,11 +292,13 @@ class RunChecker:
         if self._last is None or self._last.number != joined.generation:
             self._last = _Generation(joined.generation)
         last, node_id = self._last, joined.node.node_id
+        self._store = self._store or joined.store
         last.ranks[node_id] = joined.group_rank
+        last.gone.discard(node_id)
         last.expected = joined.group_world_size
         if joined.has_succeeded:
             last.done.add(node_id)
-        elif joined.is_running:
+        elif joined.is_running and node_id not in self._clear:
             self._at_work[node_id] = joined.generation
 
     def _is_broken_since_recovery(self) -> bool:
@@ -298,9 +308,10 @@ class RunChecker:
         busy = last.done | self._at_work.keys()
         idle = [each for each in last.ranks if each in self._clear or each not in busy]
         last.is_lost |= not last.is_complete
-        is_broken = bool(idle or last.gone or last.is_lost)
-        last.is_broken = is_broken and not last.failed
-        return is_broken or bool(last.failed)
+        last.is_broken |= bool(idle or last.is_lost)
+        must_end = last.is_broken or bool(last.failed)
+        last.is_broken &= not last.failed  # then it is the failure that ended it
+        return must_end
 
     def _come_back(self, joined: word.NodeJoined, says: list[Say]) -> None:
         """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""
@@ -311,23 +322,24 @@ class RunChecker:
                 last.done.add(node_id)
                 self._at_work.pop(node_id, None)
             return
-        was_declared_lost = last is not None and is_of_last and node_id in last.gone
         is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
-        if joined.is_running and node_id not in self._clear and not was_declared_lost and not is_alien:
+        if joined.is_running and node_id not in self._clear and not is_alien:
             self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
             if joined.generation == self._latest and not (last is not None and is_of_last and last.has(node_id)):
                 self._await_latecomer(node_id, joined.group_rank)
-        if node_id not in _told_of_end(says, joined.generation) and not _is_over(says):
-            raise InvariantBroken(
-                f"C5: {node_id} works on generation {joined.generation} and is not told that it ended"
-            )
+        self._check_told_one(node_id, joined.generation, says)
+
+    def _check_told_one(self, node_id: str, generation: int, says: list[Say]) -> None:
+        if node_id not in _told_of_end(says, generation) and not _is_over(says):
+            raise InvariantBroken(f"C5: {node_id} works on generation {generation} and is not told that it ended")
 
     def _await_latecomer(self, node_id: str, group_rank: int) -> None:
-        """A member of the last generation that nobody knew of: it is waited for together with those who were known."""
+        """A member of the last generation that nobody knew of, or that was thought to be lost: it is waited for."""
         if self._last is None or (self._last.is_counted and self._last.number != self._latest):
             self._last = _Generation(self._latest)
             self._last.is_ended = self._last.is_counted = True  # not by us
         self._last.ranks[node_id] = group_rank
+        self._last.gone.discard(node_id)
 
     def _check_behind(self, joined: word.NodeJoined, says: list[Say]) -> None:
         """A member whose link broke before it heard of its generation waits for ever if it is not told again."""
@@ -445,13 +457,14 @@ class RunChecker:
             raise InvariantBroken(f"C2: generation {number} was formed with {_names(strangers)}, which are not clear")
         self._check_stopped()
         self._check_numbers(parts, state)
-        self._latest = number
+        self._latest, self._store = number, next(iter(parts.values())).store
         last = self._last = _Generation(number)
         last.parts = parts
         last.ranks = {node_id: part.group_rank for node_id, part in parts.items()}
         last.expected = len(parts)
         for node_id in parts:
             self._clear.discard(node_id)
+            self._draining.discard(node_id)
             self._at_work[node_id] = self._known[node_id] = number
 
     def _check_stopped(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,13 @@ class NoticeFile:
         self.directory = directory
 
     def env(self, generation: int) -> dict[str, str]:
-        return {VARIABLE: self._path(generation)} if self.directory else {}
+        """What is added for the workers of a generation that is about to start: there is no notice for them yet."""
+        if not self.directory:
+            return {}
+        path = self._path(generation)
+        with suppress(OSError):  # there is none, unless an earlier run in the same folder has left one
+            os.unlink(path)
+        return {VARIABLE: path}
 
     def _path(self, generation: int) -> str:
         return os.path.join(self.directory, f"notice-{generation}.json")

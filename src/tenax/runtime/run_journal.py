@@ -52,17 +52,19 @@ AnyRunLine = RunHeader | RunStep | Footer
 class RunJournal(Journal):
     """Writes it. Opened when this node begins to serve, which may be never."""
 
-    def __init__(self, directory: str) -> None:
-        super().__init__(os.path.join(directory, NAME) if directory else "")
+    def __init__(self, path: str = "") -> None:
+        super().__init__(path)
         self._decision: AnyDecision | None = None
+        self._earlier: list[Failure] | None = None
 
     def begin_run(self, settings: RunSettings, now: float) -> None:
         self.write(RunHeader(FORMAT, __version__, settings, os.uname().nodename, time.time(), now))
 
     def run_step(self, at: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
-        decision = state.decision if state.decision is not self._decision else None
-        self._decision = state.decision
-        self.write(RunStep(at, event, says, decision))
+        # A policy may answer with the same object every time; but each restart that it grants makes another history.
+        was_asked = state.decision is not self._decision or state.earlier is not self._earlier
+        self._decision, self._earlier = state.decision, state.earlier
+        self.write(RunStep(at, event, says, state.decision if was_asked else None))
 
 
 def is_run_journal(path: str) -> bool:

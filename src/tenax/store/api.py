@@ -166,6 +166,13 @@ def as_bytes(value: str | bytes) -> bytes:
     return bytes(value)
 
 
+def as_amount(amount: int) -> int:
+    """What ``add`` was given."""
+    if not -(1 << 63) <= amount < 1 << 63:
+        raise ValueError(f"add takes a number that fits into eight bytes, not {amount}")
+    return amount
+
+
 def as_text(key: bytes) -> str:
     """A key as users see it."""
     return key.decode("utf-8", "surrogateescape")

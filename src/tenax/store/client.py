@@ -23,6 +23,7 @@ from tenax.store.api import (
     Store,
     StoreConnectionError,
     StoreTimeoutError,
+    as_amount,
     as_bytes,
     as_text,
     in_words,
@@ -70,6 +71,7 @@ class TCPStore(Store):
         self.port = port
         self._mutex = threading.Lock()
         self._connection: Connection | None = None
+        self._is_closed = False
         self._process = os.getpid()
         self._server: OwnServer | None = None
         deadline = time.monotonic() + self._timeout_s
@@ -79,9 +81,13 @@ class TCPStore(Store):
             self._server = OwnServer.start(host_name, port, world_size or 0, multi_tenant, master_listen_fd)
             if self._server is not None:
                 self.port = self._server.port
-        self._connect(deadline)
-        if world_size is not None:
-            self._count_in(world_size if wait_for_workers else 0, deadline)
+        try:
+            self._connect(deadline)
+            if world_size is not None:
+                self._count_in(world_size if wait_for_workers else 0, deadline)
+        except BaseException:
+            self.close()
+            raise
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -94,7 +100,12 @@ class TCPStore(Store):
         return twin
 
     def close(self) -> None:
-        """Close the connection. A server of ours goes with its last user."""
+        """Close the connection, also for a thread that still waits on it. A server of ours goes with its last user."""
+        self._notice_fork()
+        self._is_closed = True
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
         with self._mutex:
             self._drop()
             self._server = None
@@ -113,7 +124,7 @@ class TCPStore(Store):
         )
 
     def add(self, key: str, amount: int) -> int:
-        request = bytes([wire.ADD]) + _name(key) + wire.I64.pack(amount)
+        request = bytes([wire.ADD]) + _name(key) + wire.I64.pack(as_amount(amount))
         return self._ask_number(request, f"add to {key!r}", is_read=False)
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
@@ -247,10 +258,11 @@ class TCPStore(Store):
     ) -> T:
         """Send a request and take its answer."""
         late = late or f"{self} did not answer in time when asked to {what}."
+        self._notice_fork()
         if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
             raise StoreTimeoutError(f"another thread used {self} for too long; clone a store for each thread.")
         try:
-            was_connected = self._is_connected()
+            was_connected = self._connection is not None
             try:
                 return self._ask_once(request, receive, deadline)
             except StoreConnectionError:
@@ -265,6 +277,8 @@ class TCPStore(Store):
             self._mutex.release()
 
     def _ask_once(self, request: bytes, receive: Callable[[Connection], T], deadline: float) -> T:
+        if self._is_closed:
+            raise StoreConnectionError("it was closed here")
         try:
             if self._connection is None:
                 self._connection = Connection.open(self.host, self.port, deadline, patiently=False)
@@ -274,11 +288,14 @@ class TCPStore(Store):
             self._drop()
             raise
 
-    def _is_connected(self) -> bool:
-        if self._process != os.getpid():  # a forked copy leaves the connection to its parent
+    def _notice_fork(self) -> None:
+        """A forked copy leaves the connection, and a lock that another thread may have held, to its parent."""
+        if self._process != os.getpid():
             self._process = os.getpid()
-            self._drop()
-        return self._connection is not None
+            self._mutex = threading.Lock()
+            if self._connection is not None:
+                self._connection.forget()
+                self._connection = None
 
     def _drop(self) -> None:
         if self._connection is not None:

@@ -12,6 +12,7 @@ import select
 import socket
 import threading
 import time
+from contextlib import suppress
 
 from tenax.store import wire
 from tenax.store.api import StoreConnectionError, StoreError, StoreTimeoutError
@@ -111,8 +112,21 @@ class Connection:
             raise StoreConnectionError(f"it announced a value of {size} bytes")
         return self.receive(size, deadline)
 
+    def interrupt(self) -> None:
+        """End it for the server and for whoever waits here, in any thread."""
+        with suppress(OSError):  # it has ended already
+            self._sock.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
+        """The server sees it at once, whoever else (a forked process) holds a copy of this socket."""
+        self.interrupt()
         self._sock.close()
+
+    def forget(self) -> None:
+        """Close our copy; the connection is somebody else's."""
+        self._sock.close()
+
+    __del__ = forget
 
     def _wait(self, events: int, deadline: float) -> None:
         left_s = deadline - time.monotonic()

@@ -53,7 +53,12 @@ class KeyValues(Table):
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, value: bytes) -> None:
-        self.store(key, value)
+        old = self.values.get(key)
+        if old is not None and len(value) <= len(old):  # by far the most frequent, and as short as can be
+            self.used_bytes += len(value) - len(old)
+            self.values[key] = value
+        else:
+            self.store(key, value)
         if self.waiters and key in self.waiters:
             self.wake(key)
 

@@ -14,6 +14,7 @@ from tenax.store.api import (
     Store,
     StoreError,
     StoreTimeoutError,
+    as_amount,
     as_bytes,
     as_text,
     in_words,
@@ -59,7 +60,7 @@ class LocalStore(Store):
         return self.multi_get([key])[0]
 
     def add(self, key: str, amount: int) -> int:
-        name = _name(key)
+        name, amount = _name(key), as_amount(amount)
         try:
             return self._change(lambda table: table.add(name, amount))
         except NotANumber as error:

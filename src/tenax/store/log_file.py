@@ -99,9 +99,9 @@ class LogFile:
     """One process's view of the file, and the table that its records add up to. Not thread-safe."""
 
     def __init__(self, path: str) -> None:
+        self._descriptor = -1
         self.path = path
         self.table = RecordedTable()
-        self._descriptor = -1
         self._identity = (0, 0)
         self._offset = 0  # up to here the table has it
         self._fresh_file_at = 0
@@ -111,6 +111,8 @@ class LogFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    __del__ = close
 
     # --- reading ------------------------------------------------------------------------------------------------------
 

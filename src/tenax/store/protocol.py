@@ -156,13 +156,17 @@ class Session(Waiter):
             self._needed = size - start + 1
         except (Refused, NotANumber) as refusal:
             self.fault = str(refusal)
+            self._list = None
             start = size
         if start < size:
             self._tail += data[start:]
         if start < size or self.held_bytes or self._list is not None:
             self._count_held()
         self._answer_bytes = 0
-        return self.take()
+        out = self._out
+        if len(out) == 1:
+            return out.pop()
+        return self.take() if out else b""
 
     def _take_tail(self) -> bytes:
         data = bytes(self._tail)
@@ -170,7 +174,9 @@ class Session(Waiter):
         return data
 
     def _count_held(self) -> None:
-        held = len(self._tail) + (self._list.bytes if self._list is not None else 0)
+        held = len(self._tail)
+        if self._list is not None:
+            held += self._list.bytes + _ITEM_COST * len(self._list.items)
         self._table.held_bytes += held - self.held_bytes
         self.held_bytes = held
 
@@ -222,25 +228,38 @@ class Session(Waiter):
         """Take the items that are there; when all are, do what was asked."""
         request = self._list
         assert request is not None
-        items, has_values, size = request.items, request.has_values, len(data)
-        for index in range(len(items), request.count):
-            start = at
-            if at + 8 > size:
-                raise _Incomplete(at + 8, start)
-            (length,) = _u64(data, at)
-            if length > (self._most_value if has_values and index % 2 else self._most_key):
-                raise Refused(f"a key or value of {length} bytes is too long")
-            more = length + _ITEM_COST
-            if request.bytes + more > self._limits.request_bytes:
-                raise Refused(f"a request of {request.bytes + more} bytes is too long")
-            at += 8 + length
-            if at > size:
-                raise _Incomplete(at, start)
-            items.append(data[start + 8 : at])
-            request.bytes += more
+        begin = at
+        at, needed = self._parse_items(data, at, request)
+        request.bytes += at - begin
+        if request.bytes + _ITEM_COST * len(request.items) > self._limits.request_bytes:
+            raise Refused(f"a request of {request.bytes} bytes is too long")
+        if needed:
+            raise _Incomplete(needed, at)
         self._list = None
-        request.finish(self, items)
+        request.finish(self, request.items)
         return at
+
+    def _parse_items(self, data: bytes, at: int, request: _List) -> tuple[int, int]:
+        """Where the last whole item ends, and up to where the next one goes, if it is not all there."""
+        items, size = request.items, len(data)
+        append, unpack = items.append, _u64
+        most, other_most = self._most_key, self._most_value if request.has_values else self._most_key
+        if len(items) % 2:
+            most, other_most = other_most, most
+        for _ in range(request.count - len(items)):
+            start = at + 8
+            if start > size:
+                return at, start
+            (length,) = unpack(data, at)
+            if length > most:
+                raise Refused(f"a key or value of {length} bytes is too long")
+            end = start + length
+            if end > size:
+                return at, end
+            append(data[start:end])
+            at = end
+            most, other_most = other_most, most
+        return at, 0
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -293,7 +312,12 @@ class Session(Waiter):
         return at
 
     def _check(self, data: bytes, at: int) -> int:
-        return self._begin_list(data, at, Session._answer_check)
+        (count,) = _u64(data, at)
+        if count != 1:
+            return self._begin_list(data, at, Session._answer_check)
+        key, end = self._only_key(data, at + 8)
+        self._out.append(wire.READY if self._table.has(key) else wire.NOT_READY)
+        return end
 
     def _answer_check(self, keys: list[bytes]) -> None:
         self._out.append(wire.READY if all(map(self._table.has, keys)) else wire.NOT_READY)

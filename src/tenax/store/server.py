@@ -19,6 +19,7 @@ import socket
 import struct
 import time
 from collections import deque
+from contextlib import suppress
 
 from tenax.store.key_values import KeyValues
 from tenax.store.limits import Limits
@@ -110,6 +111,7 @@ class StoreServer:
         self._poller, self._poll = _make_poller()
         self._poller.register(listener.fileno(), _IN)
         self.watch(self._wake_reader, self._on_wake)
+        _open_servers.add(self)
 
     @classmethod
     def in_thread(cls, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> ServerThread:
@@ -128,16 +130,23 @@ class StoreServer:
     def stop(self) -> None:
         """Make ``serve`` return. From any thread, and more than once."""
         self._is_stopped = True
-        try:
-            os.write(self._wake_writer, b"\0")
-        except BlockingIOError:  # there is a wake-up in it already
-            return
+        if self._wake_writer >= 0:
+            with suppress(BlockingIOError):  # there is a wake-up in it already
+                os.write(self._wake_writer, b"\0")
 
     def close(self) -> None:
         """Close the listener and all connections at once: who was connected sees a reset. After ``serve``."""
         for connection in list(self._connections.values()):
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            with suppress(OSError):  # it is closed already, from the other side
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self._drop(connection)
+        self._close_descriptors()
+
+    def _close_descriptors(self) -> None:
+        """Close what we hold, and do nothing to what it stands for."""
+        _open_servers.discard(self)
+        for connection in self._connections.values():
+            connection.sock.close()
         self._listener.close()
         if hasattr(self._poller, "close"):
             self._poller.close()
@@ -335,12 +344,16 @@ class StoreServer:
             self._take_in(sock)
 
     def _take_in(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._poller.register(sock.fileno(), _IN)
+        except OSError:  # it is gone already, or the system lets us watch no more
+            sock.close()
+            return
         connection = _Connection(self.table, sock, self._clock() + self._limits.handshake_s)
         self._connections[connection.descriptor] = connection
-        self._poller.register(connection.descriptor, _IN)
         self._unknown.append(connection)
         self.counters.accepted += 1
 
@@ -390,6 +403,18 @@ class StoreServer:
             self._told_faults += count
             connections = "one connection" if count == 1 else f"{count} connections"
             self._on_notice(f"the workers' store closed {connections}, the last because {self._last_fault}")
+
+
+_open_servers: set[StoreServer] = set()
+
+
+def _close_copies() -> None:
+    """A forked process does not keep its parent's ports and connections open."""
+    for server in list(_open_servers):
+        server._close_descriptors()
+
+
+os.register_at_fork(after_in_child=_close_copies)
 
 
 def _held(connection: _Connection) -> int:

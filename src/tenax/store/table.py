@@ -68,7 +68,7 @@ class Table:
         """What the key's number would be. It wraps around as eight bytes do."""
         old = self.values.get(key)
         if old is not None:
-            amount += as_number(old)
+            amount += int(old) if old.isdigit() and len(old) < _MOST_DIGITS else as_number(old)
         if not _LEAST <= amount <= _MOST:
             amount = (amount - _LEAST) % (1 << 64) + _LEAST
         return amount
@@ -90,8 +90,6 @@ class Table:
 
 def as_number(value: bytes) -> int:
     """Read a number as C's ``stoll`` does: spaces, a sign, digits, and anything after them."""
-    if value.isdigit() and len(value) < _MOST_DIGITS:
-        return int(value)
     body = value.lstrip(_SPACES)
     sign = -1 if body[:1] == b"-" else 1
     if body[:1] in (b"-", b"+"):

@@ -31,8 +31,9 @@ the answers what it says to them.
     - ``node a joined``, with any of ``with 2 slots``, ``on HOST``, ``named NAME``, ``asking for rank 1``,
       ``order KEY``, ``role ROLE``, ``for 2 to 4 nodes`` and ``clock 864000 ahead`` (or ``behind``) after it, separated
       by commas; of a node that was there before also ``running generation 3 as 0 of 2``, ``done with generation 3 as
-      0 of 2`` or ``after generation 3 as 0 of 2``, and ``restarts used 1``. Unsaid: one slot, on a host of the node's
-      name, for as many nodes as the run is, with a clock like ours.
+      0 of 2`` or ``after generation 3 as 0 of 2``, ``with its store at HOST:PORT`` and ``restarts used 1``. Unsaid: one
+      slot, on a host of the node's name, for as many nodes as the run is, with a clock like ours, and with the store
+      of its generation.
     - ``node a ready`` (``..., store at HOST:PORT``) (``..., served by the agent``); ``nodes a, b up`` is short for
       joined (with all that may follow it) and ready
     - ``node a failed: rank 1 exited 3``, ``... rank 1 killed by SIGSEGV``; after it may stand ``, seen at TIME`` and
@@ -175,6 +176,7 @@ class _Conversation:
                 for node_id in say.to:
                     self._nodes[node_id].generation = part.generation
                     self._nodes[node_id].first_rank = part.first_global_rank
+                    self._nodes[node_id].store = part.store
         return says
 
     # --- facts --------------------------------------------------------------------------------------------------------
@@ -219,15 +221,16 @@ class _Node:
         self.generation: int = before.generation if before else 0
         self.first_rank: int = before.first_rank if before else 0
         self.clock_ahead_s: float = before.clock_ahead_s if before else 0.0
+        self.store = before.store if before else ""
         who: dict[str, str | int] = {"node_id": name, "host": name}
         who |= {"min_nodes": settings.min_nodes, "max_nodes": settings.max_nodes}
-        work: dict[str, int | bool] = {}
+        work: dict[str, int | bool | str] = {}
         for clause in how.strip(", ").split(", ") if how.strip(", ") else []:
             self._take(clause, who, work)
         self.joined = word.NodeJoined(msgspec.convert(who, word.NodeInfo), **work)  # type: ignore[arg-type]
         self.generation = max(self.generation, self.joined.generation)
 
-    def _take(self, clause: str, who: dict[str, str | int], work: dict[str, int | bool]) -> None:
+    def _take(self, clause: str, who: dict[str, str | int], work: dict[str, int | bool | str]) -> None:
         said = _matching(_CLAUSES, clause)
         if said is None:
             raise ScenarioError(f"{clause!r} says nothing of a node; see the top of tenax.testing.run_scenario")
@@ -243,8 +246,11 @@ class _Node:
                 self.clock_ahead_s = float(found["value"]) * (1 if found["way"] == "ahead" else -1)
             case "restarts":
                 work["restarts_used"] = int(found["value"])
+            case "store":
+                work["store"] = found["value"]
             case "work":
                 work["generation"] = int(found["generation"])
+                work.setdefault("store", self.store)
                 work["is_running"], work["has_succeeded"] = found["how"] == "running", found["how"] == "done with"
                 if found["rank"]:
                     work["group_rank"], work["group_world_size"] = int(found["rank"]), int(found["size"])
@@ -323,6 +329,7 @@ _CLAUSES = {
     "span": r"for (?P<least>\d+)(?: to (?P<most>\d+))? nodes?",
     "clock": rf"clock (?P<value>{_NUMBER}) (?P<way>ahead|behind)",
     "restarts": r"restarts used (?P<value>\d+)",
+    "store": r"with its store at (?P<value>\S+)",
     "work": r"(?P<how>running|done with|after) generation (?P<generation>\d+)(?: as (?P<rank>\d+) of (?P<size>\d+))?",
 }
 _WORDS = {
@@ -371,8 +378,8 @@ def describe_say(say: Say, state: CoordinatorState) -> list[str]:
     match say.event:
         case fact.GenerationFormed():
             return [to + _describe_formed(say.event, state.nodes[say.to[0]].info.slots)]
-        case fact.GenerationEnded(generation, why):
-            return [f"{to}generation {generation} ended: {why}"]
+        case fact.GenerationEnded(generation, why, is_late):
+            return [f"{to}generation {generation} ended{', late' if is_late else ''}: {why}"]
         case fact.RunEnded(verdict):
             return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
         case fact.JoinRefused(reason):

@@ -30,6 +30,7 @@ Lines that begin in the first column are the script; blank lines and those that 
 
     - ``run requested``
     - ``generation 1 formed`` (``..., ranks from 4``) (``..., restarts used 2``), ``generation 1 ended: REASON``
+      (``... ended, late: REASON``: the next is at work already)
     - ``run ended: OUTCOME, WHY`` (``run ended, sent at TIME: ...``: on a coordinator's clock that shows that time).
       The verdict names the failures that this node told of, or if there are none and the outcome is ``failed``, one of
       another node.
@@ -331,8 +332,8 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
         (r"run requested", lambda _: fact.RunRequested()),
         (rf"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?{_RESTARTS}", _formed),
         (
-            r"generation (?P<generation>\d+) ended: (?P<why>.+)",
-            lambda said: fact.GenerationEnded(int(said["generation"]), said["why"]),
+            r"generation (?P<generation>\d+) ended(?P<late>, late)?: (?P<why>.+)",
+            lambda said: fact.GenerationEnded(int(said["generation"]), said["why"], bool(said["late"])),
         ),
         (r"join refused: (?P<reason>.+)", lambda said: fact.JoinRefused(said["reason"])),
         (r"waiting: (?P<why>.+)", lambda said: fact.Waiting(said["why"])),

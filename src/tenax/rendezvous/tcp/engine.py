@@ -464,7 +464,8 @@ class TcpRendezvous:
         if was_linked:
             self._lost_since = self._loop.now()
             self._saw_it_die = was_told
-            goes_on = "; workers go on, and this node looks for it" if self._generation else ""
+            is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers were just killed
+            goes_on = "; workers go on, and this node looks for it" if self._generation and is_in_time else ""
             self._node.say(f"the coordinator at {self._endpoint} was lost: {why}{goes_on}")
         if was_told:
             self._lease = Lease(self._settings.terms, self._loop.now())

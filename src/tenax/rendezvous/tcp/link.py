@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
 from contextlib import suppress
 
 from tenax.rendezvous.tcp.wire import MOST_BYTES, FrameReader, WireError
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _READ_BYTES = 256 << 10
 _MOST_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
+# Linux: what was lost is sent again after at most a second (TCP_RTO_MAX_MS) or at first at a steady pace
+# (TCP_THIN_LINEAR_TIMEOUTS). Else a network that was away for 3 s would be found again after 6.
+_TRY_AGAIN_SOON = ((44, 1000), (16, 1))
 _TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, a greeting; none of our frames begins so
 _TLS_REFUSAL = b"\x15\x03\x01\x00\x02\x02\x28"  # an alert: fatal, no handshake; also understood by a side without TLS
 
@@ -38,6 +42,10 @@ class Link:
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            for option, value in _TRY_AGAIN_SOON:
+                with suppress(OSError):  # a kernel that does not know it
+                    sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
         self._on_body = on_body
         self._on_closed = on_closed
@@ -83,7 +91,6 @@ class Link:
         if self._unsent or self._is_closed:
             return False
         import fcntl
-        import sys
 
         if sys.platform != "linux":
             return False

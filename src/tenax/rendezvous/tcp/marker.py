@@ -39,17 +39,17 @@ class Marker:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             return None
-        with open(descriptor, "rb") as file:
+        try:
             about = os.fstat(descriptor)
             is_ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
-            is_recent = time.time() - about.st_mtime < _BELIEVED_S
-            if not is_ours or not is_recent:
+            if not is_ours or time.time() - about.st_mtime >= _BELIEVED_S:
                 return None
-            try:
-                generation = msgspec.json.decode(file.read(_MOST_BYTES), type=_Note).generation
-                return generation if 0 <= generation <= _MOST_GENERATION else None
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                return None
+            generation = msgspec.json.decode(os.read(descriptor, _MOST_BYTES), type=_Note).generation
+            return generation if 0 <= generation <= _MOST_GENERATION else None
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return None
+        finally:
+            os.close(descriptor)
 
     def write(self, generation: int) -> None:
         new = f"{self._path}.{os.urandom(8).hex()}"

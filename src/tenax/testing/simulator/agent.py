@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tenax.core.events import AnyEvent
     from tenax.core.model import Assignment, Verdict
     from tenax.testing.simulator.cluster import Cluster
+    from tenax.testing.simulator.marker import Marker
     from tenax.testing.simulator.network import End, Host, Payload
     from tenax.testing.simulator.setup import NodePlan
 
@@ -167,6 +168,8 @@ class AgentProcess(Process):
         self.cluster.checks.left(self, verdict)
         if self.server is None or not self.server.must_stay():
             self.exit()
+        else:
+            self.later(0.01, self.server.own_agent_has_left)
 
     def exit(self) -> None:
         """The process ends in good order."""
@@ -368,10 +371,17 @@ class AgentProcess(Process):
             dead_rank=self._dead_rank(part, generation),
             generation=generation,
             restarts_used=max(self.state.restarts_used, marker.restarts_used if marker else 0),
+            store=self._last_store(part, marker),
         )
         if marker is not None and marker.verdict is not None:
             opened = msgspec.structs.replace(opened, verdict=marker.verdict)
         self.server = host.server = Server(self, opened)
+
+    @staticmethod
+    def _last_store(part: Assignment | None, marker: Marker | None) -> str:
+        if marker is not None and (part is None or marker.generation >= part.generation):
+            return marker.store
+        return part.store if part is not None else ""
 
     def _dead_rank(self, part: Assignment | None, generation: int) -> int:
         """Who served is dead, if we have seen it go, and if our generation is the last one."""

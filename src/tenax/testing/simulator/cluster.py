@@ -27,7 +27,6 @@ from tenax.testing.simulator.network import Host, Network
 from tenax.testing.simulator.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from tenax.core.coordinator import AnyCoordinatorEvent, Say
     from tenax.core.model import Failure
     from tenax.core.policy import AnyDecision, RestartPolicy
     from tenax.core.policy import History as FailureHistory
@@ -189,9 +188,6 @@ class Cluster:
             place.is_starting or place.is_wanted or (place.agent is not None and place.agent.is_alive)
             for place in self.places
         )
-
-    def check_run(self, server: Server, event: AnyCoordinatorEvent, says: list[Say], now: float) -> None:
-        """The coordinator's own promises."""
 
 
 def simulate(setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> Outcome:

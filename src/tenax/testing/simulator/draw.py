@@ -39,7 +39,7 @@ def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | No
     dice = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
     count = nodes or dice.choice((2, 3, 3, 4, 4, 5, 6))
     is_calm = dice.random() < 0.5 if liveness is None else liveness
-    rough_s = seconds or dice.choice((20.0, 40.0, 40.0, 90.0))
+    rough_s = seconds or dice.choice((20.0, 60.0, 60.0, 180.0))
     plans = _nodes(dice, count)
     least = dice.choice((1, 1, 2, count, max(1, count - 1)))
     most = count if any(plan.rank >= 0 for plan in plans) else max(least, dice.choice((count, count, count - 1, 2)))
@@ -49,7 +49,7 @@ def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | No
         seconds=rough_s + (120.0 if is_calm else 0.0),
         min_nodes=min(least, most),
         max_nodes=most,
-        max_restarts=dice.choice((0, 1, 3, 10, 10)),
+        max_restarts=dice.choice((0, 2, 10, 100, 100)),
         pause_s=dice.choice((0.0, 0.0, 0.0, 1.5)),
         join_timeout_s=dice.choice((15.0, 40.0, 60.0)),
         last_call_s=dice.choice((0.2, 1.0, 3.0)),
@@ -102,9 +102,11 @@ def _habits(dice: random.Random) -> Habits:
 
 def _faults(dice: random.Random, seconds: float, has_names: bool) -> tuple[Fault, ...]:
     kinds = [kind for kind in KINDS if dice.random() < 0.3 and (has_names or kind != "replace")]
+    often = dice.choice((0.5, 1.0, 1.0, 3.0))
     faults: list[Fault] = []
     for kind in kinds:
         per_minute, least_s, most_s = KINDS[kind]
+        per_minute *= often if kind != "cancel" else 1.0
         at = dice.expovariate(per_minute / 60)
         while at < seconds:
             lasts = least_s + (most_s - least_s) * dice.random() ** 2

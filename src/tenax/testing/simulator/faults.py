@@ -34,6 +34,7 @@ import msgspec
 from tenax.core import events as fact
 from tenax.core.agent import SIGINT, SIGTERM
 from tenax.core.coordinator import CancelRequested
+from tenax.testing.simulator.network import MOST_SLOWNESS
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
 if TYPE_CHECKING:
@@ -79,7 +80,9 @@ class Faults:
     # --- the network --------------------------------------------------------------------------------------------------
 
     def _slow(self, fault: Fault) -> None:
-        self.cluster.network.slowness = 1.0 + fault.a
+        network = self.cluster.network
+        network.slowness = 1.0 + fault.a % MOST_SLOWNESS
+        network.slow_until = self.cluster.schedule.now + fault.seconds
         self._later(fault.seconds, self._as_fast_as_ever)
 
     def _as_fast_as_ever(self) -> None:
@@ -182,10 +185,8 @@ class Faults:
         host = self._host(fault.a)
         if not host.is_up:
             return
-        seconds = fault.seconds
-        if host.index == ENDPOINT:
-            seconds += self.cluster.setup.terms.lease_s + 1  # no host comes back in less; it is what makes it safe
         host.is_up = False
+        host.off_since = self.cluster.schedule.now
         host.marker = None
         for dead in host.clearing.values():
             dead.keeper.vanish()
@@ -195,9 +196,15 @@ class Faults:
         for place in self.cluster.places:
             if place.plan.host == host.index and place.agent is not None and place.agent.is_alive:
                 place.agent.vanish()
-        self._later(seconds, self.power_on, host)
+        self._later(fault.seconds, self.power_on_soon, host)
 
-    def power_on(self, host: Host) -> None:
+    def power_on_soon(self, host: Host) -> None:
+        """The endpoint's host takes longer than a lease to come back. It has forgotten everything: that it was away for
+        so long is what makes it safe."""
+        at_least_s = self.cluster.setup.terms.lease_s + 1 if host.index == ENDPOINT else 0.0
+        self.cluster.schedule.at(host.off_since + at_least_s, self._power_on, host)
+
+    def _power_on(self, host: Host) -> None:
         if host.is_up:
             return
         host.is_up = True

@@ -69,7 +69,7 @@ class Liveness:
         if cluster.server is not None:
             cluster.server.sends_left = -1
         for host in cluster.hosts:
-            cluster.faults.power_on(host)
+            cluster.faults.power_on_soon(host)
         for place in list(cluster.places):
             if place.agent is not None:
                 place.agent.resume()
@@ -77,7 +77,7 @@ class Liveness:
                 cluster.start_later(place, 0.5 * cluster.dice.random())
         self._fill_up()
         # A lease until the silent are found out, one to recover in, and the stopping of workers.
-        limit = 2 * setup.terms.lease_s + self._stopping_s + setup.abandon_s + setup.pause_s + setup.last_call_s + 10
+        limit = 2 * setup.terms.lease_s + 2 * self._stopping_s + setup.pause_s + setup.last_call_s + 10
         self._expect("L3", limit, self.has_settled, self._disturb)
 
     def _fill_up(self) -> None:
@@ -92,7 +92,8 @@ class Liveness:
 
     @property
     def _stopping_s(self) -> float:
-        return self.cluster.setup.grace_s + 2.0  # evidence may take as long
+        setup = self.cluster.setup
+        return setup.grace_s + (setup.abandon_s if setup.habits.stuck else 0.0) + 2.0  # evidence may take as long
 
     def _note(self, text: str) -> None:
         if self.cluster.history is not None:
@@ -256,10 +257,10 @@ class Liveness:
         for agent in self.cluster.agents:
             self.cluster.schedule.after(0.1, agent.do, agent.signal, SIGINT)
             agent.do(agent.signal, SIGTERM)
-        self._expect("L8", self.cluster.setup.grace_s + 5, lambda: not self.cluster.agents, self._finish)
+        self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)
 
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
         server.agent.do(server.cancel, CancelRequested("an operator ended the run"))
-        self._expect("L8", self.cluster.setup.grace_s + 5, lambda: not self.cluster.agents, self._finish)
+        self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)

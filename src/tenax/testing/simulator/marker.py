@@ -17,4 +17,5 @@ if TYPE_CHECKING:
 class Marker(msgspec.Struct):
     generation: int = 0
     restarts_used: int = 0
+    store: str = ""
     verdict: Verdict | None = None  # the run is over

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Payload = tuple[str, Any]
 FIN: Payload = ("closed", None)
 RESET: Payload = ("reset", None)
+MOST_SLOWNESS = 8.0
 _SYN_PATIENCE_S = 1.0  # how long an agent waits for a connection to be established
 
 
@@ -42,6 +43,7 @@ class Host:
         self.name = f"host{index}"
         self.offset = offset  # of its monotonic clock
         self.is_up = True
+        self.off_since = 0.0
         self.boots = 1
         self.server: Server | None = None  # who listens here
         self.marker: Marker | None = None
@@ -84,7 +86,6 @@ class End:
         self.out: Stream
         self.node_id = ""  # at the server's end: who is at the other
         self.attempt = 0
-        self.clocks = Clocks()
 
     @property
     def is_there(self) -> bool:
@@ -200,6 +201,7 @@ class Network:
         self.schedule = schedule
         self.delays = delays
         self.slowness = 1.0
+        self.slow_until = 0.0
         self._dice = dice.random
         self.cuts: dict[tuple[int, int], int] = {}
         self.held: dict[Stream, None] = {}
@@ -214,6 +216,11 @@ class Network:
         if dice() < delays.slow_share:
             seconds += delays.slow_s * dice()
         return seconds * self.slowness
+
+    @property
+    def slowest_s(self) -> float:
+        """What a segment may take, now or a while ago."""
+        return (self.delays.least_s + self.delays.jitter_s + self.delays.slow_s) * MOST_SLOWNESS
 
     def is_open(self, source: Host, sink: Host) -> bool:
         return (source.index, sink.index) not in self.cuts
@@ -282,7 +289,7 @@ class Network:
         if endpoint.server is None:
             self.schedule.after(back, self._answered, agent, patience, agent.on_refused, attempt, asked_at)
             return
-        theirs = endpoint.server.accept(attempt)
+        theirs = endpoint.server.accept(agent.info.node_id, attempt)
         ours = End(agent.host, agent, agent.on_payload)
         Stream(self, ours, theirs)
         Stream(self, theirs, ours)

@@ -14,9 +14,10 @@ import msgspec
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import Heard, NodeLost, RunPhase, RunSettings, Say, TimeWentBy
+from tenax.core.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
-from tenax.testing.simulator.network import FIN, RESET, End
+from tenax.testing.simulator.network import FIN, RESET, Clocks, End
 from tenax.testing.simulator.scheduler import Plan, give_up
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _LINGER_S = 5.0
+_SURE_AFTER_S = 30.0
 
 
 class Server:
@@ -48,7 +50,8 @@ class Server:
             serving_node=agent.info.node_id,
         )
         self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
-        self.opened = opened
+        self.checker = RunChecker(settings)
+        self._opened_at = self.cluster.schedule.now
         self.is_open = True
         self.heard_generation = opened.generation  # the greatest that anybody has told us of
         self.heard_restarts = opened.restarts_used
@@ -59,6 +62,7 @@ class Server:
         self._all_ends: list[End] = []
         self._heard_at: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
+        self._clocks: dict[str, Clocks] = {}
         self._deadline: float | None = None
         self._deadline_plan: Plan | None = None
         self._marker = agent.host.marker = agent.host.marker or Marker()
@@ -83,7 +87,7 @@ class Server:
             answers = "; ".join(f"{describe(say.event)} to {','.join(say.to)}" for say in says) or "-"
             phases = f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
             self._note(f"{describe(event)} -> {answers}{phases}")
-        self.cluster.checks.stepped(self, event, says, now)
+        self.cluster.checks.stepped(self, event, says)
         self._write_marker()
         for say in says:
             self._deliver(say)
@@ -96,7 +100,15 @@ class Server:
         marker, state = self._marker, self.state
         if state.phase is RunPhase.RUNNING and state.generation > marker.generation:
             marker.generation, marker.restarts_used = state.generation, state.restarts_used
+            marker.store = state.store
         marker.verdict = state.verdict or marker.verdict
+
+    @property
+    def unsure_s(self) -> float:
+        """How wrong we may be about the clocks of others: we are new, or the network was slow all the time."""
+        network = self.cluster.network
+        is_sure = self.cluster.schedule.now - max(self._opened_at, network.slow_until) > _SURE_AFTER_S
+        return 0.0 if is_sure else network.slowest_s
 
     def cancel(self, event: AnyCoordinatorEvent) -> None:
         """An operator's word."""
@@ -138,9 +150,9 @@ class Server:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def accept(self, attempt: int) -> End:
+    def accept(self, node_id: str, attempt: int) -> End:
         end = End(self.agent.host, self.agent, self._on_payload)
-        end.attempt = attempt
+        end.node_id, end.attempt = node_id, attempt
         self._all_ends.append(end)
         return end
 
@@ -153,34 +165,37 @@ class Server:
             self._heard_at[node_id] = self.agent.clock()
         if kind == "beat":
             number, sent_at = what
-            end.clocks.compare(self.agent.clock(), sent_at)
+            self._clocks.setdefault(node_id, Clocks()).compare(self.agent.clock(), sent_at)
             end.send(("answer", number))
         elif kind == "message":
             if isinstance(what, word.NodeJoined):
-                if not self._bind(end, what):
+                if not self._bind(end):
                     return
             elif self._ends.get(end.node_id) is not end:
                 return  # the node has opened another connection since
             self._step(Heard(end.node_id, self._dated(end, what)))
+            if isinstance(what, word.NodeJoined) and end.node_id in self.state.nodes:  # not refused
+                self.heard_generation = max(self.heard_generation, what.generation)
+                self.heard_restarts = max(self.heard_restarts, what.restarts_used)
         elif payload is FIN or payload is RESET:
             self._on_closed(end, payload)
 
     def _dated(self, end: End, message: word.FromNode) -> word.FromNode:
         if not isinstance(message, word.FailureSeen | word.NodeStopped) or not self.cluster.setup.engine.dates_words:
             return message
-        return msgspec.structs.replace(message, sent_at=self.agent.clock() - end.clocks.difference)
+        clocks = self._clocks.get(end.node_id)
+        if clocks is None:
+            return message
+        return msgspec.structs.replace(message, sent_at=max(message.sent_at, self.agent.clock() - clocks.difference))
 
-    def _bind(self, end: End, joined: word.NodeJoined) -> bool:
-        node_id = joined.node.node_id
+    def _bind(self, end: End) -> bool:
+        node_id = end.node_id
         old = self._ends.get(node_id)
         if self.cluster.setup.engine.orders_connections and self._attempts.get(node_id, 0) > end.attempt:
             end.abort()
             return False
-        end.node_id = node_id
         self._ends[node_id] = end
         self._attempts[node_id] = end.attempt
-        self.heard_generation = max(self.heard_generation, joined.generation)
-        self.heard_restarts = max(self.heard_restarts, joined.restarts_used)
         is_new = node_id not in self._heard_at
         self._heard_at[node_id] = self.agent.clock()
         if old is not None and old is not end:
@@ -219,9 +234,15 @@ class Server:
         now = self.agent.clock()
         self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
 
+    def own_agent_has_left(self) -> None:
+        """Nobody judges the node in our own process by its silence."""
+        if self.is_open and self.agent.info.node_id in self._heard_at:
+            self._lose(self.agent.info.node_id, "it has left")
+
     def _lose(self, node_id: str, why: str) -> None:
         del self._heard_at[node_id]
         del self._attempts[node_id]
+        self._clocks.pop(node_id, None)
         self._step(NodeLost(node_id, why))
         self._leave_if_done()
 

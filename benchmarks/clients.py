@@ -1,0 +1,102 @@
+"""Clients: many light nodes in one process that join tenax's coordinator over its real wire, and the process it is in.
+
+A light node says exactly what an agent says to join: the greeting with its proof, who it is, and that it is ready. It
+has no machine, no workers and no heartbeat. The coordinator is the product's own server in the product's own loop, with
+its journal.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import time
+from multiprocessing.connection import Connection
+
+from benchmarks.crew import many_descriptors
+from benchmarks.orders import Orders
+from tenax.core.coordinator import Opened, RunSettings
+from tenax.core.events import GenerationFormed
+from tenax.core.lease import LeaseTerms
+from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.endpoint import Endpoint, listen
+from tenax.rendezvous.tcp.server import CoordinatorServer
+from tenax.runtime.loop import Loop
+from tenax.runtime.run_journal import RunJournal
+
+RUN = "rendezvous"
+SECRET = b"bench"
+SLOTS = 8
+
+
+def serve(pipe: Connection, folder: str) -> None:
+    """The coordinator's process. Told ("serve", port, nodes): a new run of so many; answers when it listens."""
+    loop = Loop()
+    servers: list[CoordinatorServer] = []
+
+    def obey(_: str, port: int, nodes: int) -> None:
+        while servers:
+            servers.pop().close()
+        endpoint = Endpoint("127.0.0.1", port)
+        settings = RunSettings(RUN, nodes, nodes, 3)
+        os.makedirs(own := os.path.join(folder, str(port)))
+        journal = RunJournal(own)
+        journal.begin_run(settings, loop.now())
+        listeners = listen(endpoint, [(socket.AF_INET, (endpoint.host, port))])
+        server = CoordinatorServer(listeners, settings, LeaseTerms(), SECRET, loop, record=journal.run_step)
+        server.open(Opened())
+        servers.append(server)
+        pipe.send("serving")
+
+    loop.watch(Orders(pipe, obey))
+    loop.next_event(lambda: None)
+
+
+class Light:
+    """One light node."""
+
+    def __init__(self, number: int, nodes: int, port: int) -> None:
+        self._info = NodeInfo(f"{number:032x}", "host", SLOTS, min_nodes=nodes, max_nodes=nodes)
+        self._hello = wire.Hello(wire.VERSION, RUN, self._info.node_id, os.urandom(wire.NONCE_BYTES))
+        self._reader = wire.FrameReader(wire.MOST_BYTES)
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+        self.sock.sendall(wire.encode(self._hello))
+
+    def take(self) -> bool:
+        """Read and answer what has come. Whether it is our part in the generation."""
+        data = self.sock.recv(1 << 16)
+        if not data:
+            raise ConnectionError("the coordinator closed the connection")
+        for body in self._reader.feed(data):
+            match wire.decode_from_server(body):
+                case wire.Challenge(nonce):
+                    self.sock.sendall(wire.encode(wire.Proof(wire.prove(SECRET, "agent", self._hello, nonce))))
+                case wire.Accepted():
+                    ready = NodeReady(0, "127.0.0.1", 1000, True)
+                    words = (NodeJoined(self._info), ready)
+                    self.sock.sendall(b"".join(wire.encode(wire.Word(word)) for word in words))
+                case wire.Event(GenerationFormed()):
+                    return True
+        return False
+
+
+def work(pipe: Connection) -> None:
+    """A process of light nodes. Told (port, first, last, nodes): these join; answers when it began and was done."""
+    many_descriptors()
+    pipe.send("ready")
+    while True:
+        port, first, last, nodes = pipe.recv()
+        selector = selectors.DefaultSelector()
+        began = time.monotonic()
+        lights = [Light(number, nodes, port) for number in range(first, last)]
+        for light in lights:
+            selector.register(light.sock, selectors.EVENT_READ, light)
+        left = len(lights)
+        while left:
+            for key, _ in selector.select():
+                left -= key.data.take()
+        pipe.send((began, time.monotonic()))
+        selector.close()
+        for light in lights:
+            light.sock.close()

@@ -1,0 +1,124 @@
+"""Nodes: real agent machines with their real tcp engines, several in one process, and no workers below them.
+
+What a node orders done to its workers is written down and answered at once, as if the workers had obeyed. So whatever
+happens between the failure of a worker and the order to stop on every other node is the product's own: both machines,
+both ends of the wire, the coordinator and its journal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.orders import Orders
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.agent import AgentMachine, words_on_connecting
+from tenax.core.coordinator import RunSettings
+from tenax.core.model import AgentSettings, Evidence
+from tenax.ports import ControlledNode
+from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
+from tenax.runtime.loop import Loop
+from tenax.runtime.run_journal import RunJournal
+
+WORKERS = 2
+
+
+class Node:
+    """One agent, less its processes."""
+
+    def __init__(self, loop: Loop, settings: TcpSettings, folder: str) -> None:
+        self._loop = loop
+        self._folder = folder
+        self.machine = AgentMachine(AgentSettings(settings.run_id, "default", WORKERS, max_restarts=1 << 20))
+        self.control = TcpRendezvous(settings)
+        self.formed_at: dict[int, float] = {}  # by generation: its workers were ordered to start
+        self.stopped_at: dict[int, float] = {}  # ... and to stop
+
+    def open(self) -> None:
+        """Join."""
+        self.emit(fact.RunRequested())
+        node = ControlledNode(
+            settings=self.machine.state.settings,
+            policy=None,
+            words=lambda info: words_on_connecting(self.machine.state, info, self._loop.now()),
+            hold=lambda _: None,
+            say=lambda _: None,
+            record_run=self._record_run,
+        )
+        self.control.open(self._loop, self.emit, node)
+
+    def _record_run(self, run: RunSettings) -> Callable[..., None]:
+        journal = RunJournal(self._folder)
+        journal.begin_run(run, self._loop.now())
+        return journal.run_step
+
+    def emit(self, event: Any) -> None:
+        """Into the mailbox that all nodes of this process share."""
+        self._loop.post((self, event))  # type: ignore[arg-type]
+
+    def fail(self) -> float:
+        """A worker of this node dies. Returns when."""
+        self.emit(fact.WorkerExited(self.machine.state.generation, 0, 1))
+        return self._loop.now()
+
+    def step(self, event: Any) -> None:
+        """As the supervisor does it."""
+        for command in self.machine.step(event, self._loop.now()):
+            self._perform(command)
+
+    def _perform(self, command: Any) -> None:
+        match command:
+            case order.Tell(message):
+                self.control.tell(message)
+            case order.StartWorkers(assignment):
+                self.formed_at[assignment.generation] = self._loop.now()
+                for rank in range(WORKERS):
+                    self.emit(fact.WorkerStarted(assignment.generation, rank, 1 + rank))
+            case order.SignalWorkers(generation, number):
+                self.stopped_at[generation] = self._loop.now()
+                for rank in range(WORKERS):
+                    self.emit(fact.WorkerExited(generation, rank, -number))
+            case order.ExamineFailure(generation, local_rank):
+                self.emit(fact.FailureExamined(generation, local_rank, Evidence()))
+            case order.ClearNode(generation) | order.KillNode(generation):
+                self.emit(fact.NodeCleared(generation))
+
+
+def work(pipe: Connection, settings: TcpSettings, number: int, folder: str) -> None:
+    """A process with so many nodes.
+
+    Told `open`: every node joins. Told `fail`: a worker of the first node dies; answers when. Tells ("formed",
+    generation, when) and ("stopped", generation, when) as soon as that is true of all its nodes.
+    """
+    os.environ["TMPDIR"] = folder
+    loop = Loop()
+    nodes = [Node(loop, settings, folder) for _ in range(number)]
+    told: set[tuple[str, int]] = set()
+
+    def obey(what: str) -> None:
+        if what == "open":
+            for node in nodes:
+                node.open()
+            pipe.send("opened")
+        else:
+            pipe.send(("failed", 0, nodes[0].fail()))
+
+    def tell(what: str, at: list[dict[int, float]], generation: int) -> None:
+        times = [each[generation] for each in at if generation in each]
+        if len(times) == number and (what, generation) not in told:
+            told.add((what, generation))
+            pipe.send((what, generation, max(times)))
+
+    loop.watch(Orders(pipe, obey))
+    while True:
+        posted: Any = loop.next_event(lambda: None)  # nobody here takes long enough for a deadline
+        node, event = posted
+        generation = node.machine.state.generation
+        node.step(event)
+        if isinstance(event, fact.GenerationFormed):
+            tell("formed", [each.formed_at for each in nodes], event.assignment.generation)
+        elif node.stopped_at.get(generation):
+            tell("stopped", [each.stopped_at for each in nodes], generation)

@@ -1,0 +1,133 @@
+"""Rendezvous: N nodes join a run at once; from the first connection until the last has its part in the generation.
+
+tenax: N light clients (`clients.py`) in four processes, and one tcp coordinator in a fifth. Beside it N of
+TorchElastic's dynamic rendezvous handlers (`elastic.py`) in four processes, over its own TCPStore in a fifth, from the
+first call of `next_rendezvous` until the last has returned. Its number is raised until it does not manage within the
+bound; the handlers wait up to 0.3 s at random and a second between looks, as they do everywhere.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+
+from benchmarks import clients
+from benchmarks.crew import Crew, CrewFailed
+from benchmarks.elastic import Elastic
+from benchmarks.fanout import shares
+from benchmarks.growth import exponent
+from benchmarks.harness import Settings
+from benchmarks.job import free_port
+from benchmarks.report import BASELINE, NOTHING, OURS, Row, compared, limited, seconds
+from benchmarks.samples import Samples
+
+SIZES = (8, 16, 32, 64, 128, 256, 512, 1000)
+QUICK_SIZES = (8, 32, 64)
+THEIR_SIZES = (8, 32, 64, 128)
+PROCESSES = 4
+BOUND_S = 20.0
+FIT_FROM = 64  # below that the fixed costs of a handful of messages hide the growth
+MOST_EXPONENT = 1.25
+
+
+def measure(settings: Settings, samples: Samples) -> None:
+    """Take every sample: ours, torchrun's, ours again, so that both see the same machine."""
+    names = [launcher.name for launcher in settings.launchers]
+    sizes = QUICK_SIZES if settings.quick else SIZES
+    repetitions = settings.repetitions(3)
+    if OURS in names:
+        settings.settle(samples)
+        _ours(sizes, repetitions, samples)
+    if BASELINE in names:
+        settings.settle(samples)
+        _elastic(THEIR_SIZES[:1] if settings.quick else THEIR_SIZES, settings.repetitions(2), samples)
+    if OURS in names:
+        settings.settle(samples)
+        _ours(sizes, repetitions, samples)
+
+
+def _ours(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        Crew(clients.serve, [(folder,)]) as server,
+        Crew(clients.work, [()] * PROCESSES) as crew,
+    ):
+        crew.hear(30)
+        for _ in range(repetitions):
+            for nodes in sizes:
+                port = free_port()
+                server.tell("serve", port, nodes)
+                server.hear(30)
+                crew.tell_each([(port, *bounds, nodes) for bounds in ranges(nodes, PROCESSES)])
+                try:
+                    spans = crew.hear(BOUND_S)
+                except CrewFailed as failure:
+                    samples.miss(OURS, _joined(nodes), str(failure))
+                    return
+                samples.add(OURS, _joined(nodes), max(end for _, end in spans) - min(begin for begin, _ in spans))
+
+
+def ranges(number: int, processes: int) -> list[tuple[int, int]]:
+    """The first and the last but one of what each process gets."""
+    found, first = [], 0
+    for size in shares(number, processes):
+        found.append((first, first + size))
+        first += size
+    return found
+
+
+def _elastic(sizes: Sequence[int], repetitions: int, samples: Samples) -> None:
+    with Elastic(PROCESSES) as handlers:
+        for repetition in range(repetitions):
+            for nodes in sizes:
+                try:
+                    took_s = handlers.join(f"run{repetition}.{nodes}", nodes, BOUND_S)
+                except CrewFailed as failure:
+                    samples.miss(BASELINE, _joined(nodes), str(failure))
+                    return  # who has not joined by now would be in the way of the next
+                samples.add(BASELINE, _joined(nodes), took_s)
+
+
+def _joined(nodes: int) -> str:
+    return f"{nodes} nodes join: first connection → the last has its part in the generation"
+
+
+def rows(samples: Samples) -> list[Row]:
+    """The measures beside each other."""
+    found = []
+    for nodes in SIZES:
+        what = _joined(nodes)
+        if samples.has(BASELINE, what) or samples.has(OURS, what):
+            if nodes == SIZES[-1]:
+                found.append(limited(samples, what, seconds, below=3.0))
+            else:
+                found.append(compared(samples, what, seconds, at_least=20 if samples.all(BASELINE, what) else None))
+    return [*found, _growth(samples)]
+
+
+def _growth(samples: Samples) -> Row:
+    cells = {}
+    powers = {}
+    for who in (BASELINE, OURS):
+        medians = {nodes: samples.summary(who, _joined(nodes)) for nodes in SIZES if nodes >= FIT_FROM}
+        times = {nodes: summary.median for nodes, summary in medians.items() if summary}
+        power = powers[who] = exponent(times)
+        cells[who] = NOTHING if power is None else f"N^{power:.2f} ({min(times)} to {max(times)})"
+    ours = powers[OURS]
+    return Row(
+        f"growth of that time with the number of nodes, from {FIT_FROM} on",
+        cells[BASELINE],
+        cells[OURS],
+        bar=f"about linear: exponent ≤ {MOST_EXPONENT:g}",
+        passed=None if ours is None else ours <= MOST_EXPONENT,
+    )
+
+
+def notes(_: Samples) -> list[str]:
+    """How to read the rows."""
+    return [
+        "Rendezvous: tenax's nodes are light clients that speak its wire (join, ready, their part), not whole agents; "
+        "torchrun's are TorchElastic's own handlers over its own TCPStore, without agents too. Clients and server "
+        f"share this machine's cores. torchrun's numbers are raised to {THEIR_SIZES[-1]} as long as one is managed within "
+        f"{BOUND_S:g} s."
+    ]

@@ -1,0 +1,131 @@
+"""Stores: the processes of the store's measurement: tenax's server, torch's own, and torch's real clients of both.
+
+tenax's server is the one that an agent gives its workers: a `StoreHost` in a loop, which starts its process when the
+first client comes. torch's is its TCPStore with libuv, in a process of its own. A client process has a real TCPStore
+client of torch for each of the two, and uses one at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.crew import many_descriptors
+
+OPERATIONS = ("add", "get", "set", "compare_set", "wait", "check")
+VALUE = "v" * 16
+
+
+def serve_ours(pipe: Connection) -> None:
+    """tenax's server. Tells its port."""
+    from benchmarks.orders import Orders
+    from tenax.runtime.loop import Loop
+    from tenax.store.host import StoreHost
+
+    many_descriptors()
+    loop = Loop()
+    host = StoreHost(lambda reason: pipe.send(f"lost: {reason}"))
+    port = host.bind("127.0.0.1")
+    host.serve(1)
+    loop.watch(host)
+    loop.watch(Orders(pipe, lambda: None))
+    pipe.send(port)
+    loop.next_event(lambda: None)
+
+
+def serve_theirs(pipe: Connection) -> None:
+    """torch's server. Tells its port."""
+    many_descriptors()
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=True)
+    pipe.send(store.port)
+    pipe.recv()
+
+
+def work(pipe: Connection, number: int, ports: dict[str, int]) -> None:
+    """A client process.
+
+    Told ("repeat", whose, operation, seconds): answers how often, and how long it took.
+    Told ("storm", whose, name, clients, of how many): answers when it began and when its last client was done.
+    """
+    many_descriptors()
+    import torch.distributed as dist
+
+    def connect(port: int) -> Any:
+        return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+
+    stores = {whose: connect(port) for whose, port in ports.items()}
+    for store in stores.values():
+        store.set(f"{number}/x", VALUE)
+    pipe.send("ready")
+    while True:
+        match pipe.recv():
+            case ("repeat", whose, operation, seconds):
+                pipe.send(repeat(stores[whose], number, operation, seconds))
+            case ("storm", whose, name, clients, world):
+                pipe.send(storm(lambda whose=whose: connect(ports[whose]), name, clients, world))
+
+
+def repeat(store: Any, number: int, operation: str, seconds: float) -> tuple[int, float]:
+    """One operation again and again, and a last round trip, so that only what the server has done counts."""
+    key = f"{number}/x"
+    turn = 0
+
+    def compare_set() -> None:
+        nonlocal turn
+        store.compare_set(f"{number}/c", str(turn) if turn else "", str(turn + 1))
+        turn += 1
+
+    store.delete_key(f"{number}/c")
+    act: Callable[[], object] = {
+        "add": lambda: store.add(f"{number}/n", 1),
+        "get": lambda: store.get(key),
+        "set": lambda: store.set(key, VALUE),
+        "compare_set": compare_set,
+        "wait": lambda: store.wait([key]),
+        "check": lambda: store.check([key]),
+    }[operation]
+    began = now = time.monotonic()
+    times = 0
+    while now < began + seconds:
+        act()
+        times += 1
+        now = time.monotonic()
+    store.check([key])
+    if operation == "compare_set" and store.get(f"{number}/c") != str(turn).encode():
+        raise RuntimeError("not every compare_set was done")
+    return times, time.monotonic() - began
+
+
+def storm(connect: Callable[[], Any], name: str, clients: int, world: int) -> tuple[float, float]:
+    """So many clients connect at once, as workers do at their start: each tells its address, counts itself, and waits
+    until all have. Answers when the first began and when the last was done."""
+    gate = threading.Event()
+    done: list[float] = []
+    held = []  # until the end: a client that is gone is one connection less
+
+    def one(index: int) -> None:
+        gate.wait()
+        store = connect()
+        held.append(store)
+        store.set(f"{name}/address/{index}", VALUE)
+        if store.add(f"{name}/here", 1) == world:
+            store.set(f"{name}/go", "1")
+        store.wait([f"{name}/go"])
+        done.append(time.monotonic())
+
+    threads = [threading.Thread(target=one, args=(index,), daemon=True) for index in range(clients)]
+    for thread in threads:
+        thread.start()
+    began = time.monotonic()
+    gate.set()
+    for thread in threads:
+        thread.join()
+    if len(done) != clients:
+        raise RuntimeError(f"{clients - len(done)} of {clients} clients failed")
+    return began, max(done)

@@ -1,0 +1,23 @@
+"""Every test of a cluster gets one, which proves afterwards that nothing of it was left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Bench
+
+from .kit import Cluster
+
+if not sys.platform.startswith("linux"):
+    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    made = Cluster(Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
+    yield made
+    made.close()

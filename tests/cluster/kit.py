@@ -1,0 +1,285 @@
+"""A cluster on loopback: real agents with real workers, each of which does what the test tells it.
+
+Nothing here sleeps or polls. The desk is a socket that every worker connects to when it comes to life: the test waits
+there for a generation, tells single workers what to do, and sees them end. What agents print is read as it comes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from e2e.harness import PATIENCE_S, Bench
+from tenax.rendezvous.tcp import wire
+
+_HERE = Path(__file__).parent
+_OF_THE_NODE = {"log_dir", "journal", "host"}  # what a report says about the node that wrote it
+_numbers = itertools.count(1)
+
+
+class Worker:
+    """One worker's end of its line to the desk."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        sock.settimeout(PATIENCE_S)
+        self._file = sock.makefile("rb")
+        self.env: dict[str, Any] = self.hear()
+        self.pid = int(self.env["pid"])
+        self.agent: str = self.env["agent"]
+        self.rank, self.generation = int(self.env["RANK"]), int(self.env["TENAX_GENERATION"])
+
+    def __repr__(self) -> str:
+        return f"<rank {self.rank} of generation {self.generation} on {self.agent}, pid {self.pid}>"
+
+    def hear(self) -> Any:
+        """What it says next."""
+        line = self._file.readline()
+        assert line, "the worker ended instead of saying something"
+        return json.loads(line)
+
+    def tell(self, line: str) -> None:
+        self._sock.sendall(line.encode() + b"\n")
+
+    def ask(self, line: str) -> Any:
+        self.tell(line)
+        return self.hear()
+
+    def is_heard_within(self, seconds: float) -> bool:
+        """Whether it says something, or ends. Only to show what must not happen; never to wait for something."""
+        return bool(select.select([self._sock], [], [], seconds)[0])
+
+    def until_gone(self) -> None:
+        """Until it is dead: its end of the line is closed by nobody else."""
+        with contextlib.suppress(ConnectionResetError):
+            assert self._file.readline() == b"", "it says something instead of ending"
+
+    def close(self) -> None:
+        self._file.close()
+        self._sock.close()
+
+
+class Desk:
+    """Where workers report."""
+
+    def __init__(self) -> None:
+        self.name = f"tenax-cluster-{os.getpid()}-{next(_numbers)}"
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind("\0" + self.name)
+        self._door.listen(128)
+        self._door.settimeout(PATIENCE_S)
+        self.workers: list[Worker] = []
+
+    def generation(self, world_size: int, number: int = 1) -> list[Worker]:
+        """The workers of the generation with this number, by rank, when all of them are here."""
+        while True:
+            group = [worker for worker in self.workers if worker.generation == number]
+            if len(group) == world_size:
+                assert {worker.env["WORLD_SIZE"] for worker in group} == {str(world_size)}
+                return sorted(group, key=lambda worker: worker.rank)
+            try:
+                sock, _ = self._door.accept()
+            except TimeoutError:
+                pytest.fail(f"no generation {number} of {world_size} workers; there were {self.workers}")
+            self.workers.append(Worker(sock))
+
+    def all(self, count: int) -> list[Worker]:
+        """So many workers, of whatever generation or run, in the order they came."""
+        while len(self.workers) < count:
+            self.workers.append(Worker(self._door.accept()[0]))
+        return self.workers
+
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.close()
+        self._door.close()
+
+
+class Agent:
+    """One node's agent, and what it prints."""
+
+    def __init__(self, name: str, process: subprocess.Popen[bytes], report: Path) -> None:
+        self.name = name
+        self.process = process
+        self.report_path = report
+        self.text = ""
+        self._said = threading.Condition()
+        self._reader = threading.Thread(target=self._read, name=f"console of {name}")
+        self._reader.start()
+
+    def __repr__(self) -> str:
+        return f"--- {self.name}, exit code {self.process.poll()}\n{self.text}"
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        while data := os.read(self.process.stdout.fileno(), 1 << 16):
+            with self._said:
+                self.text += data.decode(errors="replace")
+                self._said.notify_all()
+
+    def until_said(self, text: str) -> None:
+        with self._said:
+            assert self._said.wait_for(lambda: text in self.text, PATIENCE_S), f"{text!r} was not said\n{self}"
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> int:
+        """Its exit code. Everything it has printed is there when this returns."""
+        try:
+            code = self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"still running after {timeout_s:g} s\n{self}")
+        self._reader.join(PATIENCE_S)
+        assert not self._reader.is_alive(), f"somebody still holds the console of {self.name}"
+        return code
+
+    @property
+    def report(self) -> dict[str, Any]:
+        report: dict[str, Any] = msgspec.json.decode(self.report_path.read_bytes())
+        return report
+
+    @property
+    def printed_report(self) -> str:
+        """The block at the end; empty when there is none."""
+        _, ruler, rest = self.text.partition("=" * 80)
+        return ruler + rest
+
+    def close(self) -> None:
+        if self.is_running:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def told_alike(agents: Sequence[Agent], code: int) -> dict[str, Any]:
+    """Every agent ends with this code and tells the same report, which is returned."""
+    codes = {agent.name: agent.wait() for agent in agents}
+    assert set(codes.values()) == {code}, f"{codes}\n{agents}"
+    first, *others = (
+        {key: value for key, value in agent.report.items() if key not in _OF_THE_NODE} for agent in agents
+    )
+    for other in others:
+        assert other == first
+    return first
+
+
+class Cluster:
+    """One run. ``start`` adds agents; every one is told the same unless ``start`` says otherwise."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.desk = Desk()
+        self.agents: list[Agent] = []
+        pid, number = os.getpid(), next(_numbers)
+        # An address that nobody else in this test run uses, so that its port is free and stays so.
+        self.endpoint = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}:{21_000 + number // 250}"
+        self.told: dict[str, Any] = {
+            "nodes": (2, 2),
+            "workers": 1,
+            "run_id": "run",
+            "role": "default",
+            "conf": {"last_call_timeout": 60},  # longer than any test: all that were started are in
+            "max_restarts": 3,
+            "grace_s": 30,
+            "fatal_exit_codes": [],
+            "script": "",
+        }
+
+    def start(self, count: int = 1, env: dict[str, str] | None = None, **told: Any) -> list[Agent]:
+        """Start agents. ``conf`` is added to what was told before."""
+        conf = {**self.told["conf"], **told.pop("conf", {})}
+        return [self._start({**self.told, **told, "conf": conf}, env or {}) for _ in range(count)]
+
+    def _start(self, told: dict[str, Any], env: dict[str, str]) -> Agent:
+        name = f"node{len(self.agents)}"
+        report = self.bench.home / f"{name}.json"
+        said = json.dumps({**told, "endpoint": told.get("endpoint", self.endpoint), "report": str(report)})
+        process = subprocess.Popen(
+            [sys.executable, str(_HERE / "agent_main.py"), said],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=self.bench.home,
+            env={**self.bench.environ, "CLUSTER_DESK": self.desk.name, "CLUSTER_AGENT": name, **env},
+        )
+        agent = Agent(name, process, report)
+        self.agents.append(agent)
+        return agent
+
+    def start_in_order(self, count: int, **told: Any) -> list[Agent]:
+        """The first serves the endpoint, for sure: the others are started when it does."""
+        (first,) = self.start(**told)
+        first.until_said("this node serves the coordinator")
+        return [first, *self.start(count - 1, **told)]
+
+    def agent_of(self, worker: Worker) -> Agent:
+        return next(agent for agent in self.agents if agent.name == worker.agent)
+
+    def workers_of(self, agent: Agent, workers: Sequence[Worker]) -> list[Worker]:
+        return [worker for worker in workers if worker.agent == agent.name]
+
+    def finish(self, workers: Sequence[Worker], *agents: Agent) -> None:
+        """These workers succeed, and so do their agents."""
+        for worker in workers:
+            worker.tell("exit 0")
+        for agent in agents or {self.agent_of(worker).name: self.agent_of(worker) for worker in workers}.values():
+            assert agent.wait() == 0, agent
+
+    def kill(self, agent: Agent) -> None:
+        """SIGKILL: its helpers hear of that and go by themselves, within a second."""
+        self.bench.leaves_within_s = 1.0
+        agent.send(signal.SIGKILL)
+
+    def operate(self, frame: wire.FromAgent) -> None:
+        """What an operator with the secret can say to the coordinator; here there is none."""
+        host, _, port = self.endpoint.rpartition(":")
+        hello = wire.Hello(wire.VERSION, self.told["run_id"], "operator", os.urandom(wire.NONCE_BYTES))
+        with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
+            reader = wire.FrameReader(wire.MOST_BYTES)
+
+            def answer() -> Any:
+                bodies: list[bytes] = []
+                while not bodies:
+                    bodies = reader.feed(sock.recv(4096))
+                return wire.decode_from_server(bodies[0])
+
+            sock.sendall(wire.encode(hello))
+            proof = wire.prove(b"", "agent", hello, answer().nonce)
+            sock.sendall(wire.encode(wire.Proof(proof)))
+            assert isinstance(answer(), wire.Accepted)
+            sock.sendall(wire.encode(frame))
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self.agents))
+
+    def close(self) -> None:
+        left = [agent.name for agent in self.agents if agent.is_running]
+        for agent in self.agents:
+            agent.close()
+        self.desk.close()
+        if left:
+            self.bench.leaves_within_s = 1.0
+        self.bench.close()
+        assert not left, f"the test left {left} running\n{self}"

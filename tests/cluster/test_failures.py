@@ -1,0 +1,118 @@
+"""Several nodes, and a worker that fails: one end for all, one charge for the run, one report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from .kit import Cluster, told_alike
+
+
+def test_one_failure_ends_the_generation_everywhere_and_is_charged_once(cluster: Cluster) -> None:
+    agents = cluster.start(3, nodes=(3, 3), workers=2)
+    first = cluster.desk.generation(6)
+    first[3].tell("exit 5")
+    for worker in first:
+        worker.until_gone()
+    second = cluster.desk.generation(6, number=2)
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
+    assert {worker.env["TENAX_GENERATION_REASON"] for worker in second} == {"restart 1 of 3"}
+    assert len({(worker.env["MASTER_ADDR"], worker.env["MASTER_PORT"]) for worker in second}) == 1
+    assert second[0].env["MASTER_PORT"] != first[0].env["MASTER_PORT"], "no key of the old store can be read"
+    old, new = ({worker.agent: worker.env["GROUP_RANK"] for worker in group} for group in (first, second))
+    assert old == new, "nodes keep their ranks"
+    cluster.finish(second, *agents)
+
+
+def test_failures_on_two_nodes_at_once_are_one_restart(cluster: Cluster) -> None:
+    agents = cluster.start(2, max_restarts=1)
+    first = cluster.desk.generation(2)
+    for worker in first:
+        worker.tell("exit 5")
+    second = cluster.desk.generation(2, number=2)
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
+    cluster.finish(second, *agents)
+
+
+def test_the_budget_is_the_runs_and_not_each_nodes(cluster: Cluster) -> None:
+    """One restart: a failure on one node, then one on the other, and that is the end for both."""
+    agents = cluster.start(2, max_restarts=1)
+    first = cluster.desk.generation(2)
+    first[0].tell("exit 5")
+    second = cluster.desk.generation(2, number=2)
+    second[1].tell("exit 6")
+    report = told_alike(agents, 6)
+    assert report["outcome"] == "failed"
+    assert report["restarts_used"] == 1
+    assert (report["first_cause"]["rank"], report["other_failures"]) == (1, [])
+    assert len(report["history"]) == 1
+    for agent in agents:
+        assert "rank 1" in agent.printed_report, agent
+        assert "the one restart is used" in agent.printed_report.replace("\n", " "), agent
+
+
+def test_the_report_is_the_same_on_every_node_and_names_the_first_cause(cluster: Cluster) -> None:
+    agents = cluster.start(3, nodes=(3, 3), max_restarts=0)
+    workers = cluster.desk.generation(3)
+    workers[1].tell("raise")
+    report = told_alike(agents, 1)
+    cause = report["first_cause"]
+    assert (cause["rank"], cause["pid"], cause["message"]) == (1, workers[1].pid, "RuntimeError: told to fail")
+    assert sorted(each["rank"] for each in report["stopped_by_us"]) == [0, 2]
+    for agent in agents:
+        assert "RuntimeError: told to fail" in agent.printed_report, agent
+        assert agent.printed_report.count("First cause") == 1
+
+
+def test_what_cannot_succeed_is_not_tried_again(cluster: Cluster, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("def broken(:\n")
+    agents = cluster.start(2, workers=2, script=str(broken))
+    report = told_alike(agents, 1)
+    assert report["restarts_used"] == 0
+    for agent in agents:
+        assert "SyntaxError at the start is an error of the program itself" in agent.text.replace("\n", " "), agent
+
+
+def test_an_exit_code_that_is_fatal_is_not_tried_again(cluster: Cluster) -> None:
+    agents = cluster.start(2, fatal_exit_codes=[3])
+    first = cluster.desk.generation(2)
+    first[0].tell("exit 4")
+    second = cluster.desk.generation(2, number=2)
+    second[1].tell("exit 3")
+    report = told_alike(agents, 3)
+    assert report["restarts_used"] == 1
+    for agent in agents:
+        assert "exit code 3 is marked as fatal" in agent.printed_report.replace("\n", " "), agent
+
+
+def test_a_worker_that_is_deaf_delays_but_does_not_prevent_the_next_generation(cluster: Cluster) -> None:
+    """No generation is formed while a worker of the last one lives, on whatever node."""
+    agents = cluster.start(2, grace_s=1)
+    first = cluster.desk.generation(2)
+    assert first[0].ask("ignore") == "deaf"
+    first[1].tell("exit 5")
+    first[0].until_gone()
+    second = cluster.desk.generation(2, number=2)
+    cluster.finish(second, *agents)
+
+
+def test_what_workers_left_behind_is_gone_before_the_next_generation(cluster: Cluster) -> None:
+    from watching import is_alive
+
+    agents = cluster.start(2, grace_s=1)
+    first = cluster.desk.generation(2)
+    left = first[0].ask("daemon")
+    assert is_alive(left)
+    first[1].tell("exit 5")
+    second = cluster.desk.generation(2, number=2)
+    assert not is_alive(left)
+    cluster.finish(second, *agents)
+
+
+@pytest.mark.parametrize("max_restarts", [0, 2])
+def test_a_program_that_does_not_exist_fails_everywhere_with_its_code(cluster: Cluster, max_restarts: int) -> None:
+    """The interpreter says so itself: exit code 2."""
+    agents = cluster.start(2, script="/no/such/script.py", max_restarts=max_restarts)
+    told_alike(agents, 2)

@@ -1,0 +1,212 @@
+"""Nodes that come: in time, late, as spares, with other sizes and roles, with the wrong secret, or not at all."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from .kit import Cluster, told_alike
+
+
+def test_a_newcomer_is_let_in_at_once_and_nobody_is_charged(cluster: Cluster) -> None:
+    told = {"nodes": (2, 3), "workers": 2, "conf": {"last_call_timeout": 0}}
+    agents = cluster.start_in_order(2, **told)
+    first = cluster.desk.generation(4)
+    agents += cluster.start(**told)
+    second = cluster.desk.generation(6, number=2)
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"0"}
+    assert "joins" in second[0].env["TENAX_GENERATION_REASON"]
+    old = {worker.agent: worker.env["GROUP_RANK"] for worker in first}
+    new = {worker.agent: worker.env["GROUP_RANK"] for worker in second}
+    assert new == {**old, agents[2].name: "2"}, "who was there keeps its rank"
+    cluster.finish(second, *agents)
+    assert agents[0].report["membership_changes"] == 1
+
+
+def test_with_scale_up_restart_a_newcomer_waits_for_the_next_restart(cluster: Cluster) -> None:
+    told = {"nodes": (2, 3), "conf": {"scale_up": "restart", "last_call_timeout": 0}}
+    agents = cluster.start_in_order(2, **told)
+    first = cluster.desk.generation(2)
+    agents += cluster.start(**told)
+    agents[2].until_said("generation 1 is running; this node is in the next one")
+    assert {worker.ask("generation") for worker in first} == {1}
+    first[0].tell("exit 5")
+    second = cluster.desk.generation(3, number=2)
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
+    cluster.finish(second, *agents)
+
+
+def test_a_node_too_many_is_a_spare_and_takes_the_place_of_one_that_is_lost(cluster: Cluster) -> None:
+    agents = cluster.start_in_order(2)
+    first = cluster.desk.generation(2)
+    agents += cluster.start()
+    agents[2].until_said("this node is a spare: all 2 places are taken")
+    lost_rank = cluster.workers_of(agents[1], first)[0].rank
+    cluster.kill(agents[1])
+    second = cluster.desk.generation(2, number=2)
+    assert cluster.workers_of(agents[2], second)[0].rank == lost_rank
+    cluster.finish(second, agents[0], agents[2])
+
+
+def test_a_spare_that_was_never_needed_ends_with_the_run(cluster: Cluster) -> None:
+    agents = cluster.start_in_order(2)
+    workers = cluster.desk.generation(2)
+    agents += cluster.start()
+    agents[2].until_said("this node is a spare")
+    cluster.finish(workers, *agents)
+
+
+def test_who_finishes_early_neither_ends_nor_delays_the_others(cluster: Cluster) -> None:
+    agents = cluster.start_in_order(2)
+    workers = cluster.desk.generation(2)
+    (early,) = cluster.workers_of(agents[0], workers)
+    (late,) = cluster.workers_of(agents[1], workers)
+    early.tell("exit 0")
+    agents[0].until_said("all workers of this node succeeded; the run ends when all nodes did")
+    assert late.ask("generation") == 1
+    assert agents[0].is_running
+    late.tell("exit 0")
+    told_alike(agents, 0)
+
+
+def test_a_failure_after_an_early_finish_takes_everybody_into_the_next_generation(cluster: Cluster) -> None:
+    agents = cluster.start_in_order(2)
+    workers = cluster.desk.generation(2)
+    cluster.workers_of(agents[0], workers)[0].tell("exit 0")
+    agents[0].until_said("all workers of this node succeeded")
+    cluster.workers_of(agents[1], workers)[0].tell("exit 5")
+    second = cluster.desk.generation(2, number=2)
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
+    cluster.finish(second, *agents)
+
+
+def test_the_death_of_an_early_finisher_is_no_loss(cluster: Cluster) -> None:
+    """What it had to do is done."""
+    agents = cluster.start_in_order(2)
+    workers = cluster.desk.generation(2)
+    (early,) = cluster.workers_of(agents[1], workers)
+    (late,) = cluster.workers_of(agents[0], workers)
+    early.tell("exit 0")
+    agents[1].until_said("all workers of this node succeeded")
+    cluster.kill(agents[1])
+    agents[1].wait()
+    assert late.ask("generation") == 1
+    cluster.finish([late], agents[0])
+
+
+def test_too_few_nodes_for_too_long_end_the_run_on_every_node_with_a_sentence(cluster: Cluster) -> None:
+    agents = cluster.start(2, nodes=(3, 3), conf={"join_timeout": 2})
+    report = told_alike(agents, 71)
+    assert report["why"].startswith("only 2 nodes of at least 3 came together within 2 s")
+    for agent in agents:
+        assert "join_timeout=SECONDS" in agent.printed_report, agent
+
+
+def test_without_anybody_who_serves_a_node_gives_up_with_a_sentence(cluster: Cluster) -> None:
+    """An address that is nobody's, here or elsewhere."""
+    (agent,) = cluster.start(conf={"join_timeout": 1}, endpoint="192.0.2.1:29400")
+    assert agent.wait() == 71
+    assert "192.0.2.1:29400" in agent.printed_report
+
+
+def test_uneven_nodes_and_roles_are_numbered_as_torchelastic_does(cluster: Cluster) -> None:
+    """Sums over the nodes before, in the order of group ranks; within a role for the role's."""
+    shapes = {"node0": ("trainer", 1), "node1": ("reader", 3), "node2": ("trainer", 2)}
+    agents = [
+        agent for role, count in shapes.values() for agent in cluster.start(nodes=(3, 3), role=role, workers=count)
+    ]
+    workers = cluster.desk.generation(6)
+    in_order = sorted({(int(worker.env["GROUP_RANK"]), worker.agent) for worker in workers})
+    assert [rank for rank, _ in in_order] == [0, 1, 2]
+    expected = []
+    first, in_role = 0, {"trainer": 0, "reader": 0}
+    for group_rank, name in in_order:
+        role, count = shapes[name]
+        for local_rank in range(count):
+            expected.append((first + local_rank, local_rank, group_rank, role, in_role[role] + local_rank))
+        first += count
+        in_role[role] += count
+    told = [
+        (
+            worker.rank,
+            int(worker.env["LOCAL_RANK"]),
+            int(worker.env["GROUP_RANK"]),
+            worker.env["ROLE_NAME"],
+            int(worker.env["ROLE_RANK"]),
+        )
+        for worker in workers
+    ]
+    assert told == expected
+    for worker in workers:
+        role, count = shapes[worker.agent]
+        assert worker.env["LOCAL_WORLD_SIZE"] == str(count)
+        assert worker.env["ROLE_WORLD_SIZE"] == "3"
+        assert (worker.env["WORLD_SIZE"], worker.env["GROUP_WORLD_SIZE"]) == ("6", "3")
+    cluster.finish(workers, *agents)
+
+
+def test_node_ranks_that_are_asked_for_are_given(cluster: Cluster) -> None:
+    agents = [agent for rank in (2, 0, 1) for agent in cluster.start(nodes=(3, 3), conf={"rank": rank})]
+    workers = cluster.desk.generation(3)
+    assert [worker.agent for worker in workers] == [agents[1].name, agents[2].name, agents[0].name]
+    cluster.finish(workers, *agents)
+
+
+def test_the_same_secret_from_a_file_from_the_environment_and_from_an_option(cluster: Cluster, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("swordfish\n")
+    agents = [
+        *cluster.start(nodes=(3, 3), conf={"token_file": str(token)}),
+        *cluster.start(nodes=(3, 3), env={"TENAX_RDZV_TOKEN": "swordfish"}),
+        *cluster.start(nodes=(3, 3), conf={"token": "swordfish"}),
+    ]
+    cluster.finish(cluster.desk.generation(3), *agents)
+    assert not any("swordfish" in agent.text for agent in agents)
+
+
+@pytest.mark.parametrize("secret", [{}, {"token": "guess"}], ids=["none", "another"])
+def test_without_the_secret_nobody_gets_in_and_nobody_is_disturbed(cluster: Cluster, secret: dict[str, str]) -> None:
+    agents = cluster.start_in_order(1, nodes=(1, 2), conf={"token": "swordfish", "last_call_timeout": 0})
+    workers = cluster.desk.generation(1)
+    (intruder,) = cluster.start(nodes=(1, 2), conf=secret)
+    assert intruder.wait() == 71
+    assert "do not have the same secret" in intruder.printed_report
+    assert workers[0].ask("generation") == 1
+    cluster.finish(workers, *agents)
+
+
+def test_another_run_on_the_same_endpoint_is_told_so(cluster: Cluster) -> None:
+    agents = cluster.start_in_order(1, nodes=(1, 2), conf={"last_call_timeout": 0})
+    workers = cluster.desk.generation(1)
+    (other,) = cluster.start(nodes=(1, 2), run_id="other")
+    assert other.wait() == 71
+    assert "this endpoint serves the run 'run'" in other.printed_report.replace("\n", " ")
+    cluster.finish(workers, *agents)
+
+
+def test_the_next_run_on_the_same_endpoint_begins_when_the_last_has_ended(cluster: Cluster) -> None:
+    """Nothing of the first is left that could be taken for the second's."""
+    for run_id in ("first", "second"):
+        agents = cluster.start(2, run_id=run_id)
+        workers = cluster.desk.all(len(cluster.desk.workers) + 2)[-2:]
+        assert {worker.env["TORCHELASTIC_RUN_ID"] for worker in workers} == {run_id}
+        assert {worker.generation for worker in workers} == {1}
+        cluster.finish(workers, *agents)
+
+
+def test_a_node_that_is_asked_to_stop_while_it_waits_leaves_at_once(cluster: Cluster) -> None:
+    (waits,) = cluster.start(nodes=(2, 2))
+    waits.until_said("waiting for 1 more")
+    waits.send(signal.SIGTERM)
+    assert waits.wait() == 128 + signal.SIGTERM
+
+
+def test_functions_return_their_values_under_global_ranks(cluster: Cluster) -> None:
+    agents = cluster.start(2, workers=2, script="a function")
+    assert [agent.wait() for agent in agents] == [0, 0], agents
+    values = [json.loads(line) for agent in agents for line in agent.text.splitlines() if line.startswith("{")]
+    together = {int(rank): tuple(value) for each in values for rank, value in each.items()}
+    assert together == {rank: (rank, 4) for rank in range(4)}

@@ -1,0 +1,153 @@
+"""The coordinator is a table of phases and events too: point at a cell, and there is an answer."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from tenax.core import coordinator as run
+from tenax.core import messages as word
+from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
+from tenax.core.model import Failure, Outcome, Stopped, Verdict
+from tenax.core.run_invariants import RunChecker
+
+from .policies import Pausing
+
+SETTINGS = RunSettings("run", min_nodes=2, max_nodes=2, max_restarts=3, last_call_s=5.0)
+FAILURE = Failure(1, 0, 1, 101, 1, 8.0)
+
+
+def node(node_id: str, **more) -> word.NodeInfo:
+    return word.NodeInfo(node_id, f"host-{node_id}", min_nodes=2, max_nodes=2, **more)
+
+
+def joined(node_id: str, **more) -> run.Heard:
+    return run.Heard(node_id, word.NodeJoined(node(node_id), **more))
+
+
+def ready(node_id: str, generation: int = 0) -> run.Heard:
+    return run.Heard(node_id, word.NodeReady(generation))
+
+
+def of(node_id: str, rank: int, **how: bool) -> run.Heard:
+    return joined(node_id, generation=1, group_rank=rank, group_world_size=2, **how)
+
+
+OPENED = run.Opened()
+UP: list[AnyCoordinatorEvent] = [OPENED, joined("a"), ready("a"), joined("b"), ready("b")]
+SPARE = [joined("c"), ready("c")]
+FAILED = run.Heard("b", word.FailureSeen(1, FAILURE, 8.0))
+STOPPED = [run.Heard("b", word.NodeStopped(1, 8.0, (FAILURE,))), ready("b", 1)]
+RECOVERING = run.Opened(recover_s=30.0)
+
+# How each situation is reached. Some phases have several: who is waited for is a part of the cell.
+SITUATIONS: dict[str, tuple[RunPhase, list[AnyCoordinatorEvent]]] = {
+    "nobody is here": (RunPhase.GATHERING, [OPENED]),
+    "one is here": (RunPhase.GATHERING, [OPENED, joined("a")]),
+    "one is ready": (RunPhase.GATHERING, [OPENED, joined("a"), ready("a")]),
+    "running": (RunPhase.RUNNING, UP),
+    "running, with a spare": (RunPhase.RUNNING, [*UP, *SPARE]),
+    "running, one is done": (RunPhase.RUNNING, [*UP, run.Heard("a", word.NodeSucceeded(1))]),
+    "running, one drains": (RunPhase.RUNNING, [*UP, run.Heard("a", word.NodeDraining(1, 30.0, "asked"))]),
+    "ending, a failure": (RunPhase.ENDING, [*UP, FAILED]),
+    "ending, one has stopped": (RunPhase.ENDING, [*UP, FAILED, *STOPPED]),
+    "ending, a loss": (RunPhase.ENDING, [*UP, run.NodeLost("a", "gone")]),
+    "ending, a drain": (RunPhase.ENDING, [*UP, run.Heard("a", word.NodeLeft("asked"))]),
+    "gathering again": (RunPhase.GATHERING, [*UP, run.NodeLost("a", "gone"), ready("b", 1)]),
+    "paused": (RunPhase.PAUSED, [*UP, FAILED, *STOPPED, ready("a", 1)]),
+    "recovering, nobody is back": (RunPhase.RECOVERING, [RECOVERING]),
+    "recovering, one is back": (RunPhase.RECOVERING, [RECOVERING, of("a", 0, is_running=True)]),
+    "recovering, one is done": (RunPhase.RECOVERING, [RECOVERING, of("a", 0, has_succeeded=True)]),
+    "recovering, one has stopped": (RunPhase.RECOVERING, [RECOVERING, of("a", 0), ready("a", 1)]),
+    "recovered": (RunPhase.RUNNING, [RECOVERING, of("a", 0, is_running=True), of("b", 1, is_running=True)]),
+    "ending, not complete": (RunPhase.ENDING, [RECOVERING, of("a", 0, is_running=True), of("b", 1)]),
+    "ending, a latecomer": (RunPhase.ENDING, [OPENED, of("b", 1, is_running=True)]),
+    "over": (RunPhase.OVER, [*UP, run.CancelRequested("enough")]),
+    "over before": (RunPhase.OVER, [run.Opened(verdict=Verdict(Outcome.SUCCEEDED, "all succeeded"))]),
+}
+
+
+def versions(kind: type) -> list[AnyCoordinatorEvent]:
+    """An event of this kind in all the ways that could matter: of a member, a spare, a stranger; of now and of then."""
+    nodes, generations = ("a", "b", "c", "x"), (0, 1, 2)
+    cells = list(itertools.product(nodes, generations))
+    match kind:
+        case word.NodeJoined:
+            fresh = [joined(node_id) for node_id in nodes]
+            back = [joined("x", generation=each, group_rank=1, group_world_size=2) for each in generations]
+            strange = [
+                run.Heard("x", word.NodeJoined(node("x", rank=0))),
+                run.Heard("x", word.NodeJoined(node("x", rank=7))),
+                run.Heard("x", word.NodeJoined(word.NodeInfo("x", "host-a", min_nodes=1, max_nodes=9))),
+                joined("x", generation=3, is_running=True, group_world_size=1, group_rank=0, restarts_used=2),
+                joined("x", generation=1, has_succeeded=True, group_world_size=2, group_rank=1),
+            ]
+            return [*fresh, *back, *strange]
+        case word.NodeReady:
+            return [ready(*cell) for cell in cells]
+        case word.FailureSeen:
+            return [run.Heard(who, kind(generation, FAILURE, 1e6)) for who, generation in cells]
+        case word.NodeStopped:
+            ends = (((), ()), ((FAILURE,), (Stopped(0, 0, 9, -15),)))
+            return [
+                run.Heard(who, kind(generation, -1e6, *end, cut_off))
+                for (who, generation), end, cut_off in itertools.product(cells, ends, (False, True))
+            ]
+        case word.NodeSucceeded:
+            return [run.Heard(who, kind(generation)) for who, generation in cells]
+        case word.NodeDraining:
+            return [run.Heard(who, kind(generation, 30.0, "asked")) for who, generation in cells]
+        case word.NodeWillLeave:
+            return [run.Heard(who, kind(generation, "soon")) for who, generation in cells]
+        case word.NodeLeft:
+            return [run.Heard(who, kind("asked", is_clear)) for who in nodes for is_clear in (False, True)]
+        case run.NodeLost:
+            return [kind(who, "gone") for who in nodes]
+        case run.CancelRequested:
+            return [kind("enough")]
+        case _:
+            return [run.TimeWentBy()]
+
+
+KINDS = [*word.FromNode.__args__, run.NodeLost, run.CancelRequested, run.TimeWentBy]
+
+
+def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
+    phase, history = SITUATIONS[name]
+    machine = CoordinatorMachine(SETTINGS, Pausing() if name == "paused" else None)
+    checker = RunChecker(SETTINGS)
+    for event in history:
+        checker.check(machine.state, event, machine.step(event, 8.0))
+    assert machine.state.phase is phase
+    return machine, checker
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_every_cell_has_an_answer(situation: str, kind: type) -> None:
+    """Whatever is heard in whatever phase: it is answered, the promises hold, and the state can be written down."""
+    for event in versions(kind):
+        for now in (8.0, 1e6):
+            machine, checker = reach(situation)
+            says = machine.step(event, now)
+            assert all(isinstance(say, Say) for say in says)
+            checker.check(machine.state, event, says)
+            assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_from_every_cell_an_operator_can_end_the_run(situation: str) -> None:
+    """One word is enough, and everybody who is here hears it."""
+    machine, _ = reach(situation)
+    here = set(machine.state.nodes)
+    was_over = machine.state.phase is RunPhase.OVER
+    says = machine.step(run.CancelRequested("enough"), 9.0)
+    assert machine.state.phase is RunPhase.OVER
+    assert {node_id for say in says for node_id in say.to} == (set() if was_over else here)
+
+
+def test_the_table_is_complete() -> None:
+    """Every phase has its rows."""
+    assert {phase for phase, _ in SITUATIONS.values()} == set(RunPhase)

@@ -1,0 +1,216 @@
+"""The coordinator machine against tens of thousands of random runs.
+
+A failing history is a function of its seed: ``RunWorld(random.Random(seed), lies=...).play()``.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenax.core import coordinator as run
+from tenax.core import messages as word
+from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
+from tenax.core.model import Evidence, Failure, Stopped
+from tenax.core.run_invariants import RunChecker
+
+from .policies import POLICIES
+from .run_world import MOST_STEPS, OUTCOMES, RunWorld, tell
+
+CORE = settings.get_profile("core")
+
+
+def play(seed: int, *, lies: bool) -> RunWorld:
+    world = RunWorld(random.Random(seed), lies=lies)
+    try:
+        world.play()
+    except Exception as error:
+        pytest.fail(f"seed {seed}, lies={lies}: {type(error).__name__}: {error}\n{tell(world.steps)}")
+    return world
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+@pytest.mark.parametrize("block", range(4))
+def test_promises_hold_in_random_runs(block: int, lies: bool) -> None:
+    """C1-C8 hold after every step, every run comes to an end, and everybody who is alive hears of it.
+
+    Nodes come, fail, drain, are cut off, die and are started again; links break and what was on them is lost; the
+    coordinator is lost and replaced, or written down and read back. The honest world also compares every generation
+    with the truth about all workers. The lying one says again what was said before, and what strangers might say.
+    """
+    size = 500
+    outcomes = set()
+    for seed in range(block * size, (block + 1) * size):
+        verdict = play(seed, lies=lies).machine.state.verdict
+        assert verdict is not None
+        outcomes.add(verdict.outcome)
+    assert outcomes == OUTCOMES, "the world has become too tame to reach every outcome"
+
+
+@given(dice=st.randoms(use_true_random=False), lies=st.booleans())
+@settings(CORE, max_examples=80)
+def test_promises_hold_in_runs_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:
+    """As above, with dice that hypothesis loads, so that a failing history comes back as short as it can be."""
+    RunWorld(dice, lies=lies).play()
+
+
+def test_everybody_hears_the_same_verdict() -> None:
+    """C6, as the nodes see it: whoever was there at the end and lives has the same verdict as all the others."""
+    for seed in range(500):
+        world = play(seed, lies=False)
+        heard = [node.verdict for node in world.nodes.values() if node.verdict is not None]
+        assert all(verdict == world.machine.state.verdict for verdict in heard)
+
+
+def test_the_random_world_visits_every_phase_and_event() -> None:
+    """The histories above mean something: together they tell every kind of word, in every phase."""
+    seen = set()
+    for seed in range(1_500):
+        world = play(seed, lies=True)
+        machine = CoordinatorMachine(world.settings, world.policy)
+        for event, now, _ in world.steps:
+            if isinstance(event, run.Opened):
+                machine = CoordinatorMachine(world.settings, world.policy)
+            seen.add((machine.state.phase, type(event.message if isinstance(event, run.Heard) else event)))
+            machine.step(event, now)
+    others = {run.NodeLost, run.TimeWentBy, run.CancelRequested}
+    assert seen >= {(phase, kind) for phase in RunPhase for kind in {*word.FromNode.__args__, *others}}
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+def test_a_history_has_one_answer(lies: bool) -> None:
+    """The same words at the same times are answered with the same words, whatever order a set comes back in."""
+    for seed in range(300):
+        world = play(seed, lies=lies)
+        again = CoordinatorMachine(world.settings, world.policy)
+        for event, now, says in world.steps:
+            if isinstance(event, run.Opened):
+                again = CoordinatorMachine(world.settings, world.policy)
+            assert again.step(event, now) == says
+        assert again.state == world.machine.state
+
+
+def test_a_coordinator_goes_on_from_a_state_that_was_written_down() -> None:
+    """The state is all that it remembers: one rebuilt from JSON at every step goes on as if nothing was."""
+    for seed in range(150):
+        world = play(seed, lies=True)
+        state: CoordinatorState | None = None
+        for event, now, says in world.steps:
+            if isinstance(event, run.Opened):
+                state = None
+            machine = CoordinatorMachine(world.settings, world.policy, state)
+            assert machine.step(event, now) == says
+            state = msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState)
+
+
+def test_everything_can_be_written_down_and_read_back() -> None:
+    """What a coordinator hears and says survives JSON unchanged, decoded by the union types that a reader has."""
+    encode = msgspec.json.encode
+    read_event = msgspec.json.Decoder(AnyCoordinatorEvent).decode
+    read_say = msgspec.json.Decoder(Say).decode
+    kinds = set()
+    for seed in range(300):
+        for event, _, says in play(seed, lies=True).steps:
+            assert read_event(encode(event)) == event
+            kinds.add(type(event))
+            for say in says:
+                assert read_say(encode(say)) == say
+                kinds.add(type(say.event))
+    assert kinds == {*AnyCoordinatorEvent.__args__, *run.FromCoordinator.__args__}
+
+
+def test_the_bound_on_steps_is_generous() -> None:
+    """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
+    assert max(len(play(seed, lies=True).steps) for seed in range(500)) < MOST_STEPS / 4
+
+
+# --- any events in any order ------------------------------------------------------------------------------------------
+
+node_ids = st.sampled_from(["a", "b", "c", "d"])
+generations = st.integers(0, 4)
+ranks = st.integers(-1, 4)
+times = st.floats(-1e6, 1e6)
+infos = st.builds(
+    word.NodeInfo,
+    node_ids,
+    host=st.sampled_from(["h", "i"]),
+    slots=st.integers(1, 3),
+    role=st.sampled_from(["default", "reader"]),
+    rank=st.integers(-1, 3),
+    name=st.sampled_from(["", "", "x", "y"]),
+    order=st.sampled_from(["", "", "r1", "r10"]),
+    min_nodes=st.just(1),
+    max_nodes=st.sampled_from([3, 3, 3, 4]),
+)
+evidence = st.builds(Evidence, message=st.sampled_from(["", "boom"]), raised_at=st.none() | times)
+failures = st.builds(Failure, generations, ranks, ranks, ranks, st.integers(-9, 9), times, evidence=evidence)
+stopped = st.builds(Stopped, ranks, ranks, ranks, st.integers(-9, 9))
+joined = st.builds(
+    word.NodeJoined,
+    infos,
+    generation=generations,
+    is_running=st.booleans(),
+    has_succeeded=st.booleans(),
+    group_rank=ranks,
+    group_world_size=st.integers(0, 4),
+    restarts_used=st.integers(0, 3),
+)
+words = st.one_of(
+    joined,
+    joined,
+    st.builds(word.NodeReady, generations),
+    st.builds(word.NodeReady, generations),
+    st.builds(word.FailureSeen, generations, failures, times),
+    st.builds(
+        word.NodeStopped, generations, times, st.lists(failures, max_size=2).map(tuple), st.lists(stopped).map(tuple)
+    ),
+    st.builds(word.NodeSucceeded, generations),
+    st.builds(word.NodeDraining, generations, st.floats(0, 10), st.just("why")),
+    st.builds(word.NodeWillLeave, generations, st.just("why"), st.none() | st.floats(0, 10)),
+    st.builds(word.NodeLeft, st.just("why"), st.booleans()),
+)
+any_event = st.one_of(
+    *[st.builds(run.Heard, node_ids, words)] * 6,
+    st.builds(run.NodeLost, node_ids, st.just("why")),
+    st.just(run.TimeWentBy()),
+)
+
+
+@given(
+    soup=st.lists(st.tuples(any_event, st.floats(0, 20)), max_size=60),
+    opened=st.builds(run.Opened, st.sampled_from([0.0, 20.0]), ranks, generations, st.integers(0, 2)),
+    policy=st.sampled_from([None, *POLICIES.values()]),
+)
+@settings(CORE, max_examples=400)
+def test_no_words_whatsoever_bring_the_coordinator_down(soup, opened, policy) -> None:
+    """However absurd or contradictory what it hears: it answers, its state can be written down, its end is the end, and
+    an operator can always bring it about."""
+    machine = CoordinatorMachine(RunSettings("run", min_nodes=1, max_nodes=3, max_restarts=2), policy)
+    now = 0.0
+    for event, later in [(opened, 0.0), *soup, (run.CancelRequested("enough"), 1.0)]:
+        now += later
+        was_over = machine.state.phase is RunPhase.OVER
+        says = machine.step(event, now)
+        assert all(isinstance(say, Say) for say in says)
+        assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
+        if was_over:
+            assert machine.state.phase is RunPhase.OVER
+            assert not any(isinstance(say.event, run.fact.GenerationFormed) for say in says)
+    assert machine.state.phase is RunPhase.OVER
+
+
+def test_a_checker_that_is_not_thorough_sees_the_same() -> None:
+    """For thousands of nodes the state is not written down at every step; all other promises are still watched."""
+    for seed in range(100):
+        world = play(seed, lies=False)
+        machine = CoordinatorMachine(world.settings, world.policy)
+        checker = RunChecker(world.settings, is_thorough=False)
+        for event, now, _ in world.steps:
+            if isinstance(event, run.Opened):
+                machine = CoordinatorMachine(world.settings, world.policy)
+                checker = RunChecker(world.settings, is_thorough=False)
+            checker.check(machine.state, event, machine.step(event, now))

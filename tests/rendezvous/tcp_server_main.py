@@ -1,0 +1,92 @@
+"""A coordinator's server in a process of its own, for tests that stop it, starve it, or measure it.
+
+    python tcp_server_main.py '{"nodes": [1, 4], "beat_s": 0.1, "lease_s": 0.6, "most_descriptors": 0}'
+
+It says its port, and answers each line on its standard input with one line of facts about itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from tenax.core.coordinator import NodeLost, Opened, RunSettings
+from tenax.core.lease import LeaseTerms
+from tenax.rendezvous.tcp.server import CoordinatorServer
+from tenax.runtime.loop import Loop
+
+
+class Questions:
+    """The standard input, watched by the loop."""
+
+    def __init__(self, server: CoordinatorServer) -> None:
+        self.server = server
+        self.lost: list[str] = []
+        self.is_over = False
+
+    def fileno(self) -> int:
+        return -1 if self.is_over else 0
+
+    wants_to_write = False
+
+    def on_writable(self) -> None:
+        """Nothing waits to be written."""
+
+    def on_readable(self) -> None:
+        asked = os.read(0, 4096)
+        if not asked:
+            self.is_over = True
+        for _ in range(asked.count(b"\n")):
+            print(json.dumps(self.facts()), flush=True)
+
+    def facts(self) -> dict[str, Any]:
+        server = self.server
+        status = Path("/proc/self/status").read_text()
+        return {
+            "rss_kb": int(status.partition("VmRSS:")[2].split()[0]),
+            "descriptors": len(os.listdir("/proc/self/fd")),
+            "refused": server.refused,
+            "nodes": server.others(""),
+            "generation": server.seat.state.generation,
+            "lost": self.lost,
+        }
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    if told["most_descriptors"]:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (told["most_descriptors"],) * 2)
+    loop = Loop()
+    door = socket.socket()
+    door.bind(("127.0.0.1", 0))
+    door.listen(4096)
+    questions: Questions
+
+    def record(_at: float, event: Any, _says: Any, _state: Any) -> None:
+        if isinstance(event, NodeLost):
+            questions.lost.append(f"{event.node_id}: {event.why}")
+
+    server = CoordinatorServer(
+        [door],
+        RunSettings("run", *told["nodes"], 3, last_call_s=0),
+        LeaseTerms(told["beat_s"], told["lease_s"]),
+        b"",
+        loop,
+        record=record,
+        stranger_s=told["stranger_s"],
+    )
+    questions = Questions(server)
+    server.open(Opened())
+    loop.watch(questions)
+    print(door.getsockname()[1], flush=True)
+    while not questions.is_over:
+        loop.next_event(lambda: loop.now() + 0.5 if questions.is_over else None)
+    server.close()
+
+
+main()

@@ -1,0 +1,218 @@
+"""The endpoint: what people write, what it means, and whether it is this host's."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tcp_kit import own_endpoint, wait_readable
+
+from tenax.rendezvous.tcp.endpoint import DEFAULT_PORT, Address, Endpoint, Lookup, listen
+from watching import leaving_nothing, needs_root
+
+GOOD = [
+    ("host", "host", DEFAULT_PORT),
+    ("host:1", "host", 1),
+    ("host:65535", "host", 65535),
+    ("host:", "host", DEFAULT_PORT),
+    (" host:80 ", "host", 80),
+    ("a.b-c.example:80", "a.b-c.example", 80),
+    ("1.2.3.4", "1.2.3.4", DEFAULT_PORT),
+    ("1.2.3.4:80", "1.2.3.4", 80),
+    ("::1", "::1", DEFAULT_PORT),
+    ("fe80::1%eth0", "fe80::1%eth0", DEFAULT_PORT),
+    ("[::1]", "::1", DEFAULT_PORT),
+    ("[::1]:80", "::1", 80),
+    ("[2001:db8::7]:80", "2001:db8::7", 80),
+]
+
+
+@pytest.mark.parametrize(("text", "host", "port"), GOOD, ids=[case[0] for case in GOOD])
+def test_what_people_write(text: str, host: str, port: int) -> None:
+    endpoint = Endpoint.parse(text)
+    assert (endpoint.host, endpoint.port) == (host, port)
+    again = Endpoint.parse(str(endpoint))
+    assert (again.host, again.port) == (host, port), "what we say can be read again"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", " ", ":", ":80", "host:0", "host:65536", "host:x", "host:-1", "host:1.5", "host: 80", "host:８０"),
+        *("[]", "[]:80", "[::1", "[::1]80", "[::1]:x", "[::1]:0", "host:80:90", "host:" + "9" * 5000),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_meant_is_a_sentence(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^the rendezvous endpoint is .*; expected HOST or HOST:PORT"):
+        Endpoint.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_address", "is_loopback"),
+    [
+        ("127.0.0.1", True, True),
+        ("127.9.9.9", True, True),
+        ("::1", True, True),
+        ("localhost", False, True),
+        ("10.0.0.1", True, False),
+        ("2001:db8::1", True, False),
+        ("node0", False, False),
+        ("127.0.0.1.example", False, False),
+    ],
+)
+def test_addresses_names_and_loopback(host: str, is_address: bool, is_loopback: bool) -> None:
+    endpoint = Endpoint(host, 80)
+    assert (endpoint.is_address, endpoint.is_loopback) == (is_address, is_loopback)
+
+
+# --- looking up -------------------------------------------------------------------------------------------------------
+
+
+class Answer:
+    def __init__(self, endpoint: str) -> None:
+        self.found: list[Address] = []
+        self.failed = ""
+        self.lookup = Lookup(Endpoint.parse(endpoint), self.found.extend, self._on_failed)
+        self.is_later = self.lookup.start()
+
+    def _on_failed(self, why: str) -> None:
+        self.failed = why
+
+    def wait(self) -> Answer:
+        assert wait_readable(self.lookup.fileno())
+        self.lookup.on_readable()
+        assert self.lookup.fileno() == -1
+        return self
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1:80", "[::1]:80", "10.1.2.3"])
+def test_an_address_is_known_at_once_and_nobody_is_asked(text: str) -> None:
+    with leaving_nothing():
+        answer = Answer(text)
+        assert not answer.is_later
+        assert [address[0] for _, address in answer.found] == [Endpoint.parse(text).host]
+
+
+def test_a_name_is_looked_up_aside() -> None:
+    answer = Answer("localhost:80")
+    assert answer.is_later
+    assert not answer.found
+    answer.wait()
+    assert {str(address[0]) for _, address in answer.found} <= {"127.0.0.1", "::1"}
+    assert answer.found
+
+
+@pytest.mark.parametrize("name", ["no-such-host.invalid", "x" * 70 + ".invalid", "a..b", "\udc80"])
+def test_a_name_that_cannot_be_looked_up_is_a_reason(name: str) -> None:
+    answer = Answer(f"{name}:80").wait()
+    assert answer.failed
+    assert not answer.found
+
+
+def test_an_answer_that_nobody_wants_any_more_is_dropped() -> None:
+    import threading
+
+    before = set(threading.enumerate())
+    with leaving_nothing():
+        answer = Answer("localhost:80")
+        answer.lookup.close()
+        answer.lookup.close()
+        for thread in set(threading.enumerate()) - before:
+            thread.join()
+    assert not answer.found
+
+
+# --- listening --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def listening() -> Iterator[list[socket.socket]]:
+    kept: list[socket.socket] = []
+    yield kept
+    for sock in kept:
+        sock.close()
+
+
+def addresses(*hosts: str, port: int = 0) -> list[Address]:
+    return [(socket.AF_INET6, (host, port, 0, 0)) if ":" in host else (socket.AF_INET, (host, port)) for host in hosts]
+
+
+def names(listeners: list[socket.socket]) -> list[str]:
+    return [sock.getsockname()[0] for sock in listeners]
+
+
+def test_own_addresses_are_listened_at(listening: list[socket.socket]) -> None:
+    listening += listen(Endpoint("127.0.0.1", 80), addresses("127.0.0.1"))
+    assert names(listening) == ["127.0.0.1"]
+    with socket.create_connection(listening[0].getsockname()):
+        assert wait_readable(listening[0])
+
+
+def test_addresses_of_others_are_not() -> None:
+    with leaving_nothing():
+        assert listen(Endpoint("192.0.2.1", 80), addresses("192.0.2.1")) == []
+        assert listen(Endpoint("2001:db8::1", 80), addresses("2001:db8::1")) == []
+
+
+def test_of_several_addresses_those_of_this_host_count(listening: list[socket.socket]) -> None:
+    listening += listen(Endpoint("node", 80), addresses("192.0.2.1", "127.0.0.1"))
+    assert names(listening) == ["127.0.0.1"]
+
+
+def test_where_somebody_serves_already_nothing_is_taken() -> None:
+    """Also not at the other addresses of the name: all of it is theirs."""
+    host, _, port = own_endpoint().rpartition(":")
+    with leaving_nothing(), socket.socket() as taken:
+        taken.bind((host, int(port)))
+        taken.listen()
+        both = [*addresses("127.0.0.1"), *addresses(host, port=int(port))]
+        assert listen(Endpoint("node", int(port)), both) == []
+
+
+def test_a_port_is_free_for_the_next_at_once() -> None:
+    """Although old connections to it are still being forgotten by the system."""
+    host, _, port = own_endpoint().rpartition(":")
+    for _ in range(3):
+        (door,) = listen(Endpoint(host, int(port)), addresses(host, port=int(port)))
+        visitor = socket.create_connection((host, int(port)))
+        door.accept()[0].close()
+        door.close()
+        visitor.close()
+
+
+def test_a_name_that_means_loopback_here_means_this_host_for_others(listening: list[socket.socket]) -> None:
+    """Debian writes a host's own name so into /etc/hosts."""
+    listening += listen(Endpoint("node0", 0), addresses("127.0.1.1"))
+    assert set(names(listening)) <= {"0.0.0.0", "::"}
+    assert "0.0.0.0" in names(listening)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+def test_but_loopback_that_was_asked_for_stays_on_this_host(listening: list[socket.socket], host: str) -> None:
+    listening += listen(Endpoint(host, 0), addresses("127.0.0.1"))
+    assert names(listening) == ["127.0.0.1"]
+
+
+def test_ipv6_and_ipv4_of_one_name_are_listened_at_side_by_side(listening: list[socket.socket]) -> None:
+    if not Path("/proc/net/if_inet6").exists() or "00000001" not in Path("/proc/net/if_inet6").read_text():
+        pytest.skip("there is no IPv6 loopback here")
+    listening += listen(Endpoint("localhost", 0), addresses("127.0.0.1", "::1"))
+    assert sorted(names(listening)) == ["127.0.0.1", "::1"]
+
+
+@needs_root
+def test_a_port_that_may_not_be_taken_is_an_error_and_nothing_is_left() -> None:
+    """Raised, so that the node can say so: it is the right host, and cannot serve."""
+    low = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    if low <= 1:
+        pytest.skip("any user may take any port here")
+    os.seteuid(65534)
+    try:
+        with leaving_nothing(), pytest.raises(PermissionError):
+            listen(Endpoint("127.0.0.1", 1), [*addresses("127.0.0.1"), *addresses("127.0.0.1", port=1)])
+    finally:
+        os.seteuid(0)

@@ -1,0 +1,134 @@
+"""The coordinator's server as a process: stopped, starved of descriptors, and measured while strangers come."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+
+from tcp_kit import PATIENCE_S, beating, server_process
+
+from tenax.core.events import GenerationFormed, RunEnded
+from tenax.core.lease import LeaseTerms
+from tenax.core.messages import NodeSucceeded
+from tenax.core.model import Outcome
+from tenax.rendezvous.tcp import wire
+from watching import on_linux, until
+
+pytestmark = on_linux
+
+TERMS = LeaseTerms(beat_s=0.1, lease_s=1.5)
+
+
+def let_pass(seconds: float) -> None:
+    """The pause itself is what is tested: nothing can announce that a stopped process did nothing."""
+    select.select([], [], [], seconds)
+
+
+def test_a_server_that_was_stopped_judges_nobody() -> None:
+    """It stood still for two leases. Its members beat on, and so it hears; nobody was silent but itself."""
+    with server_process(terms=TERMS, nodes=(2, 2)) as server:
+        members = [server.member(name, nodes=(2, 2)) for name in ("a", "b")]
+        with beating(members[0]) as one, beating(members[1]) as other:
+            until(lambda: one.answered > 2 and other.answered > 2, "beats")
+            server.stop()
+            let_pass(2 * TERMS.lease_s)
+            server.go_on()
+            heard = one.answered, other.answered
+            until(lambda: one.answered > heard[0] + 5 and other.answered > heard[1] + 5, "answers again")
+            assert not one.was_closed
+            assert not other.was_closed
+            assert server.facts()["lost"] == []
+            assert server.facts()["generation"] == 1
+        for member in members:
+            member.close()
+
+
+def test_who_was_silent_while_the_server_stood_still_has_its_whole_lease_afterwards() -> None:
+    """Nobody knows whether it would have been heard; the time of the pause is not counted against it."""
+    with server_process(terms=TERMS) as server, server.member("quiet") as quiet:
+        quiet.until(GenerationFormed)
+        server.stop()
+        let_pass(2 * TERMS.lease_s)
+        server.go_on()
+        continued = time.monotonic()
+        assert quiet.is_closed_by_server()
+        assert time.monotonic() - continued >= 0.5 * TERMS.lease_s
+        assert server.facts()["lost"] == ["quiet: it was silent for 1.5 s"]
+
+
+def test_a_greeting_that_waited_for_a_stopped_server_is_answered() -> None:
+    """Also when the time of strangers is long over: it was not the stranger who took it."""
+    with server_process(terms=TERMS, stranger_s=0.3) as server, server.client("newcomer") as newcomer:
+        newcomer.challenge()
+        server.stop()
+        let_pass(1.0)
+        server.go_on()
+        with server.client("another") as another:
+            another.greet()
+        assert server.facts()["nodes"] <= 1
+
+
+def test_without_descriptors_members_keep_their_leases_and_newcomers_wait_their_turn() -> None:
+    """A process that may have few descriptors, and strangers that take all it can give."""
+    with (
+        server_process(terms=LeaseTerms(), stranger_s=0.5, most_descriptors=128) as server,
+        server.member("honest") as honest,
+        beating(honest) as beats,
+    ):
+        strangers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(250)]
+        facts = server.facts()
+        assert facts["descriptors"] <= 128 - 16, "there is a rest for files and workers"
+        for stranger in strangers:
+            assert stranger.recv(1) == b""
+            stranger.close()
+        with server.client("newcomer") as newcomer:
+            newcomer.greet()
+        assert not beats.was_closed
+        assert [lost for lost in server.facts()["lost"] if lost.startswith("honest")] == []
+
+
+def test_two_thousand_connections_leave_no_descriptor_and_little_memory() -> None:
+    with server_process(terms=TERMS, stranger_s=0.2) as server:
+
+        def come_and_go(times: int) -> None:
+            for number in range(times):
+                with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as stranger:
+                    match number % 4:
+                        case 0:
+                            stranger.sendall(os.urandom(2000))
+                        case 1:
+                            stranger.sendall(b"\0\0\x0f\xff" + b"x" * 4000)  # all that may be kept, never whole
+                        case 2:
+                            stranger.sendall(wire.encode(wire.Hello(1, "run", f"node-{number}", b"n" * 16)))
+                            stranger.recv(1000)
+
+        def settled() -> dict[str, int]:
+            until(lambda: server.facts()["descriptors"] <= resting, "the last of them to be gone")
+            return server.facts()
+
+        resting = server.facts()["descriptors"]
+        come_and_go(200)
+        before = settled()
+        come_and_go(2000)
+        after = settled()
+        assert after["descriptors"] == before["descriptors"]
+        assert after["rss_kb"] - before["rss_kb"] < 2048
+        assert after["lost"] == []
+
+
+def test_strangers_that_send_as_much_as_they_may_cost_a_bounded_amount_of_memory() -> None:
+    """Each may make us keep one small frame; two thousand of them, less than a photograph."""
+    with server_process(terms=TERMS, stranger_s=30.0) as server:
+        before = server.facts()["rss_kb"]
+        strangers = [socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) for _ in range(1500)]
+        for stranger in strangers:
+            stranger.sendall(b"\0\0\x0f\xff" + b"x" * 4000)
+        with server.member("honest") as honest:
+            honest.until(GenerationFormed)
+            assert server.facts()["rss_kb"] - before < 40_000
+            honest.say(NodeSucceeded(1))
+            assert honest.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
+        for stranger in strangers:
+            stranger.close()

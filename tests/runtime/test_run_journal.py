@@ -1,0 +1,186 @@
+"""The coordinator's journal: what it heard and said is read back, and follows again from what it heard."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.coordinator import (
+    AnyCoordinatorEvent,
+    CancelRequested,
+    CoordinatorMachine,
+    Heard,
+    NodeLost,
+    Opened,
+    RunSettings,
+    TimeWentBy,
+)
+from tenax.core.model import AgentSettings, Failure
+from tenax.core.policy import AnyDecision, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax.runtime.journal import Footer, Journal, JournalUnreadable, read_journal
+from tenax.runtime.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
+from watching import leaving_nothing
+
+SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[str]:
+    with leaving_nothing():
+        yield str(tmp_path / "coordinator.jsonl")
+
+
+class Served:
+    """A coordinator whose journal is written as it goes."""
+
+    def __init__(self, path: str, policy: RestartPolicy | None = None) -> None:
+        self.machine = CoordinatorMachine(SETTINGS, policy)
+        self.journal = RunJournal(path)
+        self.journal.begin_run(SETTINGS, 100.0)
+        self.now = 100.0
+        self.step(Opened())
+
+    def step(self, event: AnyCoordinatorEvent) -> None:
+        self.now += 1.0
+        says = self.machine.step(event, self.now)
+        self.journal.run_step(self.now, event, says, self.machine.state)
+
+    def hear(self, node_id: str, *messages: word.FromNode) -> None:
+        for message in messages:
+            self.step(Heard(node_id, message))
+
+    def gather(self) -> None:
+        for node_id in "ab":
+            info = word.NodeInfo(node_id, f"host-{node_id}", min_nodes=2, max_nodes=2)
+            self.hear(node_id, word.NodeJoined(info), word.NodeReady(0))
+
+    def fail(self, generation: int) -> None:
+        failure = Failure(generation, 0, 1, 77, 3, self.now)
+        self.hear("b", word.FailureSeen(generation, failure, self.now))
+        self.hear("b", word.NodeStopped(generation, self.now, (failure,)), word.NodeReady(generation))
+        self.hear("a", word.NodeStopped(generation, self.now), word.NodeReady(generation))
+
+
+def test_what_was_written_is_read_back_and_replays(path: str) -> None:
+    """Two nodes, a failure, a lost node that comes back as another, the end: every word follows from the facts."""
+    served = Served(path)
+    served.gather()
+    served.fail(1)
+    served.step(NodeLost("b", "its connection was closed"))
+    served.hear("a", word.NodeStopped(2, served.now), word.NodeReady(2))
+    served.step(TimeWentBy())
+    served.hear("c", word.NodeJoined(word.NodeInfo("c", "host-c", min_nodes=2, max_nodes=2)), word.NodeReady(0))
+    for node_id in "ac":
+        served.hear(node_id, word.NodeSucceeded(3))
+    served.journal.close(500.0)
+    header, steps, footer = read_run_journal(path)
+    assert (header.settings, header.host, header.at, header.format) == (SETTINGS, os.uname().nodename, 100.0, 2)
+    assert footer == Footer(500.0)
+    assert [step.decision for step in steps if step.decision] == [Restart("restart 1 of 3")]
+    story, differences = replay_run(header, steps)
+    assert differences == []
+    told = [line for _, line in story]
+    for part in (
+        "host-a: NodeReady",
+        "  to host-a: generation 1, node 0 of 2",
+        "  to host-a, host-b: generation 1 is over: rank 1 on host-b failed",
+        "NodeLost: its connection was closed",
+        "  to host-c: generation 3, node 1 of 2",
+        "  to host-a, host-c: the run succeeded: all 2 workers succeeded",
+    ):
+        assert part in told, told
+    assert [at for at, _ in story] == sorted(at for at, _ in story)
+
+
+class Always:
+    """A policy of somebody else's, which says the same every time: the very same object."""
+
+    AGAIN = Restart("as ever")
+
+    def __init__(self, times: int) -> None:
+        self._left = times
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        self._left -= 1
+        return self.AGAIN if self._left >= 0 else GiveUp("enough")
+
+
+def test_a_policy_whose_code_is_not_here_is_replayed(path: str) -> None:
+    """Its answers are in the journal, each in the step in which it was asked."""
+    served = Served(path, Always(3))
+    served.gather()
+    for generation in range(1, 5):
+        served.fail(generation)
+    served.journal.close(500.0)
+    header, steps, _ = read_run_journal(path)
+    decisions = [step.decision for step in steps if step.decision]
+    assert decisions == [Restart("as ever")] * 3 + [GiveUp("enough")]
+    assert replay_run(header, steps)[1] == []
+
+
+class Pausing:
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        return Wait("too hot", seconds=50.0)
+
+
+def test_a_pause_replays_and_an_operators_end_too(path: str) -> None:
+    served = Served(path, Pausing())
+    served.gather()
+    served.fail(1)
+    served.now += 60.0
+    served.step(TimeWentBy())
+    served.step(CancelRequested("enough"))
+    served.journal.close(500.0)
+    header, steps, _ = read_run_journal(path)
+    story, differences = replay_run(header, steps)
+    assert differences == []
+    told = [line for _, line in story]
+    assert "CancelRequested: enough" in told
+    assert told[-1].endswith(": the run cancelled: enough")
+
+
+def test_a_changed_word_is_named(path: str) -> None:
+    """The step, what the journal says, and what follows from the facts."""
+    served = Served(path)
+    served.gather()
+    served.journal.close(500.0)
+    header, steps, _ = read_run_journal(path)
+    number = next(index for index, step in enumerate(steps) if any(_is_formed(say.event) for say in step.says))
+    steps[number] = msgspec.structs.replace(steps[number], says=steps[number].says[:1])
+    (difference,) = replay_run(header, steps)[1]
+    assert difference.startswith(f"step {number + 1}, Heard: the journal says ")
+
+
+def _is_formed(event: object) -> bool:
+    return isinstance(event, fact.GenerationFormed)
+
+
+def test_it_is_told_from_an_agents_journal(path: str, tmp_path: Path) -> None:
+    """By its first line; each reader refuses the other's file."""
+    Served(path).journal.close(500.0)
+    other = str(tmp_path / "journal.jsonl")
+    agents = Journal(other)
+    agents.begin(AgentSettings("run", "trainer", 1, 0), "train.py", 1.0)
+    agents.close(2.0)
+    assert is_run_journal(path)
+    assert not is_run_journal(other)
+    assert not is_run_journal(str(tmp_path / "missing"))
+    with pytest.raises(JournalUnreadable):
+        read_run_journal(other)
+    with pytest.raises(JournalUnreadable):
+        read_journal(path)
+
+
+def test_without_a_folder_nothing_is_kept() -> None:
+    """And nothing is in the way."""
+    with leaving_nothing():
+        served = Served("")
+        served.gather()
+        served.journal.close(500.0)
+        assert served.journal.path == ""
