@@ -11,7 +11,7 @@ from tenax.cli.arguments import parse
 
 from .pages import PAGES, Sample, samples
 
-_LINE = re.compile(r"^(?:\$ )?(tenax run .+(?:\\\n.+)*)$", re.MULTILINE)
+_LINE = re.compile(r"^(?:\$ )?(tenax run .+(?:(?<=\\)\n.+)*)$", re.MULTILINE)
 LINES = [
     (sample, line)
     for page in PAGES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import pytest
 
 from tenax.cli.flags import FLAGS, Flag
+from tenax.cli.options import _KNOWN_SETTINGS
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment
 from tenax.failures import exit_codes
@@ -94,6 +96,23 @@ def test_the_invariants_are_the_machines(module: str, letter: str, page: str) ->
     assert {number: plain(text) for number, text in told.items()} == {
         number: plain(text) for number, text in promised.items()
     }
+
+
+def test_every_setting_of_the_rendezvous_is_documented() -> None:
+    """What ``--rdzv-conf`` knows is on the page, and what is on the page is known."""
+    page = (DOCS / "reference" / "rdzv-conf.md").read_text()
+    documented = {key for cell in table_cells(page) for key in re.findall(r"`(\w+)`", cell)}
+    assert documented == _KNOWN_SETTINGS
+
+
+@pytest.mark.parametrize(("module", "letter"), [("checks", "S"), ("liveness", "L")])
+def test_the_simulators_page_names_every_property(module: str, letter: str) -> None:
+    """Those that the simulator checks are in a table; those that others check are told."""
+    law = importlib.import_module(f"tenax.testing.simulator.{module}").__doc__ or ""
+    page = (DOCS / "concepts" / "simulator.md").read_text()
+    checked = set(re.findall(rf"^({letter}\d+)  ", law, re.MULTILINE))
+    assert checked
+    assert set(re.findall(rf"^\| ({letter}\d+) \|", page, re.MULTILINE)) == checked
 
 
 def plain(text: str) -> str:

@@ -162,7 +162,7 @@ def test_standard_error_tells_what_a_stuck_standard_output_did_not_take(stage: S
     (out_read, out), (err_read, err) = stage.pipe(), stage.pipe()
     err_reader = stage.reader(err_read)
     count = 30_000
-    with stage.scribe(out, err, stuck_after_s=0.5, queue_bytes=1 << 16) as scribe:
+    with stage.scribe(out, err, stuck_after_s=0.05, queue_bytes=1 << 16) as scribe:
         worker = start_worker(scribe.open_stream("w", console=1), count)
         assert worker.wait(30) == 0
         scribe.drain_now(10)
@@ -170,12 +170,15 @@ def test_standard_error_tells_what_a_stuck_standard_output_did_not_take(stage: S
     os.set_blocking(out_read, False)
     shown = os.read(out_read, 1 << 20)
     assert numbers(count).startswith(shown)
-    assert losses.console_bytes == count * LINE_BYTES - len(shown)
-    assert err_reader.all().decode().splitlines() == [
-        "tenax: standard output takes no more: its lines are dropped and counted until it does.",
+    # On a busy machine standard output may seem stuck before it is: then a sentence of ours is not shown either.
+    ours = losses.console_bytes - (count * LINE_BYTES - len(shown))
+    assert 0 <= ours < 2 * LINE_BYTES
+    *began, at_the_end = err_reader.all().decode().splitlines()
+    assert set(began) == {"tenax: standard output takes no more: its lines are dropped and counted until it does."}
+    assert at_the_end == (
         f"tenax: {losses.console_lines} lines ({losses.console_bytes} bytes) were not shown: "
-        "the terminal did not take them",
-    ]
+        "the terminal did not take them"
+    )
 
 
 def test_a_second_request_to_stop_hurries_the_end(stage: Stage) -> None:

@@ -228,6 +228,13 @@ class Host:
         outgoing = {(self.number, other) for other in others}
         return {"both": incoming | outgoing, "in": incoming, "out": outgoing}[direction]
 
+    def reset(self, port: int) -> None:
+        """All connections of this host to that port are reset on both sides, as a firewall that forgot them does."""
+        words = ["ss", "--tcp", "--kill", "dport", "=", f":{port}"]
+        done = subprocess.run([*self.network.enter, *words], capture_output=True, text=True)
+        if f":{port}" not in done.stdout:  # it names those that it has reset
+            pytest.skip(f"the kernel resets no connections for ss: {done.stderr.strip()}")
+
     def unplug(self) -> None:
         """Pull the network cable. The host lives on, and sees that its link is down."""
         if self._is_plugged:
@@ -287,7 +294,7 @@ class Host:
         routes = {address: f"{address}/{64 if ':' in address else 24}" for address in self.addresses}
         settings = [f"addr add {route} dev eth0{' nodad' if ':' in route else ''}" for route in routes.values()]
         neighbours = self._lab._neighbours(self.number)
-        with self._until_connected(network):
+        with self._until_connected(network), network.until_known_as(a for a in self.addresses if ":" in a):
             network.ip("link set lo up", "link set eth0 up", *settings, *neighbours)
 
 

@@ -16,7 +16,7 @@ import struct
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +25,7 @@ T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 _PATIENCE_S = 30.0  # for what must happen on any machine, however busy
 _NEWS_OF_LINKS, _NEW_LINK, _LINK_NAME, _IS_RUNNING = 1, 16, 3, 0x40  # of rtnetlink(7)
+_NEWS_OF_V6_ROUTES, _NEW_ROUTE, _TO_THIS_HOST, _ROUTE_TO = 0x400, 24, 2, 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -68,6 +69,21 @@ def _links_told_of(message: bytes) -> Iterator[tuple[str, bool]]:
         at += (length + 3) & ~3
 
 
+def _own_addresses_told_of(message: bytes) -> Iterator[str]:
+    """The IPv6 addresses in a message from the kernel that packets for this host may have from now on."""
+    at = 0
+    while at < len(message):
+        length, kind = struct.unpack_from("=IH", message, at)
+        (type_of_route,) = struct.unpack_from("=B", message, at + 23)
+        attribute = at + 28
+        while kind == _NEW_ROUTE and type_of_route == _TO_THIS_HOST and attribute < at + length:
+            size, what = struct.unpack_from("=HH", message, attribute)
+            if what == _ROUTE_TO:
+                yield socket.inet_ntop(socket.AF_INET6, message[attribute + 4 : attribute + size])
+            attribute += (size + 3) & ~3
+        at += (length + 3) & ~3
+
+
 class Namespace:
     def __init__(self) -> None:
         def make() -> int:
@@ -106,12 +122,28 @@ class Namespace:
 
         A link that has just been set up, or whose other end has, loses packets until the kernel has noticed.
         """
-        with self.inside(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)) as news:
-            news.bind((0, _NEWS_OF_LINKS))
-            news.settimeout(_PATIENCE_S)
+        with self._news(_NEWS_OF_LINKS) as news:
             yield
             while (link, True) not in _links_told_of(news.recv(1 << 16)):
                 pass
+
+    @contextlib.contextmanager
+    def until_known_as(self, addresses: Iterable[str]) -> Iterator[None]:
+        """What happens inside gives us these IPv6 addresses; returns when packets for them are taken.
+
+        The kernel does that some time after it has said that the address is set.
+        """
+        missing = set(addresses)
+        with self._news(_NEWS_OF_V6_ROUTES) as news:
+            yield
+            while missing:
+                missing.difference_update(_own_addresses_told_of(news.recv(1 << 16)))
+
+    def _news(self, group: int) -> socket.socket:
+        news = self.inside(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0))
+        news.bind((0, group))
+        news.settimeout(_PATIENCE_S)
+        return news
 
     # --- who runs here ------------------------------------------------------------------------------------------------
 

@@ -188,6 +188,7 @@ class Served:
         self.thread = LoopThread(options.pop("clock", time.monotonic))
         door = options.pop("door", None) or listener()
         self.port: int = door.getsockname()[1]
+        doors = [door, *options.pop("more_doors", [])]
         run = RunSettings(
             options.pop("run_id", "run"),
             *nodes,
@@ -198,7 +199,7 @@ class Served:
         terms = options.pop("terms", LeaseTerms())
 
         def start() -> CoordinatorServer:
-            made = CoordinatorServer([door], run, terms, secret, self.thread.loop, record=self._note, **options)
+            made = CoordinatorServer(doors, run, terms, secret, self.thread.loop, record=self._note, **options)
             made.open(opened)
             return made
 

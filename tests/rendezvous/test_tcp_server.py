@@ -21,7 +21,7 @@ from tenax.core.model import Outcome
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.server import WRONG_SECRET
 from tenax.rendezvous.tcp.tls import TlsFiles
-from watching import leaving_nothing, python, until
+from watching import leaving_nothing, python
 
 # --- the handshake ----------------------------------------------------------------------------------------------------
 
@@ -191,17 +191,20 @@ def test_a_silent_client_is_judged_when_its_lease_is_over_and_not_before() -> No
 
 
 def test_a_long_absence_of_the_server_does_not_lengthen_a_later_judgement() -> None:
-    """Its clock jumps, as that of a machine that slept. Who is silent from then on is judged a lease later."""
+    """Its clock jumps, as that of a machine that slept, and it hears a last word before it looks at the time. Who is
+    silent from then on is judged a lease later, not a lease and the absence."""
     ahead = 0.0
     with served(terms=LeaseTerms(0.1, 1.5), clock=lambda: time.monotonic() + ahead) as server:
-        with server.member("node") as node, beating(node) as beats:
-            until(lambda: beats.answered > 2, "beats")
-            ahead = 100_000.0
-            heard = beats.answered
-            until(lambda: beats.answered > heard + 3, "beats after the jump")
-            assert not beats.was_closed
-            assert not server.facts(NodeLost)
-            beats.pause()
+        with server.member("node") as node:
+            node.until(GenerationFormed)
+
+            def sleep_and_wake() -> None:
+                nonlocal ahead
+                ahead = 100_000.0
+                node.send(wire.Beat(1))
+
+            server.thread.call(sleep_and_wake)
+            assert node.until(wire.BeatAnswer) == wire.BeatAnswer(1), "nobody is judged for the absence"
             assert node.is_closed_by_server()
         assert [lost.why for lost in server.facts(NodeLost)] == ["it was silent for 1.5 s"]
 
@@ -385,6 +388,17 @@ def test_strangers_that_never_stop_talking_do_not_hold_the_loop() -> None:
         finally:
             flood.kill()
             flood.communicate()
+
+
+def test_a_door_that_is_never_quiet_does_not_hold_the_loop() -> None:
+    """The extreme of the same: there is always something to hear. The others are still heard, and judged in time."""
+    always_ready, other_end = socket.socketpair()
+    other_end.send(b"!")
+    with served(terms=LeaseTerms(0.1, 1.0), more_doors=[always_ready]) as server, server.member("silent") as silent:
+        silent.until(GenerationFormed)
+        assert silent.is_closed_by_server()
+        assert server.until_heard(NodeLost).why == "it was silent for 1 s"
+    other_end.close()
 
 
 def test_honest_links_are_not_taken_for_strangers_when_they_are_many() -> None:

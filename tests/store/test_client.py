@@ -279,9 +279,8 @@ def test_a_master_serves_until_its_last_clone_is_gone() -> None:
 
 
 def test_a_master_waits_for_its_workers() -> None:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port = place.getsockname()[1]
+    listener = listen("127.0.0.1")
+    port = listener.getsockname()[1]
     workers: list[TCPStore] = []
 
     def join() -> None:
@@ -290,7 +289,9 @@ def test_a_master_waits_for_its_workers() -> None:
     threads = [threading.Thread(target=join) for _ in range(2)]
     for thread in threads:
         thread.start()
-    with TCPStore("127.0.0.1", port, world_size=3, is_master=True, timeout=60) as master:
+    with TCPStore(
+        "127.0.0.1", port, world_size=3, is_master=True, timeout=60, master_listen_fd=listener.detach()
+    ) as master:
         for thread in threads:
             thread.join(PATIENCE_S)
         assert master.num_keys() == 1  # torch's count of workers

@@ -207,6 +207,19 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         FileStore(tmp_path / "missing" / "store")
 
 
+def test_a_place_that_is_taken_away_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with FileStore(folder / "store", timeout=60) as store:
+        store.set("k", "v")
+        (folder / "store").unlink()
+        folder.rmdir()
+        with pytest.raises(StoreError, match="cannot be used any more: No such file or directory"):
+            store.get("k")
+        with pytest.raises(StoreError, match="cannot be used any more: No such file or directory"):
+            store.set("k", "v")
+
+
 def test_the_file_is_its_owners_alone(path: Path) -> None:
     FileStore(path).close()
     assert path.stat().st_mode & 0o777 == 0o600

@@ -405,10 +405,13 @@ class AgentMachine:
         self._tell(word.NodeSucceeded(state.generation))
         if state.decided is not None:
             self._end_as_decided(state.decided)
-        elif state.cancelled_by:
-            self._leave()
+        elif state.cancelled_by and (state.has_ended_elsewhere or not self._is_alone()):
+            self._leave()  # alone, our success is the run's, and the verdict is on its way
         elif state.has_ended_elsewhere:
             self._join()
+
+    def _is_alone(self) -> bool:
+        return self.state.assignment is not None and self.state.assignment.group_world_size == 1
 
     def _go_on_if_stopped(self, now: float) -> None:
         state = self.state
@@ -431,7 +434,9 @@ class AgentMachine:
     def _on_signal(self, signal: int, grace_s: float, now: float) -> None:
         state = self.state
         if state.cancelled_by:
-            if signal in _HURRY:
+            if state.phase is Phase.DONE:
+                self._leave()
+            elif signal in _HURRY:
                 self._hurry(now)
             return
         state.cancelled_by = signal

@@ -25,6 +25,7 @@ C8  A word about another generation changes nothing but the number of the next o
 from __future__ import annotations
 
 import enum
+from itertools import islice
 
 import msgspec
 
@@ -34,6 +35,10 @@ from tenax.core.events import FromCoordinator
 from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, told_in_full, when_it_began
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 from tenax.core.ranks import Candidate, arrange, choose, number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _HISTORY_KEPT = 100
 _STOPPED_KEPT = 10_000
@@ -167,6 +172,8 @@ class CoordinatorState(msgspec.Struct):
     phase: RunPhase = RunPhase.GATHERING
     generation: int = 0
     nodes: dict[str, NodeRecord] = {}
+    by_name: dict[str, str] = {}  # who of them has a name; without those whose new self is here
+    by_rank: dict[int, str] = {}  # who has asked for a rank
     arrivals: int = 0
     ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they came (a set with an order)
     members: dict[str, int] = {}  # of the current generation, with their group ranks; also those that are gone
@@ -205,6 +212,23 @@ class CoordinatorState(msgspec.Struct):
         return min(self.deadlines.values(), default=None)
 
 
+class _Places:
+    """Where in a list the entry of a global rank is: to look for it each time is slow where many nodes speak.
+
+    Not a part of the state: it is made anew for another list.
+    """
+
+    def __init__(self) -> None:
+        self._list: list[Failure] | list[Stopped] | None = None
+        self._places: dict[int, int] = {}
+
+    def of(self, entries: list[Failure] | list[Stopped]) -> dict[int, int]:
+        if self._list is not entries:
+            self._list = entries
+            self._places = {entry.global_rank: place for place, entry in enumerate(entries)}
+        return self._places
+
+
 class CoordinatorMachine:
     """``step(event, now)`` returns what to say. One instance per run; the state may come from elsewhere."""
 
@@ -213,6 +237,7 @@ class CoordinatorMachine:
     ) -> None:
         self.state = state if state is not None else CoordinatorState(settings)
         self._policy = policy or BudgetPolicy()
+        self._failed_ranks, self._stopped_ranks = _Places(), _Places()
         self._says: list[Say] = []
 
     def step(self, event: AnyCoordinatorEvent, now: float) -> list[Say]:
@@ -311,6 +336,7 @@ class CoordinatorMachine:
         if record is None:
             state.arrivals += 1
             record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals)
+            self._take_places(node)
             record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
         joined = self._without_namesake(joined)
@@ -359,9 +385,9 @@ class CoordinatorMachine:
             return ""
         if node.rank >= settings.max_nodes:
             return f"it asks for node rank {node.rank}, and there are ranks 0 to {settings.max_nodes - 1}"
-        for other in self.state.nodes.values():
-            if other.info.rank == node.rank and other.info.node_id != node.node_id and other.info.host != node.host:
-                return f"it asks for node rank {node.rank}, which {other.info.host} has; give each node its own"
+        other = self.state.nodes.get(self.state.by_rank.get(node.rank, node.node_id))
+        if other is not None and other.info.node_id != node.node_id and other.info.host != node.host:
+            return f"it asks for node rank {node.rank}, which {other.info.host} has; give each node its own"
         return ""
 
     def _supersede(self, node: word.NodeInfo, now: float) -> None:
@@ -369,23 +395,38 @@ class CoordinatorMachine:
 
         If the old one is at work it may still live, here or cut off: the others stop, and wait until it has (C2).
         """
-        if not node.name and node.rank < 0:
-            return
-        for old in list(self.state.nodes.values()):
-            same = (node.name and old.info.name == node.name) or (node.rank >= 0 and old.info.rank == node.rank)
-            if same and old.info.node_id != node.node_id and not old.is_superseded:
+        state = self.state
+        # In an order of its own, whatever the two say: a history must repeat itself.
+        same = dict.fromkeys((state.by_name.get(node.name), state.by_rank.get(node.rank)))
+        for node_id in same:
+            old = state.nodes.get(node_id) if node_id is not None else None
+            if old is not None and old.info.node_id != node.node_id:
                 self._say(fact.JoinRefused(_SUPERSEDED), old.info.node_id)
-                self.state.superseded = [*self.state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
+                state.superseded = [*state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
                 if old.info.name and old.last_rank >= 0:
-                    self.state.ranks_by_name[old.info.name] = old.last_rank
+                    state.ranks_by_name[old.info.name] = old.last_rank
                 if old.phase is NodePhase.MEMBER:
                     self._wait_for_superseded(old, now)
                 else:
                     self._on_gone(old.info.node_id, _SUPERSEDED, now, is_loss=True)
 
+    def _take_places(self, node: word.NodeInfo) -> None:
+        if node.name:
+            self.state.by_name[node.name] = node.node_id
+        if node.rank >= 0:
+            self.state.by_rank[node.rank] = node.node_id
+
+    def _free_places(self, node: word.NodeInfo) -> None:
+        state = self.state
+        if state.by_name.get(node.name) == node.node_id:
+            del state.by_name[node.name]
+        if state.by_rank.get(node.rank) == node.node_id:
+            del state.by_rank[node.rank]
+
     def _wait_for_superseded(self, old: NodeRecord, now: float) -> None:
         state = self.state
         old.is_superseded = True
+        self._free_places(old.info)
         state.lost[old.info.host] = _SUPERSEDED
         if state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.LOSS, f"{old.info.host} was lost: {_SUPERSEDED}", now)
@@ -639,9 +680,14 @@ class CoordinatorMachine:
             return f"{here}; the last call for more ends in {left:.1f} s (--rdzv-conf last_call_timeout)"
         left = state.deadlines.get(RunDeadline.JOIN, now) - now
         return (
-            f"{here} ({_some([state.nodes[node_id].info.host for node_id in state.ready])}); waiting for "
+            f"{here} ({self._hosts_in_words(state.ready)}); waiting for "
             f"{settings.min_nodes - count} more{self._lost_in_words()}, for {left:.0f} s at most"
         )
+
+    def _hosts_in_words(self, node_ids: Collection[str]) -> str:
+        """Some of them. The others are only counted: there may be thousands, and they come one by one."""
+        shown = [self.state.nodes[node_id].info.host for node_id in islice(node_ids, _NAMES_SAID)]
+        return _some(shown, len(node_ids))
 
     def _lost_in_words(self) -> str:
         lost = self.state.lost
@@ -651,13 +697,15 @@ class CoordinatorMachine:
 
     def _take_stopped(self, stopped: tuple[Stopped, ...]) -> None:
         """A node that lost its link says it again."""
-        known = {each.global_rank for each in self.state.stopped}
-        new = [each for each in stopped if each.global_rank not in known]
-        self.state.stopped += new[: max(0, _STOPPED_KEPT - len(known))]
+        known = self._stopped_ranks.of(self.state.stopped)
+        for each in stopped:
+            if each.global_rank not in known and len(known) < _STOPPED_KEPT:
+                known[each.global_rank] = len(known)
+                self.state.stopped.append(each)
 
     def _take_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
         state = self.state
-        known = {failure.global_rank: index for index, failure in enumerate(state.failures)}
+        known = self._failed_ranks.of(state.failures)
         for failure in failures:
             ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
             if ours.global_rank in known:
@@ -665,6 +713,7 @@ class CoordinatorMachine:
                 earlier_s = min(0.0, state.failures[known[ours.global_rank]].seen_at - ours.seen_at)
                 state.failures[known[ours.global_rank]] = ours.shifted(earlier_s)
             else:
+                known[ours.global_rank] = len(known)
                 state.failures.append(ours)
         if state.phase is RunPhase.RUNNING and state.failures and not state.ended_by:
             self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
@@ -704,6 +753,7 @@ class CoordinatorMachine:
         record = state.nodes.pop(node_id, None)
         if record is None:
             return
+        self._free_places(record.info)
         state.ready.pop(node_id, None)
         was_stopping = node_id in state.unstopped
         state.unstopped.discard(node_id)
@@ -767,7 +817,7 @@ class CoordinatorMachine:
 
     def _after_failure(self, now: float) -> None:
         state = self.state
-        state.failures.sort(key=when_it_began)
+        state.failures = sorted(state.failures, key=when_it_began)
         first = state.failures[0]
         history = History(
             state.restarts_used,
@@ -868,7 +918,8 @@ def _was(count: int) -> str:
     return "was" if count == 1 else "were"
 
 
-def _some(names: list[str]) -> str:
+def _some(names: list[str], count: int = 0) -> str:
     """A few names, however many there are."""
+    count = count or len(names)
     shown = ", ".join(names[:_NAMES_SAID])
-    return shown if len(names) <= _NAMES_SAID else f"{shown} and {len(names) - _NAMES_SAID} more"
+    return shown if count <= _NAMES_SAID else f"{shown} and {count - _NAMES_SAID} more"

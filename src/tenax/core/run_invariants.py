@@ -43,6 +43,7 @@ class _Generation:
         self.expected = 0  # how many members it has
         self.gone: set[str] = set()
         self.done: set[str] = set()
+        self.away: set[str] = set()  # who is done and went; it may come back to say so again
         self.failed: set[int] = set()  # global ranks
         self.is_ended = False
         self.is_counted = False  # in the ledger
@@ -233,6 +234,8 @@ class RunChecker:
         self._draining.discard(node_id)
         self._superseded.discard(node_id)
         last = self._last
+        if last is not None and node_id in last.done:
+            last.away.add(node_id)
         if last is None or not last.has(node_id) or node_id in last.done:
             return False
         last.gone.add(node_id)
@@ -320,6 +323,7 @@ class RunChecker:
         if last is not None and is_of_last and last.has(node_id) and not last.is_ended:
             if joined.has_succeeded:
                 last.done.add(node_id)
+                last.away.discard(node_id)
                 self._at_work.pop(node_id, None)
             return
         is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
@@ -390,7 +394,8 @@ class RunChecker:
 
     def _check_told(self, last: _Generation, says: list[Say]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
-        untold = {each for each in members if self._known[each] == last.number} - _told_of_end(says, last.number)
+        members = {each for each in members if self._known[each] == last.number} - last.away
+        untold = members - _told_of_end(says, last.number)
         if untold:
             raise InvariantBroken(f"C5: generation {last.number} ended and {_names(untold)} were not told")
 

@@ -121,6 +121,10 @@ class FileStore(LocalStore):
             raise StoreTimeoutError(f"another thread has kept {self} for {self._timeout_s:g} s.")
         try:
             yield self._file
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self} cannot be used any more: {error.strerror}.") from error
         finally:
             self._mutex.release()
 

@@ -111,6 +111,7 @@ class LogFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            self._identity = (0, 0)
 
     __del__ = close
 
@@ -120,7 +121,7 @@ class LogFile:
         """Whether the file has grown or was replaced. Half a record counts, until its writer has finished it."""
         try:
             found = os.stat(self.path)
-        except FileNotFoundError:
+        except OSError:  # it is gone: who looks again will see what that means
             return True
         return (found.st_dev, found.st_ino) != self._identity or found.st_size > self._offset
 
@@ -201,6 +202,7 @@ class LogFile:
 
     def try_lock(self) -> bool:
         """Become the only writer, of the file that has the name now. Then the table is the newest."""
+        self._follow()
         while True:
             try:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -221,7 +221,7 @@ class _Node:
         self.generation: int = before.generation if before else 0
         self.first_rank: int = before.first_rank if before else 0
         self.clock_ahead_s: float = before.clock_ahead_s if before else 0.0
-        self.store = before.store if before else ""
+        self.store: str = before.store if before else ""
         who: dict[str, str | int] = {"node_id": name, "host": name}
         who |= {"min_nodes": settings.min_nodes, "max_nodes": settings.max_nodes}
         work: dict[str, int | bool | str] = {}

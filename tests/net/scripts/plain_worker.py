@@ -4,12 +4,14 @@
 
 Every beat is a ``step`` in its trace. When FOLDER/finish is there, it exits with 0; when FOLDER/fail-RANK is there, it
 removes that file and exits with 3. With ``--reach-master`` it beats only if somebody listens at the master's address.
+If GOODBYE_S is in its environment, it goes on beating for that long when it is asked to end.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import socket
 import sys
 import time
@@ -26,6 +28,9 @@ def main() -> int:
     args = parser.parse_args()
     trace = Trace(args.folder)
     trace.start()
+    ends_at = [float("inf")]
+    if goodbye_s := os.environ.get("GOODBYE_S"):
+        signal.signal(signal.SIGTERM, lambda *_: ends_at.append(time.monotonic() + float(goodbye_s)))
     if args.reach_master:
         socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=30).close()
     step = 0
@@ -35,6 +40,8 @@ def main() -> int:
             fail.unlink()
             print(f"rank {RANK} fails as it was told", file=sys.stderr)
             return 3
+        if time.monotonic() > ends_at[-1]:
+            return 1
         step += 1
         trace.step(step)
         time.sleep(args.beat_s)

@@ -472,7 +472,7 @@ class TcpRendezvous:
             self._hold()
         unreachable = f"the coordinator at {self._endpoint} cannot be reached: {why}"
         if link is not None and link.is_misfit and not self._generation:
-            self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert of both nodes")
+            self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return
         self._try_again(unreachable, 0.0 if was_linked else _SOON_S, self._connect)
 

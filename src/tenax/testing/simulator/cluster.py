@@ -39,6 +39,7 @@ class Parts(msgspec.Struct, frozen=True):
 
     make_agent: Callable[..., AgentMachine] = AgentMachine
     make_coordinator: Callable[..., CoordinatorMachine] = CoordinatorMachine
+    are_checked_inside: bool = True  # by their own checkers, too
 
 
 class Place:

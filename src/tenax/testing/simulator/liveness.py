@@ -107,7 +107,9 @@ class Liveness:
 
     def _look(self) -> None:
         if self._is_reached():
-            self._note(f"{self._limit_name} is reached {self._limit - self.cluster.schedule.now:.2f} s before its limit")
+            self._note(
+                f"{self._limit_name} is reached {self._limit - self.cluster.schedule.now:.2f} s before its limit"
+            )
             self._then()
         elif self.cluster.schedule.now > self._limit:
             raise PropertyBroken(self._limit_name, f"not reached in time: {self._picture()}")
@@ -195,10 +197,16 @@ class Liveness:
             return server.state.phase is not RunPhase.RUNNING or server.state.generation != ended
 
         def is_quiet() -> bool:
-            return failed.alive == 0 and not any(agent.state.phase is Phase.STOPPING and not agent.state.cleared for agent in self.cluster.agents)
+            return failed.alive == 0 and not any(
+                agent.state.phase is Phase.STOPPING and not agent.state.cleared for agent in self.cluster.agents
+            )
 
         def is_next() -> bool:
-            return server.state.phase is RunPhase.OVER or server.state.generation > ended or len(self.cluster.agents) < self.cluster.setup.min_nodes
+            return (
+                server.state.phase is RunPhase.OVER
+                or server.state.generation > ended
+                or len(self.cluster.agents) < self.cluster.setup.min_nodes
+            )
 
         def then_quiet() -> None:
             self._expect("L1", self._stopping_s + 1, is_quiet, then_next)

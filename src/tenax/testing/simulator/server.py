@@ -85,7 +85,9 @@ class Server:
         says = self.machine.step(event, now)
         if self.cluster.history is not None:
             answers = "; ".join(f"{describe(say.event)} to {','.join(say.to)}" for say in says) or "-"
-            phases = f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
+            phases = (
+                f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
+            )
             self._note(f"{describe(event)} -> {answers}{phases}")
         self.cluster.checks.stepped(self, event, says)
         self._write_marker()
@@ -191,7 +193,7 @@ class Server:
     def _bind(self, end: End) -> bool:
         node_id = end.node_id
         old = self._ends.get(node_id)
-        if self.cluster.setup.engine.orders_connections and self._attempts.get(node_id, 0) > end.attempt:
+        if self._attempts.get(node_id, 0) > end.attempt:  # given up before it was read: a handshake would show it
             end.abort()
             return False
         self._ends[node_id] = end
@@ -231,6 +233,8 @@ class Server:
 
     def was_absent(self, seconds: float) -> None:
         """We stood still: that is nobody's silence."""
+        if not self.cluster.setup.engine.reads_before_judging:
+            return
         now = self.agent.clock()
         self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
 

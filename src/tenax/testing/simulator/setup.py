@@ -66,15 +66,14 @@ class Engine(msgspec.Struct, frozen=True):
     keeper_holds_socket: bool = True
     # A connection that was reset says nothing about the node at its end: only silence does.
     reset_means_death: bool = False
-    # A coordinator that was paused hears everything that has arrived before it judges anybody's silence.
+    # A coordinator that was paused hears everything that has arrived before it judges anybody's silence, and takes its
+    # own absence for nobody's.
     reads_before_judging: bool = True
     # An agent that was paused looks at its lease before it listens; a generation that was offered under a lease that has
     # run out is not accepted.
     judges_before_reading: bool = True
     # The keeper ends the workers when the lease runs out, also while the agent stands still.
     keeper_enforces_lease: bool = True
-    # Of two connections of one node the one that was opened later counts, whichever is read first.
-    orders_connections: bool = True
     # Every "ready" offers a store that was never offered before ...
     offers_fresh_store: bool = True
     # ... and what was offered is kept until a generation is heard of: its members may have been told of an earlier offer.

@@ -1,0 +1,249 @@
+"""A crowd: the real coordinator machine and ten thousand nodes, for a day.
+
+The nodes are cheap: a few fields each, whose words are those that a real agent would say. No network, no leases and no
+workers are simulated here; what is looked for is what only shows with many nodes and after many generations: quadratic
+work, growing memory, a rank that is given twice. The law: every generation is checked from the outside, in linear time,
+against the properties whose numbers are those of ``checks.py``: S1, S3, S4, S5, S10, S12.
+
+Each simulated minute a node dies (its connection is closed), and after a while another takes its place, under the same
+name or under none. Sometimes a second one dies while the others are stopping.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunPhase, RunSettings, TimeWentBy
+from tenax.core.model import Stopped
+from tenax.testing.simulator.broken import PropertyBroken
+
+if TYPE_CHECKING:
+    from tenax.core.coordinator import AnyCoordinatorEvent, Say
+    from tenax.core.model import Assignment
+
+_SLOTS = 8
+
+
+class CrowdSetup(msgspec.Struct, frozen=True):
+    nodes: int = 10_000
+    hours: float = 24.0
+    deaths_per_minute: float = 1.0
+    spares: int = 0
+    seed: int = 1
+    named_share: float = 0.5  # of the nodes have a name that their replacement takes over
+
+
+class CrowdOutcome(msgspec.Struct, frozen=True):
+    setup: CrowdSetup
+    broken: str = ""
+    events: int = 0  # that the coordinator took
+    said: int = 0  # words to single nodes
+    generations: int = 0
+    deaths: int = 0
+    largest: int = 0  # bytes of the coordinator's state at the end
+
+
+class _Node:
+    """One node: what a real agent would remember, in short."""
+
+    __slots__ = ("generation", "info", "is_alive", "part", "works")
+
+    def __init__(self, info: word.NodeInfo) -> None:
+        self.info = info
+        self.is_alive = True
+        self.generation = 0
+        self.works = False  # its workers are alive
+        self.part: Assignment | None = None
+
+
+class Crowd:
+    """Plays a setup; ``play`` raises ``PropertyBroken``."""
+
+    def __init__(self, setup: CrowdSetup) -> None:
+        self._setup = setup
+        self._dice = random.Random(setup.seed)  # noqa: S311 - a simulation must repeat itself
+        self._settings = RunSettings(
+            "run", min_nodes=max(1, setup.nodes // 2), max_nodes=setup.nodes, max_restarts=3, join_timeout_s=600.0
+        )
+        self.machine = CoordinatorMachine(self._settings)
+        self._nodes: dict[str, _Node] = {}
+        self._serial = 0
+        self._port = 0
+        self._now = 0.0
+        self._to_stop: list[str] = []
+        self._working = 0  # nodes whose workers are alive
+        self._stores: set[tuple[str, int]] = set()
+        self._latest = 0
+        self.events = self.said = self.generations = self.deaths = 0
+
+    # --- a day --------------------------------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        setup = self._setup
+        self._step(Opened())
+        for number in range(setup.nodes + setup.spares):
+            self._arrive(f"node-{number}" if self._dice.random() < setup.named_share else "")
+        if self.machine.state.phase is not RunPhase.RUNNING:
+            raise PropertyBroken("L2", f"everybody is here, and the run is {self.machine.state.phase.value}")
+        every_s = 60.0 / setup.deaths_per_minute
+        until = self._now + setup.hours * 3600
+        while self._now + every_s < until:
+            begins = self._now
+            name = self._die()
+            self._settle()
+            self._now = max(self._now, begins + every_s * (0.1 + 0.4 * self._dice.random()))
+            self._arrive(name)
+            self._settle()
+            self._now = max(self._now, begins + every_s)
+            self._check_settled()
+
+    def _arrive(self, name: str) -> None:
+        self._serial += 1
+        info = word.NodeInfo(
+            f"{self._serial:032x}",
+            f"host-{self._serial}",
+            slots=_SLOTS,
+            name=name,
+            min_nodes=self._settings.min_nodes,
+            max_nodes=self._settings.max_nodes,
+        )
+        self._nodes[info.node_id] = _Node(info)
+        self._now += 0.0001
+        self._step(Heard(info.node_id, word.NodeJoined(info)))
+        self._become_ready(info.node_id)
+
+    def _become_ready(self, node_id: str) -> None:
+        node = self._nodes[node_id]
+        self._port += 1
+        self._step(Heard(node_id, word.NodeReady(node.generation, node.info.host, self._port, True)))
+
+    def _die(self) -> str:
+        """Somebody who is at work. Returns the name that is free now."""
+        members = [node_id for node_id, node in self._nodes.items() if node.works]
+        node_id = self._dice.choice(members or list(self._nodes))
+        self._lose(node_id)
+        return self._names.pop(node_id, "")
+
+    @property
+    def _names(self) -> dict[str, str]:
+        return self._freed
+
+    _freed: dict[str, str] = {}
+
+    def _lose(self, node_id: str) -> None:
+        node = self._nodes.pop(node_id)
+        node.is_alive = False
+        self._working -= node.works
+        self._freed = {node_id: node.info.name}
+        self.deaths += 1
+        self._step(NodeLost(node_id, "its connection was closed"))
+
+    def _settle(self) -> None:
+        """Everybody who was told to stop does so, in any order."""
+        while self._to_stop:
+            stopping, self._to_stop = self._to_stop, []
+            self._dice.shuffle(stopping)
+            victim = self._dice.choice(stopping) if self._dice.random() < 0.02 else ""
+            for node_id in stopping:
+                self._now += 0.0001
+                if node_id == victim:
+                    name = self._nodes[node_id].info.name
+                    self._lose(node_id)
+                    self._arrive(name)
+                elif node_id in self._nodes:
+                    self._stop(node_id)
+
+    def _stop(self, node_id: str) -> None:
+        node = self._nodes[node_id]
+        node.works = False
+        self._working -= 1
+        assert node.part is not None
+        first = node.part.first_global_rank
+        stopped = tuple(Stopped(rank, first + rank, 1000 + rank, -15) for rank in range(_SLOTS))
+        self._step(Heard(node_id, word.NodeStopped(node.generation, self._now, (), stopped)))
+        self._become_ready(node_id)
+
+    # --- the machine --------------------------------------------------------------------------------------------------
+
+    def _step(self, event: AnyCoordinatorEvent) -> None:
+        self.events += 1
+        says = self.machine.step(event, self._now)
+        if says:
+            self._hear(says)
+        deadline = self.machine.state.next_deadline()
+        if deadline is not None and deadline <= self._now:
+            self.events += 1
+            self._hear(self.machine.step(TimeWentBy(), self._now))
+
+    def _hear(self, says: list[Say]) -> None:
+        parts: dict[str, Assignment] = {}
+        for say in says:
+            event = say.event
+            self.said += len(say.to)
+            if isinstance(event, fact.GenerationFormed):
+                parts[say.to[0]] = event.assignment
+            elif isinstance(event, fact.GenerationEnded):
+                nodes = self._nodes
+                self._to_stop += [each for each in say.to if each in nodes and nodes[each].works]
+            elif isinstance(event, fact.RunEnded | fact.JoinRefused):
+                raise PropertyBroken("S6", f"nobody ended the run, and {say.to[0]} hears {event}")
+        if parts:
+            self._form(parts)
+
+    def _form(self, parts: dict[str, Assignment]) -> None:
+        self.generations += 1
+        self._check_formed(parts)
+        for node_id, part in parts.items():
+            node = self._nodes[node_id]
+            node.works, node.part, node.generation = True, part, part.generation
+        self._working = len(parts)
+
+    # --- checks -------------------------------------------------------------------------------------------------------
+
+    def _check_formed(self, parts: dict[str, Assignment]) -> None:
+        first = next(iter(parts.values()))
+        if self._working:
+            raise PropertyBroken("S1", f"generation {first.generation} forms, and {self._working} nodes are at work")
+        if first.generation <= self._latest:
+            raise PropertyBroken("S10", f"generation {first.generation} forms after {self._latest}")
+        self._latest = first.generation
+        store = (first.master_addr, first.master_port)
+        if store in self._stores:
+            raise PropertyBroken("S4", f"generation {first.generation} has an old store")
+        self._stores.add(store)
+        if first.restarts_used:
+            raise PropertyBroken("S5", f"{first.restarts_used} restarts were charged, and no worker has failed")
+        count = len(parts)
+        common = (first.generation, count, count * _SLOTS, store)
+        is_taken = bytearray(count)
+        for node_id, part in parts.items():
+            if node_id not in self._nodes:
+                raise PropertyBroken("S1", f"{node_id} is a member and dead")
+            seen = (part.generation, part.group_world_size, part.world_size, (part.master_addr, part.master_port))
+            if seen != common or part.first_global_rank != part.group_rank * _SLOTS or is_taken[part.group_rank]:
+                raise PropertyBroken("S3", f"{node_id} got {part}")
+            is_taken[part.group_rank] = 1
+
+    def _check_settled(self) -> None:
+        state, setup = self.machine.state, self._setup
+        if state.phase is not RunPhase.RUNNING or self._working != min(setup.nodes, len(self._nodes)):
+            raise PropertyBroken("L2", f"{state.phase.value}, and {self._working} of {len(self._nodes)} nodes work")
+        if len(state.nodes) != len(self._nodes) or len(state.ranks_by_name) > setup.nodes:
+            raise PropertyBroken("S12", f"{len(state.nodes)} nodes and {len(state.ranks_by_name)} names are remembered")
+
+
+def play_crowd(setup: CrowdSetup) -> CrowdOutcome:
+    """Play it, and say what came of it."""
+    crowd = Crowd(setup)
+    broken = ""
+    try:
+        crowd.play()
+    except PropertyBroken as error:
+        broken = str(error)
+    largest = len(msgspec.json.encode(crowd.machine.state))
+    return CrowdOutcome(setup, broken, crowd.events, crowd.said, crowd.generations, crowd.deaths, largest)
