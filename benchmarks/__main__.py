@@ -1,20 +1,24 @@
 """Measure tenax beside torchrun, in one run, on this machine.
 
-    ./dev bench                      everything, a few minutes; writes benchmarks/REPORT.md
+    ./dev bench                      everything, about 14 minutes; writes benchmarks/REPORT.md
     ./dev bench --quick              a smoke run of everything; small samples, prints its report
     ./dev bench launch restart       only these; prints their report
     ./dev bench --launcher torchrun  only one of the two
 
-    launch    command → first and last worker's first instruction; last worker done → launcher gone
-    idle      memory, threads, wake-ups and system calls while the workers only wait
-    restart   worker SIGKILL → agent's decision → next generation
-    logs      tee of a million lines: how fast, and does every one arrive once, whole and in order
-    orphans   agent SIGKILL: what of the job is alive a second later
+    launch      command → first and last worker's first instruction; last worker done → launcher gone
+    idle        memory, threads, wake-ups and system calls while the workers only wait
+    restart     worker SIGKILL → agent's decision → next generation
+    logs        tee of a million lines: how fast, and does every one arrive once, whole and in order
+    orphans     agent SIGKILL: what of the job is alive a second later
+    agents      three agents: one, its worker, the endpoint's agent or a host goes; a fourth comes
+    fanout      worker failure on one of 64 nodes → all 64 have decided to stop
+    rendezvous  8 to 1,000 nodes join at once, beside TorchElastic's dynamic rendezvous
+    store       our store's server beside torch's own, under torch's clients
 
-Both launchers run the same instant C worker (`worker.c`, compiled into `bin/` at first use) with the same flags, and
-take turns. Raw samples go to `results/`, as does the report of a run that was not complete. The status is 0 when every
-bar was passed and every launch of tenax did its work. Run it on a quiet Linux machine with gcc; strace is used where
-it is there.
+Where there are launchers, both run the same instant C worker (`worker.c`, compiled into `bin/` at first use) with the
+same flags, and take turns. Raw samples go to `results/`, as does the report of a run that was not complete. The status
+is 0 when every bar was passed and every launch of tenax did its work. Run it on a quiet Linux machine with gcc; strace
+is used where it is there, and hosts are cut off where root can make network namespaces.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from pathlib import Path
 
 from benchmarks import agents, fanout, harness, idle, launch, logs, orphans, rendezvous, report, restart, store
 from benchmarks.report import seconds, spread
+from benchmarks.running import HERE
 from benchmarks.samples import Samples, summarize
 
 MEASUREMENTS = {
@@ -46,9 +51,12 @@ MEASUREMENTS = {
 }
 METHOD = (
     "Both launchers ran the same instant C worker with the same flags, in turns (A B A B), each after a pause for the "
-    "rest of the machine to become quiet. Figures are medians [smallest, largest] with the number of samples; ratios "
-    "are of medians and say how many times better tenax is. Times are the kernel's monotonic clock, read by harness "
-    "and workers alike. How each measure is taken stands at the top of its file in `benchmarks/`."
+    "rest of the machine to become quiet. Where a measure is not of a whole launcher (many nodes, the store), the "
+    "column torchrun is the part of TorchElastic or torch that does the same work, and the notes say which. Figures "
+    "are medians [smallest, largest] with the number of samples; ratios are of medians and say how many times better "
+    "tenax is, so that one below 1 is a loss. Times are the kernel's monotonic clock, read by harness and workers "
+    "alike. With several nodes no name server is asked: torch's clients look up their peers' names, and the hosts file "
+    "has to do. How each measure is taken stands at the top of its file in `benchmarks/`."
 )
 
 
@@ -84,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failures=[failure for samples in taken.values() for failure in samples.failures],
     )
     complete = names == list(MEASUREMENTS) and len(settings.launchers) == 2 and not settings.quick
-    path = harness.HERE / "REPORT.md" if complete else harness.RESULTS / "report.md"
+    path = HERE / "REPORT.md" if complete else harness.RESULTS / "report.md"
     path.write_text(text)
     print(text)
     broken = any(failure.startswith(report.OURS) for samples in taken.values() for failure in samples.failures)

@@ -24,6 +24,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import hosts
@@ -36,9 +37,8 @@ from benchmarks.samples import Samples
 
 AGENTS = 3
 NNODES = "2:4"
-TRIES = {BASELINE: 2, OURS: 8}
-CUT_TRIES = {BASELINE: 1, OURS: 4}
-DEATHS = {BASELINE: 3, OURS: 5}
+BOUND_S = 20.0
+DEATHS = {BASELINE: 4, OURS: 5}  # in one launch
 
 WORKER_TOLD = "worker SIGKILL on one of 3 agents → the last worker of the others has its SIGTERM"
 WORKER = "worker SIGKILL on one of 3 agents → next generation on all nodes"
@@ -49,23 +49,38 @@ ENDPOINT = "SIGKILL of the agent that serves the endpoint, one of 3 → survivor
 CUT = "host cut off silently, one of 3 → survivors' new workers run"
 
 
+@dataclass(frozen=True)
+class Scenario:
+    """Something that happens to a job, how often it is tried, and whether a smoke run waits for torchrun too."""
+
+    take: Callable[[Launcher, Samples], None]
+    ours: int
+    theirs: int
+    quick: bool = False
+
+    def is_due(self, who: str, repetition: int, quick: bool) -> bool:
+        """Whether this launcher takes part in this repetition."""
+        if who == OURS:
+            return repetition < self.ours
+        return repetition < self.theirs and (self.quick or not quick)
+
+
 def measure(settings: Settings, samples: Samples) -> None:
-    """Take every sample."""
-    scenarios: list[tuple[Callable[[Launcher, Samples, float], None], dict[str, int]]] = [
-        (_worker_dies, TRIES),
-        (_agent_joins, TRIES),
-        (_agent_dies, TRIES),
-        (_endpoint_dies, TRIES),
+    """Take every sample. A smoke run waits for torchrun only where something happens."""
+    scenarios = [
+        Scenario(_worker_dies, ours=2, theirs=1, quick=True),
+        Scenario(_agent_joins, ours=6, theirs=2),
+        Scenario(_agent_dies, ours=6, theirs=2),
+        Scenario(_endpoint_dies, ours=6, theirs=2, quick=True),
     ]
     if not hosts.why_not():
-        scenarios.append((_host_cut_off, CUT_TRIES))
-    bound_s = 4.0 if settings.quick else 30.0
-    for repetition in range(1 if settings.quick and not settings.reps else settings.repetitions(max(TRIES.values()))):
-        for scenario, tries in scenarios:
+        scenarios.append(Scenario(_host_cut_off, ours=3, theirs=1))
+    for repetition in range(settings.repetitions(max(scenario.ours for scenario in scenarios))):
+        for scenario in scenarios:
             for launcher in settings.launchers:
-                if repetition < tries[launcher.name]:
+                if scenario.is_due(launcher.name, repetition, settings.quick):
                     settings.settle(samples)
-                    scenario(launcher, samples, bound_s)
+                    scenario.take(launcher, samples)
 
 
 def _formed(job: Job, samples: Samples, what: str) -> bool:
@@ -78,10 +93,10 @@ def _formed(job: Job, samples: Samples, what: str) -> bool:
     return True
 
 
-def _after(job: Job, samples: Samples, what: str, since_ns: int, agents: int, bound_s: float) -> list[Event]:
+def _after(job: Job, samples: Samples, what: str, since_ns: int, agents: int) -> list[Event]:
     """Take the sample: from then until the whole next group runs. Returns the group, or nothing if it never came."""
     try:
-        group = job.group_after(since_ns, agents, bound_s)
+        group = job.group_after(since_ns, agents, BOUND_S)
     except Missing as missing:
         samples.miss(job.name, what, str(missing))
         return []
@@ -89,7 +104,7 @@ def _after(job: Job, samples: Samples, what: str, since_ns: int, agents: int, bo
     return group
 
 
-def _worker_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+def _worker_dies(launcher: Launcher, samples: Samples) -> None:
     with Job(launcher, NNODES) as job:
         if not _formed(job, samples, "a worker is killed"):
             return
@@ -98,7 +113,7 @@ def _worker_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
             victim = [event for event in job.events.named("start") if event.node == AGENTS - 1][-1]
             killed_ns = time.monotonic_ns()
             os.kill(victim.process.pid, signal.SIGKILL)
-            if not _after(job, samples, WORKER, killed_ns, AGENTS, bound_s):
+            if not _after(job, samples, WORKER, killed_ns, AGENTS):
                 return
             told = [
                 event for event in job.events.named("term") if event.at_ns > killed_ns and event.node != victim.node
@@ -107,28 +122,28 @@ def _worker_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
             time.sleep(0.2)
 
 
-def _agent_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
-    _kill_agent(launcher, AGENTS - 1, AGENT, samples, bound_s)
+def _agent_dies(launcher: Launcher, samples: Samples) -> None:
+    _kill_agent(launcher, AGENTS - 1, AGENT, samples)
 
 
-def _endpoint_dies(launcher: Launcher, samples: Samples, bound_s: float) -> None:
-    _kill_agent(launcher, 0, ENDPOINT, samples, bound_s)
+def _endpoint_dies(launcher: Launcher, samples: Samples) -> None:
+    _kill_agent(launcher, 0, ENDPOINT, samples)
 
 
-def _kill_agent(launcher: Launcher, number: int, what: str, samples: Samples, bound_s: float) -> None:
+def _kill_agent(launcher: Launcher, number: int, what: str, samples: Samples) -> None:
     with Job(launcher, NNODES) as job:
         if _formed(job, samples, "an agent is killed"):
             killed_ns = time.monotonic_ns()
             job.agents[number].kill()
-            _after(job, samples, what, killed_ns, AGENTS - 1, bound_s)
+            _after(job, samples, what, killed_ns, AGENTS - 1)
 
 
-def _agent_joins(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+def _agent_joins(launcher: Launcher, samples: Samples) -> None:
     with Job(launcher, NNODES) as job:
         if not _formed(job, samples, "one more agent joins"):
             return
         newcomer = job.start()
-        group = _after(job, samples, STARTED, newcomer.started_ns, AGENTS + 1, bound_s)
+        group = _after(job, samples, STARTED, newcomer.started_ns, AGENTS + 1)
         if not group and launcher.name == OURS:
             samples.miss(launcher.name, JOINED, "see the next row")
         joins = [at_s for path in job.logs(0).rglob("coordinator.jsonl") for at_s in joined_at_s(_lines(path))]
@@ -151,7 +166,7 @@ def joined_at_s(journal: Iterable[str]) -> list[float]:
     return sorted(first.values())
 
 
-def _host_cut_off(launcher: Launcher, samples: Samples, bound_s: float) -> None:
+def _host_cut_off(launcher: Launcher, samples: Samples) -> None:
     with Hosts(AGENTS) as network, Job(launcher, NNODES, host=hosts.address(0)) as job:
         try:
             for number, host in enumerate(network.hosts):
@@ -167,7 +182,7 @@ def _host_cut_off(launcher: Launcher, samples: Samples, bound_s: float) -> None:
         time.sleep(0.5 + random.random())  # at any moment between two heartbeats
         cut_ns = time.monotonic_ns()
         network.cut_off(AGENTS - 1)
-        _after(job, samples, CUT, cut_ns, AGENTS - 1, min(bound_s, 20.0) if launcher.name == BASELINE else 20.0)
+        _after(job, samples, CUT, cut_ns, AGENTS - 1)
 
 
 def rows(samples: Samples) -> list[Row]:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from benchmarks.running import FOREIGN_VARIABLES
+from benchmarks.running import FOREIGN_VARIABLES, NO_NAME_SERVER
 
 
 class CrewFailed(Exception):
@@ -78,11 +78,16 @@ class Crew:
         return answers
 
 
+def shares(number: int, processes: int) -> list[int]:
+    """How many each process gets, as evenly as can be."""
+    return [number // processes + (index < number % processes) for index in range(processes)]
+
+
 def _member(work: Callable[..., None], pipe: Connection, *arguments: Any) -> None:
     """In the new process. Leaves at once when it is done, whatever threads it has."""
     for name in [name for name in os.environ if name.startswith(FOREIGN_VARIABLES)]:
         del os.environ[name]
-    os.environ["OMP_NUM_THREADS"] = "1"
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", **NO_NAME_SERVER}
     try:
         work(pipe, *arguments)
     except EOFError:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any
 
-from benchmarks.crew import Crew, CrewFailed, many_descriptors
+from benchmarks.crew import Crew, CrewFailed, many_descriptors, shares
 
 MONITOR_S = 0.1
 
@@ -44,13 +44,14 @@ class Elastic:
 
     def join(self, run_id: str, number: int, bound_s: float) -> float:
         """So many new handlers join a run at once. Returns how long it took until the last had joined."""
-        sizes = [number // self._processes + (index < number % self._processes) for index in range(self._processes)]
-        self._crew.tell_each([("make", self._port, run_id, size, number, bound_s) for size in sizes])
+        self._crew.tell_each(
+            [("make", self._port, run_id, size, number, bound_s) for size in shares(number, self._processes)]
+        )
         self._crew.hear(60)
         self._crew.tell("join")
         began = self._crew.hear(bound_s)
         ended = self._crew.hear(bound_s)
-        return max(at for _, at in ended) - min(at for _, at in began)
+        return float(max(at for _, at in ended) - min(at for _, at in began))
 
     def fail(self, bound_s: float) -> tuple[float, float, float]:
         """A worker of one handler's node fails: when it did, when the last node knew, when the last had rejoined."""
@@ -129,7 +130,7 @@ def work(pipe: Connection) -> None:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous as dynamic
 
-    dynamic.RendezvousStoreInfo.build = staticmethod(lambda *_, **__: None)  # type: ignore[method-assign,assignment]
+    dynamic.RendezvousStoreInfo.build = staticmethod(lambda *_, **__: None)
     pipe.send("ready")
     members: Sequence[Member] = ()
     while True:

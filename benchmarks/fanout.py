@@ -18,7 +18,7 @@ import tempfile
 import time
 
 from benchmarks import elastic, nodes
-from benchmarks.crew import Crew, CrewFailed
+from benchmarks.crew import Crew, CrewFailed, shares
 from benchmarks.harness import Settings
 from benchmarks.job import free_port
 from benchmarks.report import BASELINE, OURS, Row, compared, limited, seconds
@@ -44,11 +44,6 @@ def measure(settings: Settings, samples: Samples) -> None:
             except CrewFailed as failure:
                 samples.miss(name, _decided(number), str(failure))
                 samples.miss(name, _formed(number), str(failure))
-
-
-def shares(number: int, processes: int) -> list[int]:
-    """How many each process gets, as evenly as can be."""
-    return [number // processes + (index < number % processes) for index in range(processes)]
 
 
 def _ours(number: int, failures: int, samples: Samples) -> None:

@@ -57,7 +57,7 @@ class Settings:
 
     def repetitions(self, full: int) -> int:
         """How often to repeat what a full run repeats `full` times."""
-        return self.reps or (min(full, 2) if self.quick else full)
+        return self.reps or (1 if self.quick else full)
 
     def interleaved(self, full: int) -> Iterator[tuple[int, Launcher]]:
         """A B A B …: each repetition takes every launcher in turn, so that the machine's drift hits them alike."""
@@ -92,7 +92,9 @@ def build_worker() -> None:
     if shutil.which("gcc") is None:
         raise Unusable("the instant worker is written in C and there is no gcc here; install gcc and run this again.")
     WORKER.parent.mkdir(exist_ok=True)
-    subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(WORKER), str(source)], check=True)
+    built = WORKER.with_suffix(f".{os.getpid()}")  # others may run the old one, or build one too
+    subprocess.run(["gcc", "-O2", "-Wall", "-Wextra", "-static", "-o", str(built), str(source)], check=True)
+    built.replace(WORKER)
 
 
 class Launch:
@@ -162,10 +164,11 @@ class Launch:
         """Hear events until there are that many of each name."""
         deadline = time.monotonic() + timeout_s
         while any(len(self.named(name)) < number for name, number in wanted.items()):
-            ready = select.select([self._events, self._running], [], [], max(0.0, deadline - time.monotonic()))[0]
+            descriptors = [self._events.fileno(), self._running.fileno()]
+            ready = select.select(descriptors, [], [], max(0.0, deadline - time.monotonic()))[0]
             if not ready:
                 raise self.failure(f"its workers said too little in {timeout_s:.0f} s")
-            if self._running in ready:
+            if self._running.fileno() in ready:
                 raise self.failure("ended early")
 
     def wait(self, timeout_s: float) -> None:

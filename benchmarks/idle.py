@@ -29,7 +29,7 @@ HELPERS = "helper processes"
 
 def measure(settings: Settings, samples: Samples) -> None:
     """Take every sample."""
-    window_s = 3.0 if settings.quick else 15.0
+    window_s = 2.0 if settings.quick else 10.0
     for _, launcher in settings.interleaved(3):
         settings.settle(samples)
         with Launch(launcher, SIZE, ["idle"]) as launch:

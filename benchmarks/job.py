@@ -19,7 +19,7 @@ from types import TracebackType
 from benchmarks import procfs
 from benchmarks.events import Event, EventPipe, whole_group
 from benchmarks.harness import WORKER, Launcher, LaunchFailed
-from benchmarks.running import Running, end_all
+from benchmarks.running import NO_NAME_SERVER, Running, end_all
 
 PER_AGENT = 2
 FORMS_WITHIN_S = 45.0
@@ -75,7 +75,8 @@ class Job:
             str(self.events.path),
             "steady",
         ]
-        agent = Running(command, self.folder, name=f"agent{number}", variables={"BENCH_NODE": str(number)})
+        variables = {"BENCH_NODE": str(number), **NO_NAME_SERVER}
+        agent = Running(command, self.folder, name=f"agent{number}", variables=variables)
         self.agents.append(agent)
         return agent
 
@@ -113,12 +114,11 @@ class Job:
             if not living:
                 statuses = ", ".join(str(agent.status) for agent in self.agents)
                 raise Missing(f"every agent was gone after {time.monotonic() - began:.1f} s, statuses {statuses}")
-            ready = select.select([self.events, *living], [], [], max(0.0, deadline - time.monotonic()))[0]
-            if not ready:
+            descriptors = [self.events.fileno(), *(agent.fileno() for agent in living)]
+            if not select.select(descriptors, [], [], max(0.0, deadline - time.monotonic()))[0]:
                 raise Missing(f"not within {timeout_s:g} s")
-            for agent in ready:
-                if isinstance(agent, Running):
-                    agent.wait_until_gone(0)
+            for agent in living:
+                agent.wait_until_gone(0)
         return group
 
     def failure(self, what: str, whose: Running) -> LaunchFailed:

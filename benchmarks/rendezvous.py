@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Sequence
 
 from benchmarks import clients
-from benchmarks.crew import Crew, CrewFailed
+from benchmarks.crew import Crew, CrewFailed, shares
 from benchmarks.elastic import Elastic
-from benchmarks.fanout import shares
 from benchmarks.growth import exponent
 from benchmarks.harness import Settings
 from benchmarks.job import free_port
@@ -128,6 +127,6 @@ def notes(_: Samples) -> list[str]:
     return [
         "Rendezvous: tenax's nodes are light clients that speak its wire (join, ready, their part), not whole agents; "
         "torchrun's are TorchElastic's own handlers over its own TCPStore, without agents too. Clients and server "
-        f"share this machine's cores. torchrun's numbers are raised to {THEIR_SIZES[-1]} as long as one is managed within "
-        f"{BOUND_S:g} s."
+        f"share this machine's cores. torchrun's numbers are raised to {THEIR_SIZES[-1]} as long as each is "
+        f"managed within {BOUND_S:g} s."
     ]

@@ -79,7 +79,7 @@ def cell(samples: Samples, who: str, what: str, unit: Format) -> str:
 
 def times(ratio: float) -> str:
     """How many times better."""
-    return f"{ratio:.0f}×" if ratio >= 100 else f"{ratio:.1f}×"
+    return f"{ratio:.{0 if ratio >= 100 else 1 if ratio >= 1 else 2}f}×"
 
 
 def compared(

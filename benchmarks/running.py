@@ -32,6 +32,9 @@ FOREIGN_VARIABLES = (
     "PET_",
     "TENAX_",
 )
+# Names are found in the hosts file or not at all: a torch client looks its peer's name up whenever it connects, and how
+# long the machine's name server takes for it, or that it never answers, is no part of any figure.
+NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 
 
 def environment() -> dict[str, str]:

@@ -8,11 +8,11 @@ let go until the last client is done.
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from benchmarks import stores
-from benchmarks.crew import Crew, CrewFailed
-from benchmarks.fanout import shares
+from benchmarks.crew import Crew, CrewFailed, shares
 from benchmarks.harness import Settings
 from benchmarks.report import BASELINE, NOTHING, OURS, Row, better, compared, operations_per_second, seconds, times
 from benchmarks.samples import Samples
@@ -27,27 +27,31 @@ BOUND_S = 60.0
 def measure(settings: Settings, samples: Samples) -> None:
     """Take every sample."""
     whose = [launcher.name for launcher in settings.launchers]
-    servers = {BASELINE: stores.serve_theirs, OURS: stores.serve_ours}
-    with Crew(servers[BASELINE], [()]) as theirs, Crew(servers[OURS], [()]) as ours:
-        ports = {BASELINE: theirs.hear(BOUND_S)[0], OURS: ours.hear(BOUND_S)[0]}
-        with Crew(stores.work, [(number, ports) for number in range(PROCESSES)]) as crew:
-            try:
-                crew.hear(BOUND_S)
-                _repeat(crew, whose, settings, samples)
-                _storm(crew, whose, settings, samples)
-            except CrewFailed as failure:
-                samples.fail(OURS if OURS in whose else BASELINE, f"the store's clients: {failure}")
+    serve = {BASELINE: stores.serve_theirs, OURS: stores.serve_ours}
+    with contextlib.ExitStack() as stack:
+        servers = {who: stack.enter_context(Crew(serve[who], [()])) for who in whose}
+        ports = {who: server.hear(BOUND_S)[0] for who, server in servers.items()}
+        crew = stack.enter_context(Crew(stores.work, [(number, ports) for number in range(PROCESSES)]))
+        crew.hear(BOUND_S)
+        if _repeat(crew, whose, settings, samples):
+            _storm(crew, whose, settings, samples)
 
 
-def _repeat(crew: Crew, whose: list[str], settings: Settings, samples: Samples) -> None:
+def _repeat(crew: Crew, whose: list[str], settings: Settings, samples: Samples) -> bool:
+    """Whether all went well."""
     seconds_each = 0.1 if settings.quick else 0.4
-    for _ in range(settings.repetitions(4)):
+    for _ in range(settings.repetitions(5)):
+        settings.settle(samples)
         for operation in stores.OPERATIONS:
-            settings.settle(samples)
             for who in whose:
                 crew.tell("repeat", who, operation, seconds_each)
-                rates = [number / took_s for number, took_s in crew.hear(BOUND_S)]
-                samples.add(who, _rate(operation), sum(rates))
+                try:
+                    answers = crew.hear(BOUND_S)
+                except CrewFailed as failure:
+                    samples.miss(who, _rate(operation), str(failure))
+                    return False
+                samples.add(who, _rate(operation), sum(number / took_s for number, took_s in answers))
+    return True
 
 
 def _storm(crew: Crew, whose: list[str], settings: Settings, samples: Samples) -> None:
@@ -57,7 +61,11 @@ def _storm(crew: Crew, whose: list[str], settings: Settings, samples: Samples) -
             for who in whose:
                 name = f"storm{clients}.{repetition}"
                 crew.tell_each([("storm", who, name, share, clients) for share in shares(clients, PROCESSES)])
-                spans = crew.hear(BOUND_S)
+                try:
+                    spans = crew.hear(BOUND_S)
+                except CrewFailed as failure:
+                    samples.miss(who, _stormed(clients), str(failure))
+                    return
                 samples.add(who, _stormed(clients), max(end for _, end in spans) - min(begin for begin, _ in spans))
 
 
@@ -102,8 +110,8 @@ def geometric_mean(values: list[float]) -> float:
 def notes(_: Samples) -> list[str]:
     """How to read the rows."""
     return [
-        "Store: the column torchrun is torch's own TCPStore server with libuv (C++), the column tenax the store process "
-        "of a tenax agent (Python, standard library); the clients are torch's in both. A ratio below 1 is a loss, and "
-        "expected: the bar says how much of torch's rate must be there. Client processes and server share this "
-        "machine's cores, so both rates are lower than on a host with free ones."
+        "Store: the column torchrun is torch's own TCPStore server with libuv (C++), the column tenax the store "
+        "process of a tenax agent (Python, standard library); the clients are torch's in both. A ratio "
+        "below 1 is a loss, and expected: the bar says how much of torch's rate must be there. Client processes and "
+        "server share this machine's cores, so both rates are lower than on a host with free ones."
     ]

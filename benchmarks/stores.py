@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -68,7 +69,7 @@ def work(pipe: Connection, number: int, ports: dict[str, int]) -> None:
             case ("repeat", whose, operation, seconds):
                 pipe.send(repeat(stores[whose], number, operation, seconds))
             case ("storm", whose, name, clients, world):
-                pipe.send(storm(lambda whose=whose: connect(ports[whose]), name, clients, world))
+                pipe.send(storm(partial(connect, ports[whose]), name, clients, world))
 
 
 def repeat(store: Any, number: int, operation: str, seconds: float) -> tuple[int, float]:

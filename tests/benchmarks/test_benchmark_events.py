@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from benchmarks.events import Event, parse_event
+from benchmarks.events import Event, parse_event, whole_group
 from benchmarks.harness import Launcher, Settings
 from benchmarks.idle import parse_strace
 from benchmarks.procfs import Process, descendants
@@ -46,10 +46,32 @@ def test_a_restart_that_lacks_a_worker_is_none() -> None:
     assert list(restarts(events, size=2)) == []
 
 
+def started(at_ms: int, rank: int, world: int, generation: int = 0) -> Event:
+    """The first instruction of a worker of a group."""
+    return Event(at_ms * 1_000_000, "start", Process(1, 1), rank, 0, world, generation)
+
+
+def test_a_group_is_whole_when_every_rank_of_that_size_has_started_since() -> None:
+    """Earlier starts, groups of another size and other events do not count."""
+    events = [started(1, 0, 2), started(1, 1, 2), started(5, 0, 3), event(6, "term", 1, 0), started(7, 1, 2)]
+    assert whole_group(events, after_ns=2_000_000, workers=2) == []
+    last = started(9, 0, 2)
+    assert whole_group([*events, last], after_ns=2_000_000, workers=2) == [events[-1], last]
+
+
+def test_a_group_is_of_one_generation_where_they_are_numbered() -> None:
+    """Half of one and half of the next is none."""
+    halves = [started(3, 0, 2, generation=4), started(5, 1, 2, generation=5)]
+    assert whole_group(halves, after_ns=0, workers=2) == []
+    rest = started(6, 0, 2, generation=5)
+    assert whole_group([*halves, rest], after_ns=0, workers=2) == [halves[1], rest]
+
+
 def test_launchers_take_turns() -> None:
-    """A B A B, so that the machine's drift hits both alike; a smoke run does it twice."""
+    """A B A B, so that the machine's drift hits both alike; a smoke run does it once."""
     a, b = Launcher("a", ()), Launcher("b", ())
-    assert list(Settings((a, b), quick=True).interleaved(15)) == [(0, a), (0, b), (1, a), (1, b)]
+    assert list(Settings((a, b)).interleaved(2)) == [(0, a), (0, b), (1, a), (1, b)]
+    assert list(Settings((a, b), quick=True).interleaved(15)) == [(0, a), (0, b)]
     assert Settings((a, b), reps=5).repetitions(15) == 5
 
 

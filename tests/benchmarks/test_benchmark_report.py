@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.report import Row, compared, limited, lines_per_second, render, seconds, spread, table
+from benchmarks.report import Row, cell, compared, limited, lines_per_second, render, seconds, spread, table, times
 from benchmarks.samples import Samples, summarize
 
 
@@ -56,6 +56,37 @@ def test_without_one_of_the_two_there_is_no_verdict() -> None:
 def test_a_limit_is_for_ours_alone(ours: list[float], passed: bool | None) -> None:
     """Whatever torchrun needs, ours must stay below the limit."""
     assert limited(taken([0.001], ours), "x", seconds, below=0.005).passed is passed
+
+
+def test_what_did_not_happen_is_said_in_its_place() -> None:
+    """With what was seen instead, once, and how often."""
+    samples = taken([], [0.2])
+    samples.miss("torchrun", "x", "not within 20 s")
+    samples.miss("torchrun", "x", "not within 20 s")
+    assert cell(samples, "torchrun", "x", seconds) == "did not happen in 2 of 2 tries (not within 20 s)"
+    samples.add("torchrun", "x", 3.0)
+    assert cell(samples, "torchrun", "x", seconds).startswith("3.00 s [3.00 s, 3.00 s] n=1; did not happen in 2 of 3")
+
+
+def test_against_what_did_not_happen_there_is_no_ratio() -> None:
+    """The limit still judges ours."""
+    samples = taken([], [0.2])
+    samples.miss("torchrun", "x", "not within 20 s")
+    row = limited(samples, "x", seconds, below=1.0, with_ratio=True)
+    assert (row.ratio, row.passed) == ("", True)
+
+
+def test_a_bar_is_failed_by_what_did_not_happen() -> None:
+    """Once is enough, however fast it was the other times."""
+    samples = taken([1.0], [0.001, 0.001])
+    samples.miss("tenax", "x", "not within 20 s")
+    assert limited(samples, "x", seconds, below=1.0).passed is False
+    assert compared(samples, "x", seconds, at_least=15).passed is False
+
+
+def test_a_loss_is_told_in_two_figures() -> None:
+    """0.58 and 0.62 lie on two sides of a bar."""
+    assert [times(ratio) for ratio in (0.583, 1.26, 126.4)] == ["0.58×", "1.3×", "126×"]
 
 
 def test_the_table_is_markdown_with_one_line_per_row() -> None:

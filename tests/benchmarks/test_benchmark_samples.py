@@ -24,3 +24,13 @@ def test_samples_are_kept_apart_and_in_order() -> None:
     samples.add("tenax", "launch", 1.0)
     assert samples.all("tenax", "launch") == [2.0, 1.0]
     assert samples.all("torchrun", "exit") == []
+
+
+def test_what_did_not_happen_is_kept_beside_what_did() -> None:
+    """It was tried, and has no figure."""
+    samples = Samples()
+    samples.miss("torchrun", "join", "not within 20 s")
+    assert samples.missed("torchrun", "join") == ["not within 20 s"]
+    assert samples.has("torchrun", "join")
+    assert not samples.has("tenax", "join")
+    assert samples.summary("torchrun", "join") is None

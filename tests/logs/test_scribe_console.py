@@ -170,9 +170,9 @@ def test_standard_error_tells_what_a_stuck_standard_output_did_not_take(stage: S
     os.set_blocking(out_read, False)
     shown = os.read(out_read, 1 << 20)
     assert numbers(count).startswith(shown)
-    # On a busy machine standard output may seem stuck before it is: then a sentence of ours is not shown either.
+    # On a busy machine standard output may seem stuck before it is: then sentences of ours are not shown either.
     ours = losses.console_bytes - (count * LINE_BYTES - len(shown))
-    assert 0 <= ours < 2 * LINE_BYTES
+    assert 0 <= ours < 10 * LINE_BYTES
     *began, at_the_end = err_reader.all().decode().splitlines()
     assert set(began) == {"tenax: standard output takes no more: its lines are dropped and counted until it does."}
     assert at_the_end == (

@@ -120,3 +120,18 @@ def test_nobody_goes_on_without_a_serving_agent_that_is_stopped_for_long(lab: La
     agents[0].send(signal.SIGCONT)
     cluster.until_it_worked_for(whole, 2.0)
     cluster.finish()
+
+
+def test_generations_and_budget_are_counted_on_after_the_death_of_all_agents(lab: Lab) -> None:
+    cluster = Cluster(lab, 3)
+    agents = cluster.start(*lab)
+    first = cluster.until_at_work(3)
+    (lab.shared / "fail-1").touch()
+    second = cluster.until_at_work(3, after=first)
+    assert second.restart_count == 1
+    for agent in agents:
+        agent.send(signal.SIGKILL)
+    agents = cluster.start(*lab)
+    third = cluster.until_at_work(3, after=second)
+    assert third.restart_count == 1
+    cluster.finish(*agents)

@@ -118,7 +118,7 @@ class LoopThread:
         self._is_over = False
         self.raised: BaseException | None = None  # what the loop died of
         self.loop.watch(self)
-        self._thread = threading.Thread(target=self._run, name="loop")
+        self._thread = threading.Thread(target=self._run, name="loop", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -219,13 +219,14 @@ class _Places:
     """
 
     def __init__(self) -> None:
-        self._list: list[Failure] | list[Stopped] | None = None
+        self._list: object = None
         self._places: dict[int, int] = {}
 
     def of(self, entries: list[Failure] | list[Stopped]) -> dict[int, int]:
         if self._list is not entries:
             self._list = entries
-            self._places = {entry.global_rank: place for place, entry in enumerate(entries)}
+            ranks = [entry.global_rank for entry in entries]
+            self._places = {rank: place for place, rank in enumerate(ranks)}
         return self._places
 
 
@@ -360,7 +361,8 @@ class CoordinatorMachine:
         if not is_other or not joined.store or not state.store:
             return joined
         if joined.is_running or joined.has_succeeded:
-            self._say(fact.GenerationEnded(joined.generation, "the others went on without this node"), joined.node.node_id)
+            over = fact.GenerationEnded(joined.generation, "the others went on without this node")
+            self._say(over, joined.node.node_id)
         return word.NodeJoined(joined.node)
 
     def _is_over(self) -> bool:

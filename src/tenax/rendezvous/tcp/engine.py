@@ -257,16 +257,17 @@ class TcpRendezvous:
             tls=tls,
             record=self._node.record_run(run),
             on_fewer=self._on_fewer,
-            on_formed=self._marker.write,
+            on_formed=self._on_formed,
         )
-        self._marker.write(max(self._generation, left_behind or 0))
+        restarts_used = max(self._restarts_used, self._marker.restarts_used)
+        self._marker.write(max(self._generation, left_behind or 0), restarts_used)
         self._say_that_we_serve(is_heir)
         self._server.open(
             Opened(
                 recover_s=settings.terms.lease_s if is_heir else 0.0,
                 dead_rank=self._coordinator_rank if self._saw_it_die else -1,
                 generation=max(self._generation, left_behind or 0),
-                restarts_used=self._restarts_used,
+                restarts_used=restarts_used,
             )
         )
         return True
@@ -516,6 +517,10 @@ class TcpRendezvous:
             self._link.close(why)
 
     # --- serving ------------------------------------------------------------------------------------------------------
+
+    def _on_formed(self, generation: int) -> None:
+        if self._server is not None:
+            self._marker.write(generation, self._server.seat.state.restarts_used)
 
     def _on_fewer(self) -> None:
         if self._linger_until is not None:

@@ -8,45 +8,81 @@ import time
 from collections import Counter
 
 from tenax.testing.simulator.cluster import Outcome, simulate
+from tenax.testing.simulator.crowd import CrowdSetup, play_crowd
 from tenax.testing.simulator.draw import draw
+from tenax.testing.simulator.setup import Setup
 from tenax.testing.simulator.shrink import shrink
 
 
 def main(argv: list[str] | None = None) -> int:
+    """Returns 1 if a property broke."""
     options = _parser().parse_args(argv)
-    liveness = {"": None, "safety": False, "liveness": True}[options.mode]
-    wanted = {"nodes": options.nodes, "seconds": options.hours * 3600, "liveness": liveness}
+    if options.deaths_per_minute:
+        return _crowd(options)
     if options.seed is not None:
-        outcome = simulate(draw(options.seed, **wanted), tell=options.tell)
-        if options.shrink and outcome.broken:
-            small = shrink(outcome)
-            outcome = simulate(small.setup, tell=True)
-        _say(outcome.history + _picture(outcome))
-        return 1 if outcome.broken else 0
-    return _many(range(options.start, options.start + options.seeds), wanted, most=options.most)
+        return _one(options)
+    return _many(options)
 
 
-def _many(seeds: range, wanted: dict[str, object], *, most: int) -> int:
+def _draw(seed: int, options: argparse.Namespace) -> Setup:
+    liveness = {"": None, "safety": False, "liveness": True}[options.mode]
+    return draw(seed, nodes=options.nodes, seconds=options.hours * 3600, liveness=liveness)
+
+
+def _one(options: argparse.Namespace) -> int:
+    outcome = simulate(_draw(options.seed, options), tell=options.tell)
+    if options.shrink and outcome.broken:
+        outcome = simulate(shrink(outcome).setup, tell=True)
+    _say(outcome.history + _picture(outcome))
+    return 1 if outcome.broken else 0
+
+
+def _many(options: argparse.Namespace) -> int:
     began = time.monotonic()
     counts: Counter[str] = Counter()
-    simulated = 0.0
-    broken: list[int] = []
-    for seed in seeds:
-        outcome = simulate(draw(seed, **wanted))  # type: ignore[arg-type]
+    simulated_s = 0.0
+    broken = played = 0
+    for seed in range(options.start, options.start + options.seeds):
+        outcome = simulate(_draw(seed, options))
         counts.update(outcome.counts)
-        simulated += outcome.seconds
+        simulated_s += outcome.seconds
+        played += 1
         if outcome.broken:
-            broken.append(seed)
+            broken += 1
             _say(f"seed {seed}: {outcome.broken}\n")
-            if len(broken) >= most:
+            if broken >= options.most:
                 break
-    took = time.monotonic() - began
     faults = sum(count for name, count in counts.items() if name.startswith("fault "))
     _say(
-        f"{len(seeds)} seeds, {len(broken)} broken; {simulated / 3600:.2f} simulated hours, {counts['events']} events, "
-        f"{counts['generations']} generations, {counts['verdicts']} verdicts, {faults} faults in {took:.1f} s\n"
+        f"{played} seeds, {broken} broken: {simulated_s / 3600:.1f} simulated hours, {counts['events']} events, "
+        f"{counts['generations']} generations, {counts['verdicts']} verdicts, {faults} faults "
+        f"in {time.monotonic() - began:.1f} s\n"
     )
+    if broken:
+        _say("look at one with --seed SEED --tell, or --seed SEED --shrink\n")
     return 1 if broken else 0
+
+
+def _crowd(options: argparse.Namespace) -> int:
+    import resource
+
+    began = time.monotonic()
+    setup = CrowdSetup(
+        nodes=options.nodes or CrowdSetup().nodes,
+        hours=options.hours or CrowdSetup().hours,
+        deaths_per_minute=options.deaths_per_minute,
+        spares=options.spares,
+        seed=options.seed if options.seed is not None else options.start,
+    )
+    outcome = play_crowd(setup)
+    most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    _say(
+        f"{setup.nodes} nodes and {setup.spares} spares, {setup.hours:g} h, {outcome.deaths} deaths, "
+        f"{outcome.generations} generations: {outcome.broken or 'every property holds'}\n"
+        f"{outcome.events} events, {outcome.said} words said in {time.monotonic() - began:.1f} s, "
+        f"{most_mib} MiB at most, the coordinator's state is {outcome.state_bytes / 1e6:.1f} MB as JSON\n"
+    )
+    return 1 if outcome.broken else 0
 
 
 def _picture(outcome: Outcome) -> str:
@@ -58,16 +94,26 @@ def _picture(outcome: Outcome) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m tenax.testing.simulator", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play")
-    parser.add_argument("--start", type=int, default=1, help="the first of them")
-    parser.add_argument("--most", type=int, default=20, help="stop after so many broken ones")
+    parser = argparse.ArgumentParser(
+        prog="python -m tenax.testing.simulator",
+        description="Simulated clusters with everything going wrong, each out of one seed.",
+    )
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play (default: 100)")
+    parser.add_argument("--start", type=int, default=1, help="the first of them (default: 1)")
+    parser.add_argument("--most", type=int, default=20, help="stop after so many broken ones (default: 20)")
     parser.add_argument("--seed", type=int, help="play this one only")
     parser.add_argument("--tell", action="store_true", help="print its history")
-    parser.add_argument("--shrink", action="store_true", help="look for a smaller setup that breaks the same property")
-    parser.add_argument("--nodes", type=int, default=0, help="how many nodes; unsaid: drawn")
-    parser.add_argument("--hours", type=float, default=0.0, help="simulated hours with faults; unsaid: drawn")
-    parser.add_argument("--mode", choices=("", "safety", "liveness"), default="", help="unsaid: drawn")
+    parser.add_argument("--shrink", action="store_true", help="if it is broken, look for a smaller setup that is, too")
+    parser.add_argument("--nodes", type=int, default=0, help="how many nodes (default: drawn from the seed)")
+    parser.add_argument("--hours", type=float, default=0.0, help="simulated hours with faults (default: drawn)")
+    parser.add_argument("--mode", choices=("", "safety", "liveness"), default="", help="(default: drawn)")
+    parser.add_argument(
+        "--deaths-per-minute",
+        type=float,
+        default=0.0,
+        help="play a crowd: the coordinator and many cheap nodes, of which so many die and are replaced in a minute",
+    )
+    parser.add_argument("--spares", type=int, default=0, help="of a crowd, beyond its nodes")
     return parser
 
 

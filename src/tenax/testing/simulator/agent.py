@@ -1,10 +1,10 @@
 """An agent process: the real agent machine and the real lease, on a model of the tcp engine's client.
 
-The law is the engine's: a node says who it is and what it does on every connection, before anything else but a beat;
-its side of a connection is closed only when the agent is dead and the node is clear, and is reset otherwise; it looks at
-its lease before it listens; it accepts a generation only under a lease that holds. While connecting is refused by the
-endpoint's own system, nobody serves there and nobody can form a generation, so each refusal renews the lease from the
-moment of asking.
+The law is the engine's: a node says who it is and what it does on every connection, before anything else but a
+beat; its side of a connection is closed only when the agent is dead and the node is clear, and is reset otherwise;
+it looks at its lease before it listens; it accepts a generation only under a lease that holds. While connecting is
+refused by the endpoint's own system, nobody serves there and nobody can form a generation, so each refusal renews
+the lease from the moment of asking.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import msgspec
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core import messages as word
-from tenax.core.agent import AgentState, Phase, words_on_connecting
+from tenax.core.agent import AgentState, words_on_connecting
 from tenax.core.coordinator import Opened
 from tenax.core.invariants import InvariantChecker
-from tenax.core.lease import Lease
 from tenax.core.model import AgentSettings
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.network import FIN, RESET
@@ -74,7 +73,7 @@ class AgentProcess(Process):
         self.keeper = Keeper(self)
         self.last_fact_at = 0.0
         self.server: Server | None = None
-        self.lease = Lease(setup.terms, self.clock())
+        self.lease = cluster.parts.make_lease(setup.terms, self.clock())
         self.has_left = False  # the machine has ended; the process may still serve
         self._end: End | None = None
         self._established_at = 0.0
@@ -221,7 +220,7 @@ class AgentProcess(Process):
         self._end = end
         self._established_at = self.clock()
         self._saw_it_close = False
-        self.lease = Lease(self.cluster.setup.terms, self.lease.proven_at)
+        self.lease = self.cluster.parts.make_lease(self.cluster.setup.terms, self.lease.proven_at)
         self._say(f"is connected (attempt {attempt})")
         self._beat(end)  # first, so that its answer comes before everything that follows from our words
         for message in words_on_connecting(self.state, self.info, self.clock()):
@@ -333,6 +332,7 @@ class AgentProcess(Process):
             return
         if not self.state.cleared:
             why = f"nothing was heard from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
+            self.cluster.checks.disturbed()
             self.step(fact.Fenced(self.state.generation, why))
         if end is not None and end is self._end:
             patience = self._established_at + self.cluster.setup.terms.fence_s
@@ -418,8 +418,3 @@ class AgentProcess(Process):
             self.server.vanish()
         self.keeper.vanish()
         self.cluster.on_process_gone(self, crashed=True)
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether it works in a generation, or waits for one."""
-        return self.state.phase in (Phase.RUNNING, Phase.CLOSING, Phase.DONE, Phase.JOINING)

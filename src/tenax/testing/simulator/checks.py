@@ -1,18 +1,19 @@
 """The checks of safety: what must hold at every moment of every history.
 
-They look from the outside. What runs is known from the fake workers' own lives, what was granted and decided from the
-words that were said; a machine's memory is read only for its size. The properties, with the numbers of the reliability
-plan:
+They look from the outside. What runs is known from the fake workers' own lives, what was granted and decided from
+the words that were said; a machine's memory is read only for its size. The properties, with the numbers of the
+reliability plan:
 
 S1   A generation has one list of members; workers start only where it was granted; workers of two generations are never
      alive at the same time, anywhere. "Two generations" are two formations, whatever their numbers.
 S2   When a worker starts, nothing that an earlier generation started is alive on its node.
 S3   The ranks of a generation are a permutation; all see the same world size, master and restart count.
 S4   No two generations have the same store.
-S5   Restarts never exceed the budget, never go back, and are charged only when a worker had failed by itself.
+S5   Restarts never exceed the budget, never go back, and are charged when a worker had failed by itself and no node
+     came or went, and only when a worker had failed by itself.
 S6   After the verdict no worker starts, and there is one verdict.
-S8   The first cause that is reported is the earliest true failure; never one that a peer's death has caused. Which of two
-     failures was earlier is known up to what the network takes for a word.
+S8   The first cause that is reported is the earliest true failure; never one that a peer's death has caused. Which of
+     two failures was earlier is known up to what the network takes for a word.
 S10  The number of a generation is greater than that of every one before.
 S11  One place in a generation is one start, at most.
 S12  What is remembered has bounds.
@@ -21,9 +22,10 @@ S7 (no lost evidence) and S9 (nothing from strangers) are about bytes. They are 
 error files (``tests/logs``, ``tests/failures``), and the servers' parsers (``tests/store``, ``tests/net``).
 
 S5, S6 and S10 are about memory, and the memory of this engine is the marker at the endpoint and the agents that live.
-When the endpoint's host has lost its power, a new coordinator knows only what is told by the nodes that come to it before
-it decides; the checks then ask for no more than that. (``forgets``; an engine whose marker is on a disk, or in etcd, needs
-no such exception.)
+When the endpoint's host has lost its power, and the marker with it, a new coordinator knows only what the nodes tell it
+that come before it decides. Then the checks ask for no more than that, and count it (``memory lost``). An engine whose
+marker outlives the power, or is in etcd, needs no such exception. S1 knows none: a generation is a formation here,
+not a number.
 """
 
 from __future__ import annotations
@@ -51,8 +53,11 @@ _MOST_STOPPED = 10_000
 class Formation:
     """One generation, as the coordinator has said it."""
 
-    def __init__(self, ordinal: int, number: int, parts: dict[str, Assignment], succeeds_at: float) -> None:
+    def __init__(
+        self, ordinal: int, number: int, parts: dict[str, Assignment], formed_at: float, succeeds_at: float
+    ) -> None:
         self.ordinal = ordinal  # the true order in which generations were formed
+        self.formed_at = formed_at
         self.number = number
         self.parts = parts
         self.succeeds_at = succeeds_at
@@ -80,6 +85,7 @@ class Checks:
         self.has_forgotten = False  # the endpoint's host has lost its power since ...
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
+        self._disturbed_at = 0.0
         self._alive: dict[int, Formation] = {}  # generations with living workers, by their order
         self._stores: dict[tuple[str, int], Formation] = {}
 
@@ -113,7 +119,8 @@ class Checks:
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation
-        formation = Formation(len(self.formations), number, parts, self.cluster.draw_success())
+        now = self.cluster.schedule.now
+        formation = Formation(len(self.formations), number, parts, now, self.cluster.draw_success())
         self._check_number(server, formation)
         self._check_ranks(formation)
         self._check_budget(server, formation)
@@ -141,6 +148,10 @@ class Checks:
         if not self.has_forgotten:
             raise PropertyBroken(name, what)
         self.cluster.counts["memory lost"] += 1
+
+    def disturbed(self) -> None:
+        """Something happened that may be a reason not to charge a generation for its failures."""
+        self._disturbed_at = self.cluster.schedule.now
 
     def forgets(self) -> None:
         """The endpoint's host has lost its power, and with it the marker."""
@@ -179,6 +190,10 @@ class Checks:
         known = max(known, server.heard_restarts) if self.has_forgotten else known
         if used < known:
             self._complain_unless_forgotten("S5", f"{formation} is said to be restart {used} after restart {known}")
+        elif used == known and before is not None:
+            is_same = before.parts.keys() == formation.parts.keys() and self._disturbed_at < before.formed_at
+            if before.failed and is_same:
+                raise PropertyBroken("S5", f"{formation} costs nothing, and {before} has only failed by itself")
         elif used > known and before is not None:
             if used > known + 1:
                 raise PropertyBroken("S5", f"{formation} costs {used - known} restarts")

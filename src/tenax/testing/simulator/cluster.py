@@ -1,8 +1,8 @@
 """A simulated cluster: hosts, agents, one coordinator at a time, a network, and one clock.
 
-``Cluster(setup).play()`` runs a whole history; ``simulate(setup)`` returns what came of it. The law: a history is a
-function of its setup. Everything that is thrown is thrown with dice made from its seed, and nothing depends on an order
-that Python does not define.
+``Cluster(setup).play()`` runs a whole history; ``simulate(setup)`` returns what came of it. The law: a history is
+a function of its setup. Everything that is thrown is thrown with dice made from its seed, and nothing depends on
+an order that Python does not define.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from tenax.core.agent import AgentMachine
 from tenax.core.coordinator import CoordinatorMachine
+from tenax.core.lease import Lease
 from tenax.core.policy import BudgetPolicy, Restart, Wait
 from tenax.testing.simulator.agent import AgentProcess
 from tenax.testing.simulator.broken import PropertyBroken
@@ -39,6 +40,7 @@ class Parts(msgspec.Struct, frozen=True):
 
     make_agent: Callable[..., AgentMachine] = AgentMachine
     make_coordinator: Callable[..., CoordinatorMachine] = CoordinatorMachine
+    make_lease: Callable[..., Lease] = Lease
     are_checked_inside: bool = True  # by their own checkers, too
 
 
@@ -52,7 +54,7 @@ class Place:
         self.is_starting = False
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a simulation."""
 
     setup: Setup
@@ -156,12 +158,14 @@ class Cluster:
             self.schedule.after(0.05, self._start, place)
             return
         place.is_starting = False
+        self.checks.disturbed()
         self._serial += 1
         agent = place.agent = AgentProcess(self, host, place.plan, self._serial)
         self.slots[agent.info.node_id] = place.plan.slots
         agent.begin()
 
     def on_process_gone(self, agent: AgentProcess, *, crashed: bool) -> None:
+        self.checks.disturbed()
         if not crashed:
             for place in self.places:
                 if place.agent is agent:
@@ -206,4 +210,11 @@ def simulate(setup: Setup, parts: Parts | None = None, *, tell: bool = False) ->
     counts["events"] = cluster.schedule.count
     counts["generations"] = len(cluster.checks.formations)
     counts["verdicts"] = int(cluster.checks.verdict is not None)
-    return Outcome(setup, broken, name, str(cluster.history or ""), dict(counts), cluster.schedule.now)
+    return Outcome(
+        setup=setup,
+        broken=broken,
+        property=name,
+        history=str(cluster.history or ""),
+        counts=dict(counts),
+        seconds=cluster.schedule.now,
+    )

@@ -1,12 +1,13 @@
 """A crowd: the real coordinator machine and ten thousand nodes, for a day.
 
-The nodes are cheap: a few fields each, whose words are those that a real agent would say. No network, no leases and no
-workers are simulated here; what is looked for is what only shows with many nodes and after many generations: quadratic
-work, growing memory, a rank that is given twice. The law: every generation is checked from the outside, in linear time,
-against the properties whose numbers are those of ``checks.py``: S1, S3, S4, S5, S10, S12.
+The nodes are cheap: a few fields each, whose words are those that a real agent would say. No network, no leases
+and no workers are simulated here; what is looked for is what only shows with many nodes and after many
+generations: quadratic work, growing memory, a rank that is given twice. The law: every generation is checked from
+the outside, in linear time, against the properties whose numbers are those of ``checks.py``: S1, S3, S4, S5, S10,
+S12.
 
-Each simulated minute a node dies (its connection is closed), and after a while another takes its place, under the same
-name or under none. Sometimes a second one dies while the others are stopping.
+Each simulated minute a node dies (its connection is closed), and after a while another takes its place, under the
+same name or under none. Sometimes a second one dies while the others are stopping.
 """
 
 from __future__ import annotations
@@ -45,17 +46,21 @@ class CrowdOutcome(msgspec.Struct, frozen=True):
     said: int = 0  # words to single nodes
     generations: int = 0
     deaths: int = 0
-    largest: int = 0  # bytes of the coordinator's state at the end
+    state_bytes: int = 0  # of the coordinator at the end, as JSON
+
+
+def _stopped(first: int) -> tuple[Stopped, ...]:
+    """The workers of a node whose ranks begin there."""
+    return tuple(Stopped(rank, first + rank, 1000 + rank, -15) for rank in range(_SLOTS))
 
 
 class _Node:
     """One node: what a real agent would remember, in short."""
 
-    __slots__ = ("generation", "info", "is_alive", "part", "works")
+    __slots__ = ("generation", "info", "part", "works")
 
     def __init__(self, info: word.NodeInfo) -> None:
         self.info = info
-        self.is_alive = True
         self.generation = 0
         self.works = False  # its workers are alive
         self.part: Assignment | None = None
@@ -76,6 +81,7 @@ class Crowd:
         self._port = 0
         self._now = 0.0
         self._to_stop: list[str] = []
+        self._stopped = [_stopped(rank * _SLOTS) for rank in range(setup.nodes)]
         self._working = 0  # nodes whose workers are alive
         self._stores: set[tuple[str, int]] = set()
         self._latest = 0
@@ -126,22 +132,14 @@ class Crowd:
         """Somebody who is at work. Returns the name that is free now."""
         members = [node_id for node_id, node in self._nodes.items() if node.works]
         node_id = self._dice.choice(members or list(self._nodes))
-        self._lose(node_id)
-        return self._names.pop(node_id, "")
+        return self._lose(node_id)
 
-    @property
-    def _names(self) -> dict[str, str]:
-        return self._freed
-
-    _freed: dict[str, str] = {}
-
-    def _lose(self, node_id: str) -> None:
+    def _lose(self, node_id: str) -> str:
         node = self._nodes.pop(node_id)
-        node.is_alive = False
         self._working -= node.works
-        self._freed = {node_id: node.info.name}
         self.deaths += 1
         self._step(NodeLost(node_id, "its connection was closed"))
+        return node.info.name
 
     def _settle(self) -> None:
         """Everybody who was told to stop does so, in any order."""
@@ -152,9 +150,7 @@ class Crowd:
             for node_id in stopping:
                 self._now += 0.0001
                 if node_id == victim:
-                    name = self._nodes[node_id].info.name
-                    self._lose(node_id)
-                    self._arrive(name)
+                    self._arrive(self._lose(node_id))
                 elif node_id in self._nodes:
                     self._stop(node_id)
 
@@ -163,8 +159,7 @@ class Crowd:
         node.works = False
         self._working -= 1
         assert node.part is not None
-        first = node.part.first_global_rank
-        stopped = tuple(Stopped(rank, first + rank, 1000 + rank, -15) for rank in range(_SLOTS))
+        stopped = self._stopped[node.part.group_rank]
         self._step(Heard(node_id, word.NodeStopped(node.generation, self._now, (), stopped)))
         self._become_ready(node_id)
 
@@ -245,5 +240,5 @@ def play_crowd(setup: CrowdSetup) -> CrowdOutcome:
         crowd.play()
     except PropertyBroken as error:
         broken = str(error)
-    largest = len(msgspec.json.encode(crowd.machine.state))
-    return CrowdOutcome(setup, broken, crowd.events, crowd.said, crowd.generations, crowd.deaths, largest)
+    state_bytes = len(msgspec.json.encode(crowd.machine.state))
+    return CrowdOutcome(setup, broken, crowd.events, crowd.said, crowd.generations, crowd.deaths, state_bytes)

@@ -1,7 +1,7 @@
 """Draws: a setup out of a seed.
 
-Not every kind of fault in every history: each seed leaves most of them out, so that some combinations come often and
-none is always in the way of another.
+Not every kind of fault in every history: each seed leaves most of them out, so that some combinations come often
+and none is always in the way of another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tenax.core.lease import LeaseTerms
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import ENDPOINT, Delays, Engine, Fault, Habits, NodePlan, Setup
 
-# How often a kind of fault happens where it happens at all, in a minute; and how many seconds it lasts, at least and most.
+# How often a kind of fault happens in a minute, where it happens at all, and for how many seconds, at least and most.
 KINDS: dict[str, tuple[float, float, float]] = {
     "slow": (1.0, 1.0, 10.0),
     "stall": (3.0, 0.1, 8.0),

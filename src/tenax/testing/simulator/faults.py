@@ -1,7 +1,7 @@
 """Faults: what goes wrong, and when.
 
-A fault is a value (``setup.Fault``); here it is carried out. ``a`` and ``b`` name a host, a place or an agent as a number
-that is taken modulo how many there are at that moment, so that a plan stays meaningful when it is cut down.
+A fault is a value (``setup.Fault``); here it is carried out. ``a`` and ``b`` name a host, a place or an agent as a
+number that is taken modulo how many there are at that moment, so that a plan stays meaningful when it is cut down.
 
     slow        the whole network, by the factor a, for some seconds
     stall       the connection of agent a, both ways or (b odd) one way
@@ -64,6 +64,8 @@ class Faults:
             fields = f"a={fault.a} b={fault.b} for {fault.seconds:.3f} s"
             self.cluster.history.note("FAULT", f"{fault.kind} {fields}")
         self.cluster.counts[f"fault {fault.kind}"] += 1
+        if fault.kind not in ("fail", "notice"):
+            self.cluster.checks.disturbed()
         carry_out: Callable[[Fault], None] = getattr(self, f"_{fault.kind}")
         carry_out(fault)
 
@@ -250,7 +252,7 @@ class Faults:
             self._place_of(agent).is_wanted = False
             self.cluster.add(msgspec.structs.replace(agent.plan, host=host))
 
-    def _cancel(self, fault: Fault) -> None:
+    def _cancel(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
             server.agent.do(server.cancel, CancelRequested("an operator ended the run"))

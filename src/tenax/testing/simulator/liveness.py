@@ -1,9 +1,9 @@
 """The checks of liveness: what must happen once the faults have stopped.
 
-At ``calm_at`` every path heals, everybody who stood still goes on, hosts get their power back and dead agents are started
-again. Within a limit the cluster must have settled: every agent is a member of one complete generation or waits beside it
-as a spare, or the run is over and everybody has left. Then one single disturbance follows, and must be over within the
-limit of its own (L1 to L8 of the reliability plan, in simulated time):
+At ``calm_at`` every path heals, everybody who stood still goes on, hosts get their power back and dead agents are
+started again. Within a limit the cluster must have settled: every agent is a member of one complete generation or
+waits beside it as a spare, or the run is over and everybody has left. Then one single disturbance follows, and
+must be over within the limit of its own (L1 to L8 of the reliability plan, in simulated time):
 
 L1  ``fail``       a failed worker is known at once; the next generation is formed soon after the group is quiet
 L2  ``join``, ``leave``   a new generation runs
@@ -12,13 +12,13 @@ L4  ``pause``      an agent that was stopped for longer than its lease is back
 L5  ``behead``     the coordinator's process dies, and the next one has the group in hand
 L8  ``stop``, ``cancel``  everything has ended
 
-Stopping workers takes up to the grace period, which the user sets; the limits are those of the plan plus that period.
-L6 (hostile traffic, deadlines of calls) and L7 (log readers, disks, name servers) are about real I/O and are tested with
-real sockets and processes.
+Stopping workers takes up to the grace period, which the user sets; the limits are those of the plan plus that
+period. L6 (hostile traffic, deadlines of calls) and L7 (log readers, disks, name servers) are about real I/O and
+are tested with real sockets and processes.
 
-Two limits that this engine sets: an agent that is cut off while the run ends, and for so long that nobody serves any
-more when it returns, hears of the end only by giving up (``Engine.give_up_s``); and L5 asks for a host that comes back:
-while the endpoint is gone healthy workers go on, for ``give_up_s`` at most.
+Two limits that this engine sets: an agent that is cut off while the run ends, and for so long that nobody serves
+any more when it returns, hears of the end only by giving up (``Engine.give_up_s``); and L5 asks for a host that
+comes back: while the endpoint is gone healthy workers go on, for ``give_up_s`` at most.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ class Liveness:
         return None
 
     def _pause(self) -> None:
-        number = self._number(lambda agent: True)
+        number = self._number(lambda _: True)
         seconds = self.cluster.dice.choice((2.0, 5.0, 20.0)) + self.cluster.dice.random()
         self._inject("pause", number, seconds)
         within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s

@@ -1,7 +1,7 @@
 """The marker: what a coordinator leaves at the endpoint for the one that comes after it.
 
-The law: the marker is written before anything that follows from it is said. It survives the process that wrote it, and
-not a power cut: an engine that keeps it on a disk does better than this model.
+The law: the marker is written before anything that follows from it is said. It survives the process that wrote it,
+and not a power cut: an engine that keeps it on a disk does better than this model.
 """
 
 from __future__ import annotations

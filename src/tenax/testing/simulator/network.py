@@ -1,13 +1,13 @@
 """The network: hosts, the paths between them, and connections that hold, stall and break.
 
-The law: what one end of a connection sends arrives at the other in the order it was sent, once, or not at all. While a
-path is cut, segments wait at their sender and travel when it heals (the system sends them again); a reset is sent once
-and may be lost. What arrives at a host is taken by its system, also when the process that should read it stands still,
-and is then acknowledged; an acknowledgement needs the path back. A host that has lost power answers nothing; when it is
-back it knows no old connection and resets what it hears of one.
+The law: what one end of a connection sends arrives at the other in the order it was sent, once, or not at all.
+While a path is cut, segments wait at their sender and travel when it heals (the system sends them again); a reset
+is sent once and may be lost. What arrives at a host is taken by its system, also when the process that should read
+it stands still, and is then acknowledged; an acknowledgement needs the path back. A host that has lost power
+answers nothing; when it is back it knows no old connection and resets what it hears of one.
 
-There is no wall clock here. Each host has a monotonic clock of its own, which differs from the others by a constant, so
-a jump of the wall clock changes nothing by construction: nobody could see it.
+There is no wall clock here. Each host has a monotonic clock of its own, which differs from the others by a
+constant, so a jump of the wall clock changes nothing by construction: nobody could see it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A process that can stand still: SIGSTOP, a debugger, a host that is out of memory.
 
-The law: a process that stands still does nothing and loses nothing. What comes meanwhile waits, and so do its timers.
-When it goes on it first takes stock (``on_resumed``), then hears what has come, and looks at its timers last. What came
-by one connection is heard in order; between connections there is none.
+The law: a process that stands still does nothing and loses nothing. What comes meanwhile waits, and so do its
+timers. When it goes on it first takes stock (``on_resumed``), then hears what has come, and looks at its timers
+last. What came by one connection is heard in order; between connections there is none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scheduler: what happens next, and what time it is then.
 
-The law: time never goes back; what was planned for the same moment happens in the order it was planned. So a history is
-a function of the plans alone.
+The law: time never goes back; what was planned for the same moment happens in the order it was planned. So a
+history is a function of the plans alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """A serving process: the real coordinator machine on a model of the tcp engine's server.
 
-The law is the engine's: a connection belongs to the node that joined by it, and of two connections of one node the later
-one counts; a node is lost when its connection was closed (its agent is dead and its workers are gone) or when nothing was
-heard of it for a lease, never because a connection was reset; what is said is written into the marker first.
+The law is the engine's: a connection belongs to the node that joined by it, and of two connections of one node the
+later one counts; a node is lost when its connection was closed (its agent is dead and its workers are gone) or
+when nothing was heard of it for a lease, never because a connection was reset; what is said is written into the
+marker first.
 """
 
 from __future__ import annotations

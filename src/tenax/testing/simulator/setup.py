@@ -1,8 +1,8 @@
 """The setup of a simulation: everything that is decided before it begins.
 
-A setup is a value. It says who is there, how the network, the workers and the engine behave, and which faults happen
-when; together with its seed it determines the whole history. ``draw.py`` makes one out of a seed, ``shrink.py`` makes
-smaller ones.
+A setup is a value. It says who is there, how the network, the workers and the engine behave, and which faults
+happen when; together with its seed it determines the whole history. ``draw.py`` makes one out of a seed,
+``shrink.py`` makes smaller ones.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Engine(msgspec.Struct, frozen=True):
     # A coordinator that was paused hears everything that has arrived before it judges anybody's silence, and takes its
     # own absence for nobody's.
     reads_before_judging: bool = True
-    # An agent that was paused looks at its lease before it listens; a generation that was offered under a lease that has
-    # run out is not accepted.
+    # An agent that was paused looks at its lease before it listens, and accepts no generation under a lease that has
+    # run out.
     judges_before_reading: bool = True
     # The keeper ends the workers when the lease runs out, also while the agent stands still.
     keeper_enforces_lease: bool = True
     # Every "ready" offers a store that was never offered before ...
     offers_fresh_store: bool = True
-    # ... and what was offered is kept until a generation is heard of: its members may have been told of an earlier offer.
+    # ... and all offers are kept until a generation is heard of: its members may have been told of an earlier one.
     keeps_offers: bool = True
     # Before anything is said, the marker at the endpoint holds the generation, the restarts used, and the verdict.
     marker_remembers: bool = True

@@ -1,7 +1,7 @@
 """Shrinking: a smaller setup that breaks the same property.
 
-Faults are left out (halves first, then single ones), then nodes, then the time after the property broke. A smaller setup
-is another history, so it counts only if the same property breaks in it.
+Faults are left out (halves first, then single ones), then nodes, then the time after the property broke. A smaller
+setup is another history, so it counts only if the same property breaks in it.
 """
 
 from __future__ import annotations

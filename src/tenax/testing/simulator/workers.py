@@ -1,9 +1,9 @@
 """Workers that exist only here, and the keeper above them.
 
-The law: the intervals in which these workers are alive are the truth that every check is made against; no machine is
-asked. The keeper obeys orders one after the other, outlives its agent, and ends everything when the agent is dead or the
-lease has run out. A worker that is stuck in the kernel counts as ended when it was killed: it will not execute another
-instruction, but the keeper cannot say that the node is clear.
+The law: the intervals in which these workers are alive are the truth that every check is made against; no machine
+is asked. The keeper obeys orders one after the other, outlives its agent, and ends everything when the agent is
+dead or the lease has run out. A worker that is stuck in the kernel counts as ended when it was killed: it will not
+execute another instruction, but the keeper cannot say that the node is clear.
 """
 
 from __future__ import annotations

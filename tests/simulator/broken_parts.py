@@ -1,0 +1,207 @@
+"""Machines that break their promises. Each stands for a mistake that the simulator must see from the outside.
+
+The first ones are made up; those at the end were real once, and the comment in ``seeds.txt`` tells their story.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.agent import AgentMachine, Phase
+from tenax.core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Say
+from tenax.core.lease import Lease, LeaseTerms
+from tenax.core.model import when_it_began
+from tenax.core.policy import GiveUp, Restart
+
+
+class FencesTooLate(LeaseTerms, frozen=True):
+    """Gives itself more time than the coordinator gives it."""
+
+    @property
+    def fence_s(self) -> float:
+        return self.lease_s * 1.3
+
+
+class NeverFences(AgentMachine):
+    def _on_fenced(self, why: str, now: float) -> None:
+        pass
+
+
+class IsReadyBeforeItIsClear(AgentMachine):
+    """Is content when its workers are gone; what they left behind may stay."""
+
+    def _clear(self, now: float) -> None:
+        super()._clear(now)
+        self._on_node_cleared(now)
+
+
+class StartsAgain(AgentMachine):
+    """Does not end its workers when its generation ends elsewhere: starts them anew."""
+
+    def _on_generation_ended(self, why: str, now: float) -> None:
+        if self.state.phase is Phase.RUNNING and self.state.assignment is not None:
+            self._orders.append(order.StartWorkers(self.state.assignment))
+        super()._on_generation_ended(why, now)
+
+
+class CallsFailureSuccess(AgentMachine):
+    """Does not look at exit codes."""
+
+    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
+        super()._on_worker_ended(local_rank, 0, "", now, **more)
+
+
+class WaitsForNobody(CoordinatorMachine):
+    """Forms the next generation as soon as enough are ready, whoever has not stopped."""
+
+    def _on_ready(self, record, ready, now: float) -> None:
+        self.state.unstopped = set()
+        super()._on_ready(record, ready, now)
+
+
+class CountsFromOne(CoordinatorMachine):
+    """Knows nothing of the past."""
+
+    def _on_opened(self, opened, now: float) -> None:
+        super()._on_opened(msgspec.structs.replace(opened, generation=0, store=""), now)
+
+    def _on_greater_generation(self, generation: int, now: float) -> None:
+        pass
+
+
+class GivesARankTwice(CoordinatorMachine):
+    def _form(self, now: float) -> None:
+        super()._form(now)
+        formed = [say for say in self._says if isinstance(say.event, fact.GenerationFormed)]
+        if len(formed) > 1:
+            part = msgspec.structs.replace(formed[-1].event.assignment, first_global_rank=0)
+            self._says[self._says.index(formed[-1])] = Say(formed[-1].to, fact.GenerationFormed(part))
+
+
+class TellsEverybodyAnotherCount(CoordinatorMachine):
+    def _form(self, now: float) -> None:
+        super()._form(now)
+        for index, say in enumerate(self._says):
+            if isinstance(say.event, fact.GenerationFormed):
+                part = msgspec.structs.replace(say.event.assignment, restarts_used=index)
+                self._says[index] = Say(say.to, fact.GenerationFormed(part))
+
+
+class ChargesTwice(CoordinatorMachine):
+    def _after_failure(self, now: float) -> None:
+        self.state.restarts_used += 1
+        super()._after_failure(now)
+
+
+class ChargesNothing(CoordinatorMachine):
+    def _after_failure(self, now: float) -> None:
+        before = self.state.restarts_used
+        super()._after_failure(now)
+        self.state.restarts_used = before
+
+
+class NeverGivesUp(CoordinatorMachine):
+    def _ask_policy(self, failure, history):
+        decision = super()._ask_policy(failure, history)
+        return Restart("once more") if isinstance(decision, GiveUp) else decision
+
+
+class NamesTheLastCause(CoordinatorMachine):
+    def _after_failure(self, now: float) -> None:
+        times = [when_it_began(failure) for failure in self.state.failures]
+        turned = zip(self.state.failures, [times[-1 - index] for index in range(len(times))], strict=True)
+        self.state.failures = [
+            msgspec.structs.replace(failure, seen_at=-at, evidence=msgspec.structs.replace(failure.evidence, raised_at=-at))
+            for failure, at in turned
+        ]
+        super()._after_failure(now)
+
+
+class GoesOnAfterTheEnd(CoordinatorMachine):
+    """Takes it back when somebody comes late."""
+
+    def _on_joined(self, joined, now: float) -> None:
+        if self.state.phase is RunPhase.OVER:
+            self.state.verdict = None
+            self._gather("once more", now)
+        super()._on_joined(joined, now)
+
+
+class IsDeafToLosses(CoordinatorMachine):
+    def step(self, event, now: float):
+        return [] if isinstance(event, NodeLost) else super().step(event, now)
+
+
+class TellsNobodyOfTheEnd(CoordinatorMachine):
+    """Keeps it to itself that a generation has ended."""
+
+    def _end_generation(self, kind: Ending, why: str, now: float) -> None:
+        super()._end_generation(kind, why, now)
+        self._says = [say for say in self._says if not isinstance(say.event, fact.GenerationEnded)]
+
+
+# --- what was true once -----------------------------------------------------------------------------------------------
+
+
+class ChargesForTheCutOff(CoordinatorMachine):
+    def _on_heard(self, node_id: str, message: word.FromNode, now: float) -> None:
+        if isinstance(message, word.NodeStopped):
+            message = msgspec.structs.replace(message, was_cut_off=False)
+        super()._on_heard(node_id, message, now)
+
+
+class RemembersEveryName(CoordinatorMachine):
+    def _remember_ranks(self) -> None:
+        for node_id, rank in self.state.members.items():
+            if self.state.nodes[node_id].info.name:
+                self.state.ranks_by_name[self.state.nodes[node_id].info.name] = rank
+
+
+class DoesNotWaitForTheSuperseded(CoordinatorMachine):
+    def _wait_for_superseded(self, old, now: float) -> None:
+        self._on_gone(old.info.node_id, "its new self took its place", now, is_loss=True)
+
+
+class LetsTheSupersededBackIn(CoordinatorMachine):
+    def _on_joined(self, joined, now: float) -> None:
+        self.state.superseded = []
+        super()._on_joined(joined, now)
+
+
+class BelievesTheLastDate(CoordinatorMachine):
+    def _take_failures(self, record, failures, by_s: float, now: float) -> None:
+        ranks = {failure.global_rank for failure in failures}
+        self.state.failures = [failure for failure in self.state.failures if failure.global_rank not in ranks]
+        super()._take_failures(record, failures, by_s, now)
+
+
+class ChargesWhatFailedWhileNobodyServed(CoordinatorMachine):
+    def _after_generation(self, now: float) -> None:
+        if self.state.ended_by is Ending.LOSS:
+            self.state.ended_by = Ending.FAILURE
+        super()._after_generation(now)
+
+
+class ConfusesNamesakes(CoordinatorMachine):
+    def _without_namesake(self, joined):
+        return joined
+
+
+class ForgetsTheVerdict(CoordinatorMachine):
+    def _on_opened(self, opened, now: float) -> None:
+        super()._on_opened(msgspec.structs.replace(opened, verdict=None), now)
+
+
+class DatesAnEndWhenItHearsOfIt(AgentMachine):
+    def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
+        super()._on_worker_ended(local_rank, exit_code, fault, now, **{**more, "at": now})
+
+
+class RemembersEveryBeat(Lease):
+    def all_has_arrived(self) -> None:
+        sent = dict(self._sent)
+        super().all_has_arrived()
+        self._sent = sent
