@@ -19,15 +19,13 @@ does not do within a bound did not happen; it is tried less often, since it most
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import hosts
+from benchmarks import hosts, procfs
 from benchmarks.events import Event
 from benchmarks.harness import Launcher, LaunchFailed, Settings
 from benchmarks.hosts import Hosts
@@ -112,13 +110,14 @@ def _worker_dies(launcher: Launcher, samples: Samples) -> None:
             time.sleep(random.random() * 0.2)  # spread over torchrun's monitor intervals
             victim = [event for event in job.events.named("start") if event.node == AGENTS - 1][-1]
             killed_ns = time.monotonic_ns()
-            os.kill(victim.process.pid, signal.SIGKILL)
+            procfs.end([victim.process])
             if not _after(job, samples, WORKER, killed_ns, AGENTS):
                 return
             told = [
                 event for event in job.events.named("term") if event.at_ns > killed_ns and event.node != victim.node
             ]
-            samples.add(launcher.name, WORKER_TOLD, (told[-1].at_ns - killed_ns) / 1e9)
+            if told:
+                samples.add(launcher.name, WORKER_TOLD, (told[-1].at_ns - killed_ns) / 1e9)
             time.sleep(0.2)
 
 

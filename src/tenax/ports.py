@@ -86,6 +86,12 @@ class Processes(Watchable, Protocol):
     def hold(self, seconds: float) -> None:
         """Kill everything that long from now, unless this is said again before: should the agent itself be stopped."""
 
+    def keep(self, name: str, descriptor: int) -> None:
+        """Hold a copy of this connection, so that it is not closed before everything that we started is gone."""
+
+    def release(self, name: str) -> None:
+        """Let go of that copy."""
+
     def close(self) -> None: ...
 
 
@@ -127,6 +133,8 @@ class ControlledNode(msgspec.Struct, frozen=True):
     # Everything that a coordinator must know of us at this moment; said at the beginning of every connection.
     words: Callable[[NodeInfo], list[FromNode]]
     hold: Callable[[float], None]  # how many seconds from now the workers may live, whatever becomes of this agent
+    keep: Callable[[str, int], None]  # hold a copy of a connection until nothing that this agent started is alive
+    release: Callable[[str], None]
     say: Callable[[str], None]  # a line for the person at the console
     record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # for the journal of a coordinator here
 

@@ -1,4 +1,4 @@
-"""The measurements of many nodes, as a smoke run takes them: each gives its figures. How large they are is not judged."""
+"""The measurements of many nodes, as a smoke run takes them: each gives its figures, which are not judged."""
 
 from __future__ import annotations
 

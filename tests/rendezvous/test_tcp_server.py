@@ -209,6 +209,17 @@ def test_a_long_absence_of_the_server_does_not_lengthen_a_later_judgement() -> N
         assert [lost.why for lost in server.facts(NodeLost)] == ["it was silent for 1.5 s"]
 
 
+def test_a_handshake_that_an_absence_interrupted_goes_on() -> None:
+    """It was not the stranger who took that long."""
+    ahead = 0.0
+    with served(clock=lambda: time.monotonic() + ahead) as server, server.client("newcomer") as newcomer:
+        challenge = newcomer.challenge()
+        ahead = 100_000.0
+        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a look at the time")
+        newcomer.send(newcomer.proof(challenge))
+        newcomer.until(wire.Accepted)
+
+
 def test_any_word_counts_as_a_sign_of_life() -> None:
     with served(terms=LeaseTerms(0.1, 1.5)) as server, server.member("talks") as talks:
         deadline = time.monotonic() + 2.0
@@ -347,6 +358,7 @@ def test_a_thousand_silent_strangers_hurt_nobody_who_works() -> None:
             assert beats.answered
             newcomer.close()
         assert server.thread.call(lambda: server.server.refused) == 1000
+        assert server.thread.call(lambda: server.server._strangers) == 0, "their places are free again"
         assert not [lost for lost in server.facts(NodeLost) if lost.node_id == "honest"][1:]
 
 

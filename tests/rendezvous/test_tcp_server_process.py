@@ -58,18 +58,6 @@ def test_who_was_silent_while_the_server_stood_still_has_its_whole_lease_afterwa
         assert server.facts()["lost"] == ["quiet: it was silent for 1.5 s"]
 
 
-def test_a_greeting_that_waited_for_a_stopped_server_is_answered() -> None:
-    """Also when the time of strangers is long over: it was not the stranger who took it."""
-    with server_process(terms=TERMS, stranger_s=0.3) as server, server.client("newcomer") as newcomer:
-        newcomer.challenge()
-        server.stop()
-        let_pass(1.0)
-        server.go_on()
-        with server.client("another") as another:
-            another.greet()
-        assert server.facts()["nodes"] <= 1
-
-
 def test_without_descriptors_members_keep_their_leases_and_newcomers_wait_their_turn() -> None:
     """A process that may have few descriptors, and strangers that take all it can give."""
     with (

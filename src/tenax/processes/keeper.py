@@ -111,6 +111,12 @@ class KeeperProcess:
     def hold(self, seconds: float) -> None:
         self._send(("hold", seconds))
 
+    def keep(self, name: str, descriptor: int) -> None:
+        self._send(("keep", name), [descriptor])
+
+    def release(self, name: str) -> None:
+        self._send(("release", name))
+
     def _send(self, message: tuple[Any, ...], descriptors: list[int] | None = None) -> None:
         if self._channel is not None:  # else it is lost, which has been said
             with suppress(ChannelClosed):  # the loss itself is seen, once, by on_readable

@@ -13,10 +13,15 @@ Orders from the agent                                       Answers
   clear, generation                                           cleared, generation
   kill, generation                                            cleared, generation
   hold, seconds                                               fenced, generation
+  keep, name  + descriptor
+  release, name
 
 "Hold" is a lease on the workers' lives: unless it is said again in time, everything below is killed, and so is whatever
 is started before it is said again. An agent that was cut off from the other nodes must not keep its workers, and one
 that is stopped itself cannot see to it. 0 seconds: no limit.
+
+"Keep" gives us a copy of one of the agent's connections. Its other end sees it closed when the last copy is, so it
+learns of the agent's death when nothing that the agent started is alive any more, and not before.
 
 "Cleared" has a proof: ``waitpid`` says that this process has no children. Every descendant is below a child of ours or,
 as an orphan, is one.
@@ -73,6 +78,7 @@ class Keeper:
         self._held_until: float | None = None
         self._is_lease_over = False  # nobody may live until it is renewed
         self._is_fenced = False  # ... and what is alive is being killed
+        self._kept: dict[str, int] = {}
         self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
         self._pid = os.getpid()
         self._prctl = _prctl()
@@ -124,6 +130,16 @@ class Keeper:
                 case ("hold", seconds):
                     self._held_until = time.monotonic() + seconds if seconds > 0 else None
                     self._is_lease_over = False
+                case ("keep", name):
+                    self._release(name)
+                    self._kept[name] = descriptors[0]
+                case ("release", name):
+                    self._release(name)
+
+    def _release(self, name: str) -> None:
+        descriptor = self._kept.pop(name, -1)
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _patience_ms(self) -> float | None:
         return None if self._held_until is None else max(0.0, self._held_until - time.monotonic()) * 1000
@@ -265,8 +281,10 @@ class Keeper:
         while self._reap():
             self._kill_below(set())
             if not poll.poll(_STUBBORN_S * 1000):
-                return  # stuck in the kernel; init will have it
+                break  # stuck in the kernel; init will have it
             _drain(deaths)
+        for descriptor in self._kept.values():
+            _read_all(descriptor)
 
     # --- in the worker ------------------------------------------------------------------------------------------------
 
@@ -307,7 +325,7 @@ class Keeper:
         """What is the keeper's alone. (``exec`` would do it; a function stays in this process.)"""
         signal.set_wakeup_fd(-1)
         others = [worker.complaint for worker in self._workers.values() if worker.alive]
-        for descriptor in (*self._own_descriptors, *others, complaint):
+        for descriptor in (*self._own_descriptors, *self._kept.values(), *others, complaint):
             os.close(descriptor)
 
     def _call_function(self, spec: dict[str, Any], complain: int) -> None:
@@ -349,6 +367,14 @@ def _interest(channel: Channel) -> int:
 def _drain(descriptor: int) -> None:
     with suppress(BlockingIOError):
         while os.read(descriptor, 4096):
+            pass
+
+
+def _read_all(descriptor: int) -> None:
+    """Else closing a connection would reset it, which says less than closing it in order."""
+    with suppress(OSError):
+        os.set_blocking(descriptor, False)
+        while os.read(descriptor, 1 << 16):
             pass
 
 

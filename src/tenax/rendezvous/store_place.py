@@ -62,9 +62,9 @@ class StorePlace:
         """The generation is formed. If we hold rank 0 the offer was taken; if not, nobody will come."""
         if self._host is not None:
             if part.group_rank == 0:
-                self._host.serve(part.generation)
+                self._host.serve(part.generation, part.master_port)
             else:
-                self._host.end()
+                self._host.serve_nobody()
 
     def close(self) -> None:
         if self._host is not None:

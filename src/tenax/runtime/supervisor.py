@@ -96,6 +96,8 @@ class Supervisor:
             policy=self._policy,
             words=self._words,
             hold=self._processes.hold,
+            keep=self._processes.keep,
+            release=self._processes.release,
             say=lambda text: self._logs.say(f"tenax: {harmless(text)}"),
             record_run=self._record_run,
         )

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MODULE = "tenax.store.server_main"
+_MOST_BOUND = 16
 
 
 class StoreHost:
@@ -43,7 +44,7 @@ class StoreHost:
         self._on_lost = on_lost
         self._on_notice = on_notice
         self._allow = None if allow is None else list(allow)
-        self._bound: socket.socket | None = None  # for the coming generation
+        self._bound: dict[int, socket.socket] = {}  # by port: what was offered for the coming generation
         self._listener: socket.socket | None = None  # of the current one
         self._is_handed_over = False  # the process has it too
         self._generation = 0
@@ -61,24 +62,41 @@ class StoreHost:
     def bind(self, host: str, port: int = 0) -> int:
         """A port at this address (empty: at all of this host's) for the coming generation; 0: a fresh one.
 
+        What was bound before is kept as well until one is served: the others may have been told of an earlier one.
         Raises OSError.
         """
-        if self._bound is not None:
-            self._bound.close()
-            self._bound = None
-        self._bound = listen(host, port)
-        return int(self._bound.getsockname()[1])
+        if port in self._bound:
+            return port
+        while len(self._bound) >= _MOST_BOUND:
+            _close(self._bound.pop(next(iter(self._bound))))
+        sock = listen(host, port)
+        bound = int(sock.getsockname()[1])
+        self._bound[bound] = sock
+        return bound
 
-    def serve(self, generation: int) -> None:
-        """What was bound belongs to this generation, and the one before is over."""
-        assert self._bound is not None, "bind first"
+    def serve(self, generation: int, port: int = 0) -> None:
+        """What was bound at this port (0: last) belongs to this generation, and the one before is over."""
+        assert self._bound, "bind first"
         self.end()
         if self._channel is not None:  # it may have died since, and then nobody has lost anything yet
             self._listen_to_the_process(self._channel)
         self._generation = generation
-        self._listener, self._bound = self._bound, None
-        if self._channel is not None:
+        self._listener = self._bound.pop(port or next(reversed(self._bound)), None)
+        self._close_bound()
+        if self._listener is None:
+            self._lose(f"port {port} is not bound any more")
+        elif self._channel is not None:
             self._hand_over()
+
+    def serve_nobody(self) -> None:
+        """Another node hosts the store: what was bound is not wanted, and the one before is over."""
+        self.end()
+        self._close_bound()
+
+    def _close_bound(self) -> None:
+        for sock in self._bound.values():
+            _close(sock)
+        self._bound.clear()
 
     def end(self) -> None:
         """The generation is over. What is bound for the next one stays."""
@@ -93,8 +111,7 @@ class StoreHost:
     def close(self) -> None:
         """End everything; returns when the process is gone."""
         self.end()
-        _close(self._bound)
-        self._bound = None
+        self._close_bound()
         self._let_go()
         _open_hosts.discard(self)
 
@@ -183,10 +200,11 @@ class StoreHost:
 
     def _forget(self) -> None:
         """In a forked process: the sockets are the parent's, and a copy would keep the port open."""
-        for sock in (self._bound, self._listener):
+        for sock in (*self._bound.values(), self._listener):
             if sock is not None:
                 sock.close()  # without shutting it down for the parent
-        self._bound = self._listener = self._channel = None  # channels see to themselves
+        self._bound = {}
+        self._listener = self._channel = None  # channels see to themselves
         self._pid = self._generation = 0
         _open_hosts.discard(self)
 

@@ -34,6 +34,7 @@ _u64: Callable[[bytes, int], tuple[int]] = wire.U64.unpack_from
 _i64: Callable[[bytes, int], tuple[int]] = wire.I64.unpack_from
 _pack_u64 = wire.U64.pack
 _pack_i64 = wire.I64.pack
+_SET = wire.SET
 _ITEM_COST = 48  # what Python needs to keep one item of a list, besides its bytes
 
 
@@ -264,21 +265,41 @@ class Session(Waiter):
     # --- commands -----------------------------------------------------------------------------------------------------
 
     def _set(self, data: bytes, at: int) -> int:
-        # The commands that come in thousands do without ``_key`` and ``_value``: calls are what costs here.
-        (length,) = _u64(data, at)
-        if length > self._most_key:
-            raise Refused(f"a key of {length} bytes is too long")
-        end = at + 8 + length
-        key = data[at + 8 : end]
-        (length,) = _u64(data, end)
-        if length > self._most_value:
-            raise Refused(f"a value of {length} bytes is too long")
-        at = end + 8
-        end = at + length
-        if end > len(data):
-            raise _Incomplete(end)
-        self._table.put(key, data[at:end])
-        return end
+        """A SET, and all others that follow at once: nothing is answered, so clients send them in long runs.
+
+        Here calls are what costs, hence no ``_key``, no ``_value``, and no ``put`` for a value that is not longer.
+        """
+        size, unpack, most_key, most_value = len(data), _u64, self._most_key, self._most_value
+        table = self._table
+        values, waiters = table.values, table.waiters
+        while True:
+            start = at - 1
+            if at + 8 > size:
+                raise _Incomplete(at + 8, start)
+            (length,) = unpack(data, at)
+            if length > most_key:
+                raise Refused(f"a key of {length} bytes is too long")
+            at += 8
+            end = at + length
+            if end + 8 > size:
+                raise _Incomplete(end + 8, start)
+            key = data[at:end]
+            (length,) = unpack(data, end)
+            if length > most_value:
+                raise Refused(f"a value of {length} bytes is too long")
+            at = end + 8
+            end = at + length
+            if end > size:
+                raise _Incomplete(end, start)
+            old = values.get(key)
+            if old is None or length > len(old) or waiters:
+                table.put(key, data[at:end])
+            else:
+                table.used_bytes += length - len(old)
+                values[key] = data[at:end]
+            if end == size or data[end] != _SET:
+                return end
+            at = end + 1
 
     def _get(self, data: bytes, at: int) -> int:
         (length,) = _u64(data, at)

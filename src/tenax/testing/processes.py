@@ -157,6 +157,12 @@ class FakeProcesses:
         self._clearing, self._killing = generation, True
         self._settle()
 
+    def keep(self, name: str, descriptor: int) -> None:
+        """There is no process here that could outlive the agent."""
+
+    def release(self, name: str) -> None:
+        """Nothing was kept."""
+
     def hold(self, seconds: float) -> None:
         self.held_s = seconds
         self._is_lease_over = False

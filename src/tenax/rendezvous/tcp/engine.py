@@ -30,7 +30,7 @@ from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.endpoint import Endpoint, Lookup, is_loopback, listen
 from tenax.rendezvous.tcp.link import Link
-from tenax.rendezvous.tcp.marker import Marker
+from tenax.rendezvous.tcp.marker import Marker, Note
 from tenax.rendezvous.tcp.server import WRONG_SECRET, CoordinatorServer
 from tenax.rendezvous.tcp.tls import TlsFiles
 
@@ -38,7 +38,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax.core.coordinator import CoordinatorState
     from tenax.core.messages import FromNode
+    from tenax.core.model import Assignment
     from tenax.ports import Cancellable, ControlledNode, Emit, EventLoop
     from tenax.rendezvous.tcp.endpoint import Address
 
@@ -47,6 +49,7 @@ _GREETING_S = 5.0
 _SOON_S, _LATER_S = 0.1, 1.0
 _SAY_EVERY_S = 10.0
 _LOOK_UP_EVERY_S = 5.0  # while the coordinator is not to be found
+_TOUCH_EVERY_S = 10.0
 _LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
 
 
@@ -100,10 +103,10 @@ class TcpRendezvous:
         self._is_run_over = False
         self._lease: Lease
         self._is_guarding = False
-        self._generation = 0
-        self._coordinator_rank = -1
-        self._restarts_used = 0
+        self._part: Assignment | None = None  # in the last generation that we were in
         self._saw_it_die = False
+        self._asked_at = 0.0  # when we last tried to connect, or proved ourselves
+        self._touched_at = 0.0
         self._lost_since = 0.0
         self._said_at = -_SAY_EVERY_S
         self._failures_in_a_row = 0
@@ -168,9 +171,8 @@ class TcpRendezvous:
         if self._connecting is not None:
             self._connecting.close()
         if self._link is not None:
-            self._link.flush(1.0)
             self._loop.unwatch(self._link)
-            self._link.close()
+            self._link.finish(1.0)
             self._link = None
         if self._server is not None:
             self._server.close()
@@ -235,8 +237,8 @@ class TcpRendezvous:
                 listener.close()
             self._refused(str(error))
             return False
-        left_behind = self._marker.read()
-        is_heir = self._generation > 0 or left_behind is not None
+        note = self._marker.read()
+        is_heir = self._part is not None or note is not None
         run = RunSettings(
             settings.run_id,
             settings.min_nodes,
@@ -257,20 +259,26 @@ class TcpRendezvous:
             tls=tls,
             record=self._node.record_run(run),
             on_fewer=self._on_fewer,
-            on_formed=self._on_formed,
+            on_change=self._write_marker,
+            on_tick=self._touch_marker,
         )
-        restarts_used = max(self._restarts_used, self._marker.restarts_used)
-        self._marker.write(max(self._generation, left_behind or 0), restarts_used)
+        for index, listener in enumerate(listeners):  # so that nobody serves here before what we started is gone
+            self._node.keep(f"endpoint {index}", listener.fileno())
         self._say_that_we_serve(is_heir)
-        self._server.open(
-            Opened(
-                recover_s=settings.terms.lease_s if is_heir else 0.0,
-                dead_rank=self._coordinator_rank if self._saw_it_die else -1,
-                generation=max(self._generation, left_behind or 0),
-                restarts_used=restarts_used,
-            )
-        )
+        self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_heir else 0.0))
         return True
+
+    def _opened(self, note: Note, recover_s: float) -> Opened:
+        """What is known of the past: from our own part in it, and from the note of who served here before."""
+        part = self._part
+        generation = max(note.generation, part.generation if part is not None else 0)
+        is_ours = part is not None and part.generation == generation
+        store = part.store if part is not None and is_ours else note.store
+        dead_rank = -1
+        if part is not None and is_ours and self._saw_it_die and part.coordinator_rank != part.group_rank:
+            dead_rank = part.coordinator_rank
+        restarts_used = max(note.restarts_used, part.restarts_used if part is not None else 0)
+        return Opened(recover_s, dead_rank, generation, restarts_used, store=store, verdict=note.verdict)
 
     def _say_that_we_serve(self, is_heir: bool) -> None:
         run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
@@ -290,6 +298,8 @@ class TcpRendezvous:
         if self._is_finished:
             return
         family, address = self._addresses[index]
+        if index == 0:
+            self._asked_at = self._loop.now()
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
@@ -309,7 +319,7 @@ class TcpRendezvous:
     def _on_nobody_there(self, was_refused: bool, why: str) -> None:
         if was_refused:
             # Its host is there and says that nobody serves: so nobody forms a generation without us.
-            self._lease = Lease(self._settings.terms, self._loop.now())
+            self._lease = Lease(self._settings.terms, max(self._lease.proven_at, self._asked_at))
             self._hold()
             self._guard()
             if self._serve_if_ours():
@@ -320,7 +330,7 @@ class TcpRendezvous:
 
     def _patience(self) -> float:
         """Short for a member, longer and longer for a stranger; never the same for two of them."""
-        longest = _SOON_S if self._generation else min(_LATER_S, _SOON_S * 2 ** min(self._failures_in_a_row, 8))
+        longest = _SOON_S if self._part is not None else min(_LATER_S, _SOON_S * 2 ** min(self._failures_in_a_row, 8))
         self._failures_in_a_row += 1
         return longest * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
 
@@ -356,6 +366,7 @@ class TcpRendezvous:
             self._on_link_closed,
             tls.for_client() if tls is not None else None,
             server_hostname=self._endpoint.host if tls is not None else None,
+            resets=True,  # in good order it is closed only when nothing of ours is alive
         )
         if link.is_closed:  # TLS refused at once
             return
@@ -394,6 +405,7 @@ class TcpRendezvous:
             self._refused(WRONG_SECRET)
             return
         self._is_proven = True
+        self._asked_at = self._loop.now()
         proof = wire.prove(secret, "agent", self._hello, challenge.nonce)
         self._link.send(wire.encode(wire.Proof(proof)))
 
@@ -405,12 +417,13 @@ class TcpRendezvous:
         self._is_linked = True
         self._failures_in_a_row = 0
         self._said_at = self._loop.now() - _SAY_EVERY_S
-        self._lease = Lease(terms, self._loop.now())
+        self._lease = Lease(terms, self._asked_at)
+        self._node.keep("link", link.fileno())
         if not self._has_own_address:
             self._place.addr, self._place.bind_to = self._reachable_at(link)
+        self._beat()  # first: its answer comes before everything that follows from our words
         for message in self._node.words(self._info):
             self._say_word(message)
-        self._beat()
         self._guard()
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:
@@ -436,10 +449,11 @@ class TcpRendezvous:
 
     def _on_event(self, event: object) -> None:
         match event:
+            case GenerationFormed() if not self._holds_lease():
+                if self._link is not None:  # we were away for so long that the others may have gone on
+                    self._link.close("its answer came too late")
             case GenerationFormed(part):
-                self._generation = part.generation
-                self._coordinator_rank = part.coordinator_rank
-                self._restarts_used = part.restarts_used
+                self._part = part
                 self._place.serve(part)
                 self._hold()
                 self._emit(event)
@@ -456,6 +470,7 @@ class TcpRendezvous:
         if link is not None and self._hello is not None:
             self._loop.unwatch(link)
         self._hello = None
+        self._node.release("link")
         for name in ("beat", "greeting"):
             if name in self._timers:
                 self._timers.pop(name).cancel()
@@ -466,13 +481,10 @@ class TcpRendezvous:
             self._lost_since = self._loop.now()
             self._saw_it_die = was_told
             is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers were just killed
-            goes_on = "; workers go on, and this node looks for it" if self._generation and is_in_time else ""
+            goes_on = "; workers go on, and this node looks for it" if self._part is not None and is_in_time else ""
             self._node.say(f"the coordinator at {self._endpoint} was lost: {why}{goes_on}")
-        if was_told:
-            self._lease = Lease(self._settings.terms, self._loop.now())
-            self._hold()
         unreachable = f"the coordinator at {self._endpoint} cannot be reached: {why}"
-        if link is not None and link.is_misfit and not self._generation:
+        if link is not None and link.is_misfit and self._part is None:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return
         self._try_again(unreachable, 0.0 if was_linked else _SOON_S, self._connect)
@@ -486,15 +498,19 @@ class TcpRendezvous:
         if link.all_has_arrived():
             self._lease.all_has_arrived()
             self._hold()
-        link.send(wire.encode(wire.Beat(self._lease.beat(self._loop.now()))))
+        now = self._loop.now()
+        link.send(wire.encode(wire.Beat(self._lease.beat(now), now)))
         self._later("beat", self._lease.terms.beat_s, self._beat)
 
     def _hold(self) -> None:
         """Tell the keeper how long the workers may live, should this process be stopped."""
         if self._server is not None or self._is_run_over:
             self._node.hold(0)  # if we are stopped, so is the coordinator; or nobody goes on at all
-        elif self._generation:
+        elif self._part is not None:
             self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
+
+    def _holds_lease(self) -> bool:
+        return self._server is not None or self._lease.ends_at() > self._loop.now()
 
     def _guard(self) -> None:
         """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
@@ -511,16 +527,23 @@ class TcpRendezvous:
                 self._guard()
                 return
         why = f"nothing was heard of the coordinator at {self._endpoint} for {self._lease.terms.fence_s:.1f} s"
-        if self._generation:
-            self._emit(Fenced(self._generation, f"{why}, and the others may go on without this node"))
+        if self._part is not None:
+            self._emit(Fenced(self._part.generation, f"{why}, and the others may go on without this node"))
         if self._link is not None:
             self._link.close(why)
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def _on_formed(self, generation: int) -> None:
-        if self._server is not None:
-            self._marker.write(generation, self._server.seat.state.restarts_used)
+    def _write_marker(self, state: CoordinatorState) -> None:
+        verdict = state.verdict
+        if verdict is not None:  # in brief: whoever asks later gets an answer, not a report
+            verdict = msgspec.structs.replace(verdict, failures=(), stopped=(), earlier=())
+        self._marker.write(Note(state.generation, state.restarts_used, state.store, verdict))
+
+    def _touch_marker(self) -> None:
+        if self._loop.now() - self._touched_at > _TOUCH_EVERY_S:
+            self._touched_at = self._loop.now()
+            self._marker.touch()
 
     def _on_fewer(self) -> None:
         if self._linger_until is not None:

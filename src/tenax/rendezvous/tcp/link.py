@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import struct
 import sys
 from contextlib import suppress
 
@@ -38,7 +39,9 @@ class Link:
         tls: ssl.SSLContext | None = None,
         server_hostname: str | None = None,
         is_server: bool = False,
+        resets: bool = False,
     ) -> None:
+        """With ``resets`` closing is no conclusion for the other side: it sees a reset, unless we ``finish``."""
         sock.setblocking(False)
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -52,6 +55,8 @@ class Link:
         self._reader = FrameReader()
         self._unsent = bytearray()
         self._is_closed = False
+        self._resets = resets
+        self.was_finished = False  # the other side has closed it in good order
         self.is_misfit = False  # it was closed because the two sides differ about TLS: trying again is of no use
         self._tls: ssl.SSLObject | None = None
         self._is_in_handshake = False
@@ -163,6 +168,7 @@ class Link:
                 self._break(error)
                 return
             if not data:
+                self.was_finished = True
                 self.close("its connection was closed", was_told=True)
                 return
             self._take(data)
@@ -242,13 +248,27 @@ class Link:
         else:
             self.close(f"its connection broke: {error.strerror or error}")
 
+    def finish(self, patience_s: float) -> None:
+        """Say what is left to say, and close in good order."""
+        self.flush(patience_s)
+        self._resets = False
+        self.close()
+
+    def reset(self, why: str = "") -> None:
+        """Close so that the other side can draw no conclusion."""
+        self._resets = True
+        self.close(why)
+
     def close(self, why: str = "", *, was_told: bool = False) -> None:
         """Without a reason it is our own wish, and nobody is told."""
         if self._is_closed:
             return
         self._is_closed = True
         with suppress(OSError):
-            self._sock.shutdown(socket.SHUT_RDWR)
+            if self._resets:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         if why:
             self._on_closed(why, was_told)

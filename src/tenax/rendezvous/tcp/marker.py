@@ -1,7 +1,9 @@
 """The marker: a coordinator's note to its successor on the same host, should it die without a word.
 
-It says up to which generation the run had come, and what of its budget was used. Who finds one gives the members of
-that generation time to show up before it forms another. An orderly end removes it; one that is old is not believed.
+It says how far the run had come: the last generation and its store, the restarts that were used, and the verdict if
+there was one. It is written before anybody is told. Who finds one gives the members of that generation time to show up
+before it forms another. An orderly end removes it, and a living coordinator touches it; one that nobody has touched for
+a while is not believed, for it may be of another run of that name.
 """
 
 from __future__ import annotations
@@ -13,14 +15,21 @@ from contextlib import suppress
 
 import msgspec
 
-_BELIEVED_S = 3600.0
-_MOST_BYTES = 1024
+from tenax.core.model import Verdict
+
+_BELIEVED_S = 60.0
+_VERDICT_BELIEVED_S = 10.0  # the same command may be meant to run again
+_MOST_BYTES = 64 << 10
 _MOST = 1 << 40  # of generations, and of restarts
 
 
-class _Note(msgspec.Struct, frozen=True):
-    generation: int
+class Note(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a successor must know."""
+
+    generation: int = 0
     restarts_used: int = 0
+    store: str = ""
+    verdict: Verdict | None = None
 
 
 class Marker:
@@ -31,11 +40,10 @@ class Marker:
 
         name = hashlib.sha256(f"{run_id}\0{endpoint}".encode()).hexdigest()[:16]
         folder = directory or os.environ.get("TMPDIR") or "/tmp"
-        self.restarts_used = 0  # what the note says that was read
         self._path = os.path.join(folder, f"tenax-coordinator-{os.geteuid()}-{name}.json")
 
-    def read(self) -> int | None:
-        """The generation that an earlier coordinator had formed; None: there was none that died."""
+    def read(self) -> Note | None:
+        """What an earlier coordinator left; None: there was none that died lately."""
         try:
             # Not to wait: others may write into this folder too, and a pipe of theirs would hold us for ever.
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -43,30 +51,36 @@ class Marker:
             return None
         try:
             about = os.fstat(descriptor)
-            is_ours = stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid()
-            if not is_ours or time.time() - about.st_mtime >= _BELIEVED_S:
+            age_s = time.time() - about.st_mtime
+            if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or age_s >= _BELIEVED_S:
                 return None
-            note = msgspec.json.decode(os.read(descriptor, _MOST_BYTES), type=_Note)
+            note = msgspec.json.decode(os.read(descriptor, _MOST_BYTES), type=Note)
             if not 0 <= note.generation <= _MOST or not 0 <= note.restarts_used <= _MOST:
                 return None
-            self.restarts_used = note.restarts_used
-            return note.generation
+            if note.verdict is not None and age_s >= _VERDICT_BELIEVED_S:
+                return None
+            return note
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return None
         finally:
             os.close(descriptor)
 
-    def write(self, generation: int, restarts_used: int = 0) -> None:
+    def write(self, note: Note) -> None:
         new = f"{self._path}.{os.urandom(8).hex()}"
-        with suppress(OSError):
+        with suppress(OSError, UnicodeEncodeError):
             descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 with open(descriptor, "wb") as file:
-                    file.write(msgspec.json.encode(_Note(generation, restarts_used)))
+                    file.write(msgspec.json.encode(note))
                 os.replace(new, self._path)
-            except OSError:
+            except BaseException:
                 os.unlink(new)
                 raise
+
+    def touch(self) -> None:
+        """Its coordinator lives."""
+        with suppress(OSError):
+            os.utime(self._path)
 
     def remove(self) -> None:
         with suppress(OSError):

@@ -16,9 +16,11 @@ import os
 import selectors
 import socket
 
+import msgspec
+
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
-from tenax.core.messages import NodeJoined
+from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeStopped
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from tenax.core.coordinator import RunSettings, Say
+    from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
     from tenax.core.lease import LeaseTerms
     from tenax.core.policy import RestartPolicy
     from tenax.ports import Cancellable, EventLoop, RecordRun
@@ -41,6 +43,7 @@ _MOST_TICK_S = 1.0  # also of a long lease: strangers are looked at no more seld
 _ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
 _ACCEPTS_AT_ONCE = 256
 _LAST_WORDS_S = 1.0  # for all links together, when the server closes
+_CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
 _RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
 
 
@@ -58,6 +61,26 @@ class _Peer:
         self.since = since
         self.heard_at = since
         self.interest = selectors.EVENT_READ
+        self.clocks = _Clocks()
+
+
+class _Clocks:
+    """How far a node's clock is ahead of ours, from the beat that was under way the shortest time lately."""
+
+    def __init__(self) -> None:
+        self._ahead_s: float | None = None
+        self._since = 0.0
+
+    def compare(self, theirs: float, ours: float) -> None:
+        ahead_s = theirs - ours
+        if self._ahead_s is None or ahead_s > self._ahead_s or ours - self._since > _CLOCKS_DRIFT_S:
+            self._ahead_s, self._since = ahead_s, ours
+
+    def dated(self, message: FromNode, now: float) -> FromNode:
+        """A word with the time at which it arrived, on its sender's clock: however long it was under way."""
+        if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped):
+            return message
+        return msgspec.structs.replace(message, sent_at=max(message.sent_at, now + self._ahead_s))
 
 
 class CoordinatorServer:
@@ -75,7 +98,8 @@ class CoordinatorServer:
         tls: ssl.SSLContext | None = None,
         record: RecordRun = lambda *_: None,
         on_fewer: Callable[[], None] = lambda: None,
-        on_formed: Callable[[int], None] = lambda _: None,
+        on_change: Callable[[CoordinatorState], None] = lambda _: None,
+        on_tick: Callable[[], None] = lambda: None,
         stranger_s: float = _STRANGER_S,
     ) -> None:
         self._listeners = listeners
@@ -85,14 +109,18 @@ class CoordinatorServer:
         self._loop = loop
         self._tls = tls
         self._on_fewer = on_fewer
-        self._on_formed = on_formed
+        self._on_change = on_change
+        self._on_every_tick = on_tick
         self._stranger_s = stranger_s
-        self._formed = 0
+        self._known = (0, False)  # the last generation, and whether the run is over
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
         self._strangers = 0
         self._nodes: dict[str, _Peer] = {}
-        self._seat = CoordinatorSeat(settings, policy, loop, self._deliver, record)
+        # Nodes whose link was reset, and when they were last heard. That says nothing about them: they may come back.
+        self._absent: dict[str, float] = {}
+        self._seat = CoordinatorSeat(settings, policy, loop, self._deliver, self._before_saying)
+        self._record = record
         self._timer: Cancellable | None = None
         self._tick_at = 0.0
         self._is_listening = False
@@ -249,7 +277,9 @@ class CoordinatorServer:
         self._strangers -= 1
         old = self._nodes.get(hello.node_id)
         self._nodes[hello.node_id] = peer
+        self._absent.pop(hello.node_id, None)
         if old is not None:  # the same agent, and its old link is of no use to it any more
+            old.link.reset()
             self._forget(old)
         self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s)))
 
@@ -262,16 +292,25 @@ class CoordinatorServer:
 
     def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
         match frame:
-            case wire.Beat(number):
+            case wire.Beat(number, at):
+                peer.clocks.compare(at, peer.heard_at)
                 self._send(peer, wire.encode(wire.BeatAnswer(number)))
             case wire.Word(message):
                 if isinstance(message, NodeJoined) and message.node.node_id != peer.node_id:
                     raise wire.WireError("the words of another node")
-                self._seat.step(Heard(peer.node_id, message))
+                self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
             case wire.Cancel(why):
                 self._seat.step(CancelRequested(why))
             case _:
                 raise wire.WireError("the wrong frame for its place")
+
+    def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+        """What a successor must know is written down before anybody hears of it."""
+        known = (state.generation, state.verdict is not None)
+        if known != self._known:
+            self._known = known
+            self._on_change(state)
+        self._record(now, event, says, state)
 
     def _deliver(self, say: Say) -> None:
         data = wire.encode(wire.Event(say.event))
@@ -281,10 +320,6 @@ class CoordinatorServer:
             if peer is not None:
                 peer.is_leaving |= is_last_word
                 self._send(peer, data)
-        formed = self._seat.state.generation
-        if formed != self._formed:
-            self._formed = formed
-            self._on_formed(formed)
 
     def cancel(self, why: str) -> None:
         self._seat.step(CancelRequested(why))
@@ -299,7 +334,10 @@ class CoordinatorServer:
         self._forget(peer)
         if peer.is_trusted and self._nodes.get(peer.node_id) is peer:
             del self._nodes[peer.node_id]
-            self._seat.step(NodeLost(peer.node_id, why))
+            if peer.link.was_finished or peer.is_leaving:
+                self._seat.step(NodeLost(peer.node_id, why))
+            else:
+                self._absent[peer.node_id] = peer.heard_at
             self._on_fewer()
 
     def _forget(self, peer: _Peer, *, is_flushed: bool = False) -> None:
@@ -327,6 +365,7 @@ class CoordinatorServer:
                 break
         now = self._loop.now()
         absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
+        self._absent = {node_id: heard_at + absent_s for node_id, heard_at in self._absent.items()}
         for peer in list(self._peers):
             peer.heard_at = min(now, peer.heard_at + absent_s)
             peer.since = min(now, peer.since + absent_s)
@@ -335,9 +374,14 @@ class CoordinatorServer:
                     self.refused += 1
                     self._forget(peer)
             elif now - peer.heard_at > self._terms.lease_s:
-                peer.link.close(f"it was silent for {self._terms.lease_s:g} s")
+                peer.link.reset("it was silent")
+        for node_id, heard_at in list(self._absent.items()):
+            if now - heard_at > self._terms.lease_s:
+                del self._absent[node_id]
+                self._seat.step(NodeLost(node_id, f"it was silent for {self._terms.lease_s:g} s"))
         if self._strangers < _MOST_STRANGERS and len(self._peers) < self._most_links:
             self._listen()
+        self._on_every_tick()
         self._tick_later()
 
     def close(self) -> None:

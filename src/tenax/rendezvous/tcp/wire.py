@@ -55,6 +55,7 @@ class Word(Frame, frozen=True):
 
 class Beat(Frame, frozen=True):
     number: int
+    at: float = 0.0  # on the sender's clock: the least difference that was seen is that of the two clocks
 
 
 class Cancel(Frame, frozen=True):
