@@ -45,6 +45,8 @@ class Node:
             policy=None,
             words=lambda info: words_on_connecting(self.machine.state, info, self._loop.now()),
             hold=lambda _: None,
+            keep=lambda *_: None,
+            release=lambda _: None,
             say=lambda _: None,
             record_run=self._record_run,
         )

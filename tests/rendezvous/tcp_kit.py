@@ -504,6 +504,8 @@ class EngineNode:
         self.events: list[Any] = []
         self.said: list[str] = []
         self.holds: list[float] = []
+        self.kept: list[str] = []  # what a keeper would hold a copy of
+        self.released: list[str] = []
         self.generation = 0
         self.is_running = False
         self.part = Assignment(0)
@@ -514,7 +516,13 @@ class EngineNode:
         self.thread = LoopThread()
         agent = AgentSettings("run", "default", 1, max_restarts)
         self._node = ControlledNode(
-            settings=agent, policy=None, words=self._words, hold=self._on_hold, say=self._on_said
+            settings=agent,
+            policy=None,
+            words=self._words,
+            hold=self._on_hold,
+            keep=lambda name, _: self._note(self.kept, name),
+            release=lambda name: self._note(self.released, name),
+            say=self._on_said,
         )
         self._is_open = True
         self.thread.call(lambda: self.engine.open(self.thread.loop, self._on_event, self._node))

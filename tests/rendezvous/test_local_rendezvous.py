@@ -56,7 +56,15 @@ class Seated:
         self.engine = engine
         self.said: list[str] = []
         chosen = {"run_id": "run", "role": "trainer", "local_world_size": 4, "max_restarts": 1, **settings}
-        node = ControlledNode(AgentSettings(**chosen), policy, lambda _: [], lambda _: None, self.said.append)
+        node = ControlledNode(
+            settings=AgentSettings(**chosen),
+            policy=policy,
+            words=lambda _: [],
+            hold=lambda _: None,
+            keep=lambda *_: None,
+            release=lambda _: None,
+            say=self.said.append,
+        )
         engine.open(self.loop, self.loop.post, node)
 
     def hear(self) -> fact.AnyEvent:

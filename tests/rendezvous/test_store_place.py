@@ -41,8 +41,11 @@ class Housed:
     def serve(self, generation: int, group_rank: int = 0) -> int:
         """One generation: offer, and hold this rank in it. The port."""
         port = self.offer().store_port
-        self.place.serve(Assignment(generation, group_rank, 2))
+        self.form(generation, port, group_rank)
         return port
+
+    def form(self, generation: int, port: int, group_rank: int = 0) -> None:
+        self.place.serve(Assignment(generation, group_rank, 2, master_port=port))
 
     def beside(self, what: Callable[[], T]) -> T:
         results: list[Any] = []
@@ -122,7 +125,7 @@ def test_every_generation_has_a_port_and_keys_of_its_own(housed: Callable[..., H
     second = made.offer().store_port
     assert second != first
     assert made.beside(lambda: old.get("key")) == b"of generation 1", "who still ends may still use it"
-    made.place.serve(Assignment(2))
+    made.form(2, second)
     assert refused(first)
     new = made.connect(second)
     assert made.beside(lambda: new.check(["key"])) is False
@@ -140,6 +143,33 @@ def test_a_port_that_was_named_is_the_same_for_every_generation(housed: Callable
         assert made.beside(lambda store=store: store.check(["key"])) is False
         made.beside(lambda store=store: store.set("key", b"value"))
     assert made.said == []
+
+
+def test_an_earlier_offer_stands(housed: Callable[..., Housed]) -> None:
+    """A node that was linked anew offers again; the coordinator may have told the others of the first offer."""
+    made = housed()
+    offers = [made.offer().store_port for _ in range(3)]
+    assert len(set(offers)) == 3
+    made.form(1, offers[0])
+    made.connect(offers[0])
+    assert refused(offers[1]), "nobody was told of these"
+    assert refused(offers[2])
+
+
+def test_an_offer_that_is_too_old_is_told_as_a_loss(housed: Callable[..., Housed]) -> None:
+    """A node that offered very often does not hold ports without end."""
+    made = housed()
+    first, *_ = [made.offer().store_port for _ in range(20)]
+    assert refused(first)
+    made.form(1, first)
+    assert made.said == [f"the workers' store was lost: port {first} is not bound any more"]
+
+
+def test_a_port_that_was_named_may_be_offered_again(housed: Callable[..., Housed]) -> None:
+    made = housed("127.0.0.1", port := free_port())
+    assert [made.offer().store_port for _ in range(3)] == [port] * 3
+    made.form(1, port)
+    made.connect(port)
 
 
 def test_one_process_serves_one_generation_after_the_other(housed: Callable[..., Housed]) -> None:
@@ -185,7 +215,7 @@ def test_a_worker_may_host_the_store_itself(housed: Callable[..., Housed]) -> No
     made = housed(in_agent=False)
     ready = made.offer()
     assert not ready.is_agent_store
-    made.place.serve(Assignment(1))
+    made.form(1, ready.store_port)
     with socket.create_server(("127.0.0.1", ready.store_port)):
         pass
     assert len({made.offer().store_port for _ in range(8)}) > 1
@@ -207,7 +237,7 @@ def test_a_loopback_address_is_open_to_this_host_only(housed: Callable[..., Hous
     assert ready.store_addr == addr
     with socket.socket() as other:
         other.bind(("127.0.0.2", ready.store_port))  # so it does not listen everywhere
-    made.place.serve(Assignment(1))
+    made.form(1, ready.store_port)
     made.connect(ready.store_port, addr)
 
 
@@ -216,7 +246,7 @@ def test_any_other_address_is_announced_and_listened_at_everywhere(housed: Calla
     made = housed("some-name.example")
     ready = made.offer()
     assert ready.store_addr == "some-name.example"
-    made.place.serve(Assignment(1))
+    made.form(1, ready.store_port)
     made.connect(ready.store_port, "127.0.0.2")
 
 
@@ -224,7 +254,7 @@ def test_the_address_to_listen_at_can_be_another(housed: Callable[..., Housed]) 
     """Announced is one, bound is the other."""
     made = housed("some-name.example", bind_to="127.0.0.2")
     ready = made.offer()
-    made.place.serve(Assignment(1))
+    made.form(1, ready.store_port)
     made.connect(ready.store_port, "127.0.0.2")
     assert refused(ready.store_port)
 

@@ -21,7 +21,7 @@ from tenax.core.model import Outcome
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.server import WRONG_SECRET
 from tenax.rendezvous.tcp.tls import TlsFiles
-from watching import leaving_nothing, python
+from watching import leaving_nothing, python, until
 
 # --- the handshake ----------------------------------------------------------------------------------------------------
 

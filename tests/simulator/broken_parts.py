@@ -41,10 +41,10 @@ class IsReadyBeforeItIsClear(AgentMachine):
 class StartsAgain(AgentMachine):
     """Does not end its workers when its generation ends elsewhere: starts them anew."""
 
-    def _on_generation_ended(self, why: str, now: float) -> None:
-        if self.state.phase is Phase.RUNNING and self.state.assignment is not None:
+    def _on_generation_ended(self, *details) -> None:
+        if self.state.phase is Phase.RUNNING and self.state.assignment.group_rank > 0:
             self._orders.append(order.StartWorkers(self.state.assignment))
-        super()._on_generation_ended(why, now)
+        super()._on_generation_ended(*details)
 
 
 class CallsFailureSuccess(AgentMachine):

@@ -180,10 +180,16 @@ def test_a_fixed_port_can_be_bound_again_at_once(agent: Agent) -> None:
         peer.close()
 
 
-def test_a_port_that_was_never_served_is_given_up_for_the_next(agent: Agent) -> None:
+def test_all_ports_that_were_offered_are_kept_until_one_of_them_is_served(agent: Agent) -> None:
+    """The generation may have been told of an earlier offer than the last one."""
     first = agent.store.bind(HERE)
     second = agent.store.bind(HERE)
+    third = agent.store.bind(HERE)
+    assert is_open(first)
+    assert is_open(second)
+    agent.store.serve(1, second)
     assert not is_open(first)
+    assert not is_open(third)
     assert is_open(second)
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _u64: Callable[[bytes, int], tuple[int]] = wire.U64.unpack_from
 _i64: Callable[[bytes, int], tuple[int]] = wire.I64.unpack_from
+_u8_u64: Callable[[bytes, int], tuple[int, int]] = struct.Struct("<BQ").unpack_from
 _pack_u64 = wire.U64.pack
 _pack_i64 = wire.I64.pack
 _SET = wire.SET
@@ -267,39 +268,38 @@ class Session(Waiter):
     def _set(self, data: bytes, at: int) -> int:
         """A SET, and all others that follow at once: nothing is answered, so clients send them in long runs.
 
-        Here calls are what costs, hence no ``_key``, no ``_value``, and no ``put`` for a value that is not longer.
+        Here calls are what costs, hence no ``_key``, no ``_value``, and no ``put`` when the value is as long as before.
         """
-        size, unpack, most_key, most_value = len(data), _u64, self._most_key, self._most_value
-        table = self._table
+        size, command_and_length, unpack = len(data), _u8_u64, _u64
+        most_key, most_value, table = self._most_key, self._most_value, self._table
         values, waiters = table.values, table.waiters
-        while True:
-            start = at - 1
-            if at + 8 > size:
-                raise _Incomplete(at + 8, start)
-            (length,) = unpack(data, at)
-            if length > most_key:
-                raise Refused(f"a key of {length} bytes is too long")
-            at += 8
-            end = at + length
-            if end + 8 > size:
-                raise _Incomplete(end + 8, start)
-            key = data[at:end]
-            (length,) = unpack(data, end)
-            if length > most_value:
-                raise Refused(f"a value of {length} bytes is too long")
-            at = end + 8
-            end = at + length
-            if end > size:
-                raise _Incomplete(end, start)
-            old = values.get(key)
-            if old is None or length > len(old) or waiters:
-                table.put(key, data[at:end])
-            else:
-                table.used_bytes += length - len(old)
-                values[key] = data[at:end]
-            if end == size or data[end] != _SET:
-                return end
-            at = end + 1
+        at -= 1
+        try:
+            while True:
+                command, length = command_and_length(data, at)
+                if command != _SET:
+                    return at
+                if length > most_key:
+                    raise Refused(f"a key of {length} bytes is too long")
+                end = at + 9 + length
+                key = data[at + 9 : end]
+                (length,) = unpack(data, end)
+                if length > most_value:
+                    raise Refused(f"a value of {length} bytes is too long")
+                begin = end + 8
+                end = begin + length
+                if end > size:
+                    raise _Incomplete(end, at)
+                old = values.get(key)
+                if old is None or len(old) != length or waiters:
+                    table.put(key, data[begin:end])
+                else:
+                    values[key] = data[begin:end]
+                at = end
+        except struct.error:  # the data ends here: in the middle of a SET, or of a shorter command, or just before one
+            if at == size or data[at] != _SET:
+                return at
+            raise _Incomplete(size + 1, at) from None
 
     def _get(self, data: bytes, at: int) -> int:
         (length,) = _u64(data, at)

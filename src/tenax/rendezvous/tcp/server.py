@@ -117,8 +117,8 @@ class CoordinatorServer:
         self._peers: set[_Peer] = set()
         self._strangers = 0
         self._nodes: dict[str, _Peer] = {}
-        # Nodes whose link was reset, and when they were last heard. That says nothing about them: they may come back.
-        self._absent: dict[str, float] = {}
+        # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
+        self._absent: dict[str, tuple[float, str]] = {}
         self._seat = CoordinatorSeat(settings, policy, loop, self._deliver, self._before_saying)
         self._record = record
         self._timer: Cancellable | None = None
@@ -337,7 +337,7 @@ class CoordinatorServer:
             if peer.link.was_finished or peer.is_leaving:
                 self._seat.step(NodeLost(peer.node_id, why))
             else:
-                self._absent[peer.node_id] = peer.heard_at
+                self._absent[peer.node_id] = (peer.heard_at, why)
             self._on_fewer()
 
     def _forget(self, peer: _Peer, *, is_flushed: bool = False) -> None:
@@ -365,7 +365,7 @@ class CoordinatorServer:
                 break
         now = self._loop.now()
         absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
-        self._absent = {node_id: heard_at + absent_s for node_id, heard_at in self._absent.items()}
+        self._absent = {node_id: (heard_at + absent_s, why) for node_id, (heard_at, why) in self._absent.items()}
         for peer in list(self._peers):
             peer.heard_at = min(now, peer.heard_at + absent_s)
             peer.since = min(now, peer.since + absent_s)
@@ -374,11 +374,11 @@ class CoordinatorServer:
                     self.refused += 1
                     self._forget(peer)
             elif now - peer.heard_at > self._terms.lease_s:
-                peer.link.reset("it was silent")
-        for node_id, heard_at in list(self._absent.items()):
+                peer.link.reset(f"it was silent for {self._terms.lease_s:g} s")
+        for node_id, (heard_at, why) in list(self._absent.items()):
             if now - heard_at > self._terms.lease_s:
                 del self._absent[node_id]
-                self._seat.step(NodeLost(node_id, f"it was silent for {self._terms.lease_s:g} s"))
+                self._seat.step(NodeLost(node_id, why))
         if self._strangers < _MOST_STRANGERS and len(self._peers) < self._most_links:
             self._listen()
         self._on_every_tick()

@@ -1,0 +1,160 @@
+"""Kept connections: whoever is at the other end sees an agent's death only when nothing that it started is alive."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from watching import PATIENCE_S, Program, gone, is_alive, on_linux, program
+
+pytestmark = on_linux
+__all__ = ["program"]
+
+Start = Callable[..., Program]
+
+# An agent with a link, and with workers that ignore what can be ignored, each with a daemon in a session of its own.
+AGENT = """
+import os, signal, socket, sys
+from watching import Hearing, Pipe, launch, python
+from tenax.core import events as fact
+from tenax.processes.keeper import KeeperProcess
+
+NASTY = '''
+import os, signal
+for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"):
+    signal.signal(getattr(signal, name), signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+print(os.getpid(), flush=True)
+while True:
+    signal.pause()
+'''
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+keeper = KeeperProcess()
+hearing = Hearing(keeper)
+keeper.keep("link", link.fileno())
+words = Pipe()
+for rank in range(4):
+    keeper.start(1, rank, launch(python(NASTY), descriptors={1: words.writer}))
+    hearing.take(fact.WorkerStarted)
+print(keeper.pid, *words.numbers(8), flush=True)
+"""
+WAIT = "\nhearing.take(fact.NodeCleared, timeout_s=600)\n"
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        made.settimeout(PATIENCE_S)
+        yield made
+
+
+def linked(listener: socket.socket) -> socket.socket:
+    link, _ = listener.accept()
+    link.settimeout(PATIENCE_S)
+    return link
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["nothing unread", "something unread"])
+def test_a_link_outlives_everything_that_its_agent_started(
+    program: Start, listener: socket.socket, is_read: bool
+) -> None:
+    """The agent is killed: when its link ends, all its processes are dead; and it ends in order, not with a reset."""
+    agent = program(AGENT + WAIT, listener.getsockname()[1])
+    with linked(listener) as link:
+        keeper, *job = map(int, agent.pipe.line().split())
+        assert all(map(is_alive, job))
+        if not is_read:
+            link.sendall(b"a word that a dead agent will not read")
+        agent.send(signal.SIGKILL)
+        assert link.recv(1) == b""
+        assert gone(job, 0), "the link ended while workers lived"
+    agent.wait()
+    assert gone([keeper])
+
+
+def test_a_link_outlives_an_agent_that_leaves(program: Start, listener: socket.socket) -> None:
+    """Not only a killed one: whatever closes its end, the order is the same."""
+    agent = program(AGENT + "\nlink.close()\nkeeper.close()\n", listener.getsockname()[1])
+    with linked(listener) as link:
+        _, *job = map(int, agent.pipe.line().split())
+        assert link.recv(1) == b""
+        assert gone(job, 0)
+    assert agent.wait() == 0, agent.errors
+
+
+def test_a_link_that_was_let_go_ends_when_the_agent_ends_it(program: Start, listener: socket.socket) -> None:
+    """The workers hold no copy of it, and live on."""
+    agent = program(AGENT + '\nkeeper.release("link")\nlink.close()\n' + WAIT, listener.getsockname()[1])
+    with linked(listener) as link:
+        keeper, *job = map(int, agent.pipe.line().split())
+        assert link.recv(1) == b""
+        assert all(map(is_alive, [keeper, *job]))
+    agent.send(signal.SIGKILL)
+    agent.wait()
+    assert gone([keeper, *job])
+
+
+def test_a_new_link_takes_the_place_of_the_old_one(program: Start, listener: socket.socket) -> None:
+    """After a reconnect the copy of the first one is nobody's; letting go of what is not kept is no mistake."""
+    again = """
+new = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+keeper.keep("link", new.fileno())
+keeper.release("no such link")
+link.close()
+"""
+    agent = program(AGENT + again + WAIT, listener.getsockname()[1])
+    with linked(listener) as old:
+        _, *job = map(int, agent.pipe.line().split())
+        with linked(listener) as new:
+            assert old.recv(1) == b""
+            assert all(map(is_alive, job))
+            agent.send(signal.SIGKILL)
+            assert new.recv(1) == b""
+            assert gone(job, 0)
+    agent.wait()
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_functions_hold_no_copy(program: Start, listener: socket.socket, method: str) -> None:
+    """Where the keeper forks what it holds, the worker is a copy of it, and still without the link."""
+    code = """
+    import os, signal, socket, sys
+    import msgspec
+    from tenax.core import events as fact
+    from tenax.runtime.entrypoints import make_entrypoint
+    from watching import Hearing, Pipe
+    def stay():
+        os.write(1, b"%d\\n" % os.getpid())
+        while True:
+            signal.pause()
+    if __name__ == "__main__":
+        entrypoint = make_entrypoint(stay, {0: ()}, sys.argv[2], "stay")
+        keeper = entrypoint.keeper()
+        hearing = Hearing(keeper)
+        link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+        keeper.keep("link", link.fileno())
+        words = Pipe()
+        launch = entrypoint.launch(0, dict(os.environ))
+        launch = msgspec.structs.replace(launch, descriptors={**launch.descriptors, 1: words.writer})
+        keeper.start(1, 0, launch)
+        hearing.take(fact.WorkerStarted)
+        entrypoint.release(0)
+        print(*words.numbers(1), flush=True)
+        keeper.release("link")
+        link.close()
+        hearing.take(fact.NodeCleared, timeout_s=600)
+    """
+    agent = program(code, listener.getsockname()[1], method)
+    with linked(listener) as link:
+        worker = int(agent.pipe.line())
+        assert link.recv(1) == b""
+        assert is_alive(worker)
+    agent.send(signal.SIGKILL)
+    agent.wait()
+    assert gone([worker])
