@@ -4,9 +4,10 @@
 
     for step in range(steps):
         train(step)
-        if notice := preemption.notice():
+        if preemption.notice():
             save_checkpoint(step)     # every rank of every node sees the notice, so all can save together
-            break
+
+It goes on after that: who must end is asked to by a signal, and the others form the next generation.
 
 For use inside workers. It costs one look at the file system; there is nothing to set up and no thread. Without tenax
 above (or before any notice) the answer is None.

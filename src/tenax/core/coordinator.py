@@ -812,7 +812,10 @@ class CoordinatorMachine:
             self._gather(f"{_some(state.drained)} {_was(len(state.drained))} asked to leave", now)
         elif state.lost or not state.failures or state.ended_by in (Ending.JOIN, Ending.LOSS):
             state.membership_changes += 1
-            self._gather(state.ended_why, now)
+            is_told = (
+                state.ended_by is not Ending.FAILURE
+            )  # a worker's failure is not why: it is free because of the loss
+            self._gather(state.ended_why if is_told else f"{_some(list(state.lost))} was lost", now)
         else:
             self._after_failure(now)
         state.longest_s = max(state.longest_s, lived_s)

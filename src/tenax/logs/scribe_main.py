@@ -508,7 +508,16 @@ def _text(path: bytes) -> str:
 
 def main(descriptor: int) -> NoReturn:
     """The life of the process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTTOU, signal.SIGTSTP):
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGTTOU,
+        signal.SIGTSTP,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+    ):
         signal.signal(number, signal.SIG_IGN)
     allow_kicks()
     channel = Channel.from_descriptor(descriptor)

@@ -357,7 +357,8 @@ def main(descriptor: int) -> None:
 
 
 def _catchable() -> list[signal.Signals]:
-    return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+    """What a scheduler or a person may send to every process of a job: we go when the agent does."""
+    return [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
 
 
 def _interest(channel: Channel) -> int:

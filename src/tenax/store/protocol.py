@@ -296,8 +296,10 @@ class Session(Waiter):
                 else:
                     values[key] = data[begin:end]
                 at = end
-        except struct.error:  # the data ends here: in the middle of a SET, or of a shorter command, or just before one
-            if at == size or data[at] != _SET:
+                if at == size:
+                    return at
+        except struct.error:  # the data ends in the middle of a SET, or is a shorter command
+            if data[at] != _SET:
                 return at
             raise _Incomplete(size + 1, at) from None
 

@@ -89,7 +89,7 @@ class StoreProcess:
 
 def main(descriptor: int) -> None:
     """Entry of the helper process."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # they are for the agent: workers that are asked to end still need us
     _allow_many_connections()
     StoreProcess(Channel.from_descriptor(descriptor)).run()

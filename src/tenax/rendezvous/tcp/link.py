@@ -171,9 +171,16 @@ class Link:
                 self.was_finished = True
                 self.close("its connection was closed", was_told=True)
                 return
+            self.was_finished = self._is_at_end()  # known before we answer: then its system resets what it had closed
             self._take(data)
             if len(data) < _READ_BYTES:
                 return
+
+    def _is_at_end(self) -> bool:
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except OSError:  # nothing there yet, or broken, which the next read will tell
+            return False
 
     def _take(self, data: bytes) -> None:
         try:

@@ -365,7 +365,7 @@ class CoordinatorServer:
                 break
         now = self._loop.now()
         absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
-        self._absent = {node_id: (heard_at + absent_s, why) for node_id, (heard_at, why) in self._absent.items()}
+        self._absent = {each: (min(now, heard_at + absent_s), why) for each, (heard_at, why) in self._absent.items()}
         for peer in list(self._peers):
             peer.heard_at = min(now, peer.heard_at + absent_s)
             peer.since = min(now, peer.since + absent_s)

@@ -13,6 +13,7 @@ same name or under none. Sometimes a second one dies while the others are stoppi
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -232,9 +233,9 @@ class Crowd:
             raise PropertyBroken("S12", f"{len(state.nodes)} nodes and {len(state.ranks_by_name)} names are remembered")
 
 
-def play_crowd(setup: CrowdSetup) -> CrowdOutcome:
+def play_crowd(setup: CrowdSetup, make_crowd: Callable[[CrowdSetup], Crowd] = Crowd) -> CrowdOutcome:
     """Play it, and say what came of it."""
-    crowd = Crowd(setup)
+    crowd = make_crowd(setup)
     broken = ""
     try:
         crowd.play()

@@ -248,6 +248,7 @@ class Server:
         del self._heard_at[node_id]
         del self._attempts[node_id]
         self._clocks.pop(node_id, None)
+        self.cluster.checks.disturbed()
         self._step(NodeLost(node_id, why))
         self._leave_if_done()
 

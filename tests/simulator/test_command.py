@@ -1,0 +1,33 @@
+"""The command: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenax.testing.simulator.__main__ import main
+
+
+def test_many_seeds_end_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "5", "--start", "3"]) == 0
+    assert capsys.readouterr().out.startswith("5 seeds, 0 broken: ")
+
+
+def test_one_seed_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "3", "--tell"]) == 0
+    out = capsys.readouterr().out
+    assert "host0/coord   Opened() -> " in out
+    assert "seed 3: every property holds\n" in out
+
+
+def test_nodes_hours_and_mode_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seed", "8", "--tell", "--nodes", "9", "--hours", "0.005", "--mode", "liveness"]) == 0
+    out = capsys.readouterr().out
+    assert "/n9 " in out
+    assert "    18.0000  CALM          the faults stop" in out
+
+
+def test_a_crowd_is_summed_up(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--nodes", "30", "--hours", "0.2", "--deaths-per-minute", "1", "--spares", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("30 nodes and 2 spares, 0.2 h, ")
+    assert "every property holds" in out
