@@ -327,7 +327,7 @@ def test_the_json_names_the_host_of_each_failure() -> None:
         ),
         (
             Verdict(Outcome.BROKEN, "the keeper was lost: it was killed"),
-            "train.py could not be run on gpu-07: the keeper was lost: it was killed",
+            "train.py could not be run: the keeper was lost: it was killed",
             "the keeper was lost: it was killed.",
         ),
         (

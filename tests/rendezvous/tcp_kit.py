@@ -210,21 +210,23 @@ class Served:
             self.record.append((event, says))
             self._heard.notify_all()
 
-    def until_heard(self, kind: type[Any], timeout_s: float = PATIENCE_S, **fields: object) -> Any:
-        """Until the coordinator was told this fact."""
+    def until_heard(
+        self, kind: type[Any], *, number: int = 0, kind_of_message: type[Any] | None = None, **fields: object
+    ) -> Any:
+        """Until the coordinator was told this fact, for the first time or a later one."""
 
-        def found() -> Any:
-            return next(
-                (
-                    event
-                    for event, _ in self.record
-                    if isinstance(event, kind) and all(getattr(event, key) == value for key, value in fields.items())
-                ),
-                None,
+        def is_it(event: Any) -> bool:
+            return (
+                isinstance(event, kind)
+                and (kind_of_message is None or isinstance(event.message, kind_of_message))
+                and all(getattr(event, key) == value for key, value in fields.items())
             )
 
+        def found() -> Any:
+            return dict(enumerate(event for event, _ in self.record if is_it(event))).get(number)
+
         with self._heard:
-            assert self._heard.wait_for(found, timeout_s), f"no {kind.__name__} {fields} in {self.record}"
+            assert self._heard.wait_for(found, PATIENCE_S), f"no {kind.__name__} {fields} in {self.record}"
             return found()
 
     def facts(self, kind: type[Any]) -> list[Any]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +191,9 @@ class Liar:
                 while not (bodies := reader.feed(victim.recv(4096))):
                     pass
                 victim.sendall(self._data)
-                while (data := victim.recv(4096)) and self._data:
-                    bodies += reader.feed(data)
+                with suppress(ConnectionResetError):  # which is how a node closes what it did not want
+                    while data := victim.recv(4096):
+                        bodies += reader.feed(data)
                 self.heard += [wire.decode_from_agent(body) for body in bodies]
 
     def close(self) -> None:
@@ -241,7 +243,7 @@ def test_a_new_coordinator_is_told_everything_and_adopts_the_generation(address:
     with served(door=door) as first, engine_node(address.endpoint) as node:
         node.until(GenerationFormed)
         first.thread.call(first.server.close)
-        node.until_said("was lost: its connection was closed; workers go on")
+        node.until_said("workers go on, and this node looks for it")
         with served(door=copy, opened=Opened(recover_s=30.0)) as second:
             joined = second.until_heard(Heard).message
             assert isinstance(joined, NodeJoined)
@@ -250,6 +252,53 @@ def test_a_new_coordinator_is_told_everything_and_adopts_the_generation(address:
             assert node.turns() == [GenerationFormed]
             node.tell(NodeSucceeded(1))
             assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
+
+
+def test_a_link_that_breaks_costs_nothing_but_a_greeting(address: Held) -> None:
+    """A middle box forgets the connection, say. The same coordinator hears everything again, and nothing is changed."""
+    with served(door=address.listen()) as server, engine_node(address.endpoint) as node:
+        node.until(GenerationFormed)
+
+        def break_it() -> None:
+            (peer,) = server.server._nodes.values()
+            peer.link.reset("it broke")
+
+        server.thread.call(break_it)
+        node.until_said("workers go on, and this node looks for it")
+        again = server.until_heard(Heard, number=1, kind_of_message=NodeJoined).message
+        assert (again.generation, again.is_running) == (1, True)
+        node.tell(NodeSucceeded(1))
+        assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
+        assert not server.facts(NodeLost)
+        assert node.turns() == [GenerationFormed, RunEnded]
+
+
+def test_a_node_that_leaves_closes_in_order_and_one_that_gives_up_a_link_resets_it(address: Held) -> None:
+    """Closed in order means that nothing of the node is alive. The keeper holds a copy until that is so."""
+    door = address.listen()
+    with engine_node(address.endpoint, terms=TERMS) as node:
+        first, _ = door.accept()
+        accept_by_hand(first, TERMS)
+        node.until(GenerationFormed)
+        assert node.kept == ["link"]
+        first.sendall(b"\0\0\0\x04what")  # a coordinator that talks nonsense
+        assert how_it_ends(first) == "reset"
+        node.until_said("was lost: it sent a frame that is not ours")
+        assert node.released == ["link"]
+        second, _ = door.accept()
+        accept_by_hand(second, TERMS, is_formed=False)
+    assert how_it_ends(second) == "closed"
+    first.close()
+    second.close()
+
+
+def how_it_ends(sock: socket.socket) -> str:
+    try:
+        while sock.recv(4096):
+            pass
+    except ConnectionResetError:
+        return "reset"
+    return "closed"
 
 
 def test_a_survivor_on_the_same_host_takes_over_at_once() -> None:
@@ -296,15 +345,18 @@ def test_who_cannot_reach_a_silent_coordinator_is_fenced_in_time(address: Held) 
         sock.close()
 
 
-def accept_by_hand(sock: socket.socket, terms: LeaseTerms) -> None:
+def accept_by_hand(sock: socket.socket, terms: LeaseTerms, is_formed: bool = True) -> None:
     """The coordinator's side of a handshake without a secret, and a generation; then silence."""
     reader = wire.FrameReader(wire.MOST_BYTES)
     bodies: list[bytes] = []
 
     def frame() -> Any:
-        while not bodies:
-            bodies.extend(reader.feed(sock.recv(4096)))
-        return wire.decode_from_agent(bodies.pop(0))
+        while True:
+            while not bodies:
+                bodies.extend(reader.feed(sock.recv(4096)))
+            found = wire.decode_from_agent(bodies.pop(0))
+            if not isinstance(found, wire.Beat):
+                return found
 
     hello = frame()
     nonce = os.urandom(wire.NONCE_BYTES)
@@ -312,7 +364,8 @@ def accept_by_hand(sock: socket.socket, terms: LeaseTerms) -> None:
     assert frame().proof == wire.prove(b"", "agent", hello, nonce)
     sock.sendall(wire.encode(wire.Accepted(terms.beat_s, terms.lease_s)))
     assert isinstance(frame().message, NodeJoined)
-    sock.sendall(wire.encode(wire.Event(GenerationFormed(Assignment(1)))))
+    if is_formed:
+        sock.sendall(wire.encode(wire.Event(GenerationFormed(Assignment(1)))))
 
 
 def test_a_coordinator_that_is_gone_harms_nobody_for_longer_than_a_lease(address: Held) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 import subprocess
 import time
 from contextlib import suppress
@@ -16,8 +17,8 @@ from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, ne
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost
 from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded
 from tenax.core.lease import LeaseTerms
-from tenax.core.messages import NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
-from tenax.core.model import Outcome
+from tenax.core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
+from tenax.core.model import Failure, Outcome
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.server import WRONG_SECRET
 from tenax.rendezvous.tcp.tls import TlsFiles
@@ -132,17 +133,20 @@ def test_the_words_of_another_node_are_refused_and_its_life_goes_on() -> None:
             liar.greet()
             liar.say(NodeJoined(NodeInfo("honest", "elsewhere", min_nodes=1, max_nodes=4)))
             assert liar.is_closed_by_server()
-        assert server.until_heard(NodeLost).node_id == "liar"
+        assert {event.node_id for event in server.facts(Heard)} == {"honest"}
         honest.send(wire.Beat(1))
         assert honest.until(wire.BeatAnswer) == wire.BeatAnswer(1)
 
 
 @pytest.mark.parametrize("frame", [wire.Hello(1, "run", "node", b"n" * 16), wire.Proof(b"x")])
 def test_a_trusted_node_that_greets_again_is_closed_and_lost(frame: wire.FromAgent) -> None:
-    with served() as server, server.member("node") as client:
+    """Not at once: that its link was closed, and by us, says nothing about its workers."""
+    with served(terms=LeaseTerms(0.1, 0.5)) as server, server.member("node") as client:
+        begun = time.monotonic()
         client.send(frame)
         assert client.is_closed_by_server()
-        assert "it sent the wrong frame for its place" in server.until_heard(NodeLost, node_id="node").why
+        assert server.until_heard(NodeLost, node_id="node").why == "it sent the wrong frame for its place"
+        assert time.monotonic() - begun >= 0.5
 
 
 def test_an_operator_with_the_secret_can_end_the_run_for_all() -> None:
@@ -177,6 +181,80 @@ def test_a_closed_link_is_a_node_lost_at_once() -> None:
         with server.member("goes", nodes=(2, 2)) as goes:
             goes.until(GenerationFormed)
         assert stays.until(GenerationEnded).why == "host-goes was lost: its connection was closed"
+
+
+def reset(client: Client) -> None:
+    """Its connection ends without a farewell: a middle box, a cable, an agent that gave it up."""
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def test_a_reset_link_says_nothing_and_its_node_may_come_back() -> None:
+    with served(nodes=(2, 2)) as server, server.member("stays", nodes=(2, 2)) as stays:
+        cut = server.member("cut", nodes=(2, 2))
+        stays.until(GenerationFormed)
+        part = cut.until(GenerationFormed).assignment
+        reset(cut)
+        until(lambda: "cut" in server.thread.call(lambda: server.server._absent), "the reset")
+        assert server.thread.call(lambda: server.server.others("stays")) == 1, "who serves must not leave it alone"
+        with server.client("cut") as back:
+            back.greet()
+            back.say(
+                NodeJoined(
+                    back.info((2, 2)),
+                    1,
+                    is_running=True,
+                    group_rank=part.group_rank,
+                    group_world_size=2,
+                    store=part.store,
+                )
+            )
+            for member in (stays, back):
+                member.say(NodeSucceeded(1))
+            assert stays.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
+            assert back.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
+            assert not server.facts(NodeLost)
+
+
+def test_a_node_that_does_not_come_back_after_a_reset_is_lost_when_its_lease_is_over() -> None:
+    with served(terms=LeaseTerms(0.1, 1.0)) as server:
+        begun = time.monotonic()
+        reset(server.member("cut"))
+        assert server.until_heard(NodeLost, node_id="cut").why == "its connection was closed"
+        assert time.monotonic() - begun >= 1.0
+        assert server.thread.call(lambda: server.server.others("")) == 0
+
+
+def test_an_absence_of_the_server_neither_counts_against_who_was_reset_nor_protects_it() -> None:
+    ahead = 0.0
+    with served(terms=LeaseTerms(0.1, 1.0), clock=lambda: time.monotonic() + ahead) as server:
+        cut = server.member("cut")
+        cut.until(GenerationFormed)
+
+        def sleep_and_wake() -> None:
+            nonlocal ahead
+            ahead = 100_000.0
+            cut.send(wire.Beat(1))
+            reset(cut)
+
+        server.thread.call(sleep_and_wake)
+        until(lambda: server.thread.call(lambda: server.server._tick_at) > ahead, "a look at the time")
+        assert not server.facts(NodeLost)
+        assert server.until_heard(NodeLost)
+
+
+def test_a_word_that_was_long_under_way_is_dated_by_its_arrival() -> None:
+    """A node's clock is another one; what its beats have shown of it is compared with when the word came."""
+    theirs = 5_000_000.0
+    failure = Failure(1, 0, 0, 1, 1, theirs - 7.0)
+    with served() as server, server.member("node") as node:
+        node.until(GenerationFormed)
+        node.send(wire.Beat(1, theirs))
+        node.until(wire.BeatAnswer)
+        node.say(FailureSeen(1, failure, theirs - 6.0))  # sent six seconds before the beat, as it seems
+        heard = server.until_heard(Heard, kind_of_message=FailureSeen).message
+        assert heard.failure == failure
+        assert theirs <= heard.sent_at < theirs + PATIENCE_S
 
 
 def test_a_silent_client_is_judged_when_its_lease_is_over_and_not_before() -> None:

@@ -49,6 +49,7 @@ from tenax.core.model import (
 
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
 _HURRY = (SIGINT, SIGQUIT)
+_HISTORY_KEPT = 100
 
 
 class Phase(enum.Enum):
@@ -92,6 +93,7 @@ class AgentState(msgspec.Struct):
     stop_signal: int = 0  # what the workers were asked with
     failures: list[Failure] = []  # of this generation on this node, in the order seen
     unexamined: set[int] = set()  # local ranks whose evidence is still being gathered
+    earlier: list[Failure] = []  # this node's first cause of each generation that failed here, in brief
     cancelled_by: int = 0  # the signal that asked us to leave
     has_ended_elsewhere: bool = False  # the generation is over for all nodes, whatever our workers did
     was_cut_off: bool = False  # our lease ran out before its workers had stopped
@@ -195,6 +197,7 @@ class AgentMachine:
         state.workers = {rank: WorkerRecord(rank) for rank in range(state.settings.local_world_size)}
         state.rung = Rung.NONE
         state.cleared = False
+        state.earlier = [*state.earlier, *(failure.brief() for failure in state.failures[:1])][-_HISTORY_KEPT:]
         state.failures = []
         state.unexamined = set()
         state.has_ended_elsewhere = False
@@ -494,6 +497,7 @@ class AgentMachine:
             restarts_used=state.restarts_used,
             generation=state.generation,
             signal=state.cancelled_by if outcome is Outcome.CANCELLED else 0,
+            earlier=tuple(state.earlier),
             stuck_pids=stuck_pids,
         )
 

@@ -73,7 +73,7 @@ def headline(report: Report) -> str:
             pids = ", ".join(map(str, verdict.stuck_pids)) or "unknown"
             sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
         case Outcome.BROKEN:
-            sentence = f"{name} could not be run on {report.host}: {verdict.why}"
+            sentence = f"{name} could not be run: {verdict.why}"
     return _line(sentence)
 
 

@@ -171,9 +171,9 @@ class TcpRendezvous:
         if self._connecting is not None:
             self._connecting.close()
         if self._link is not None:
-            self._loop.unwatch(self._link)
-            self._link.finish(1.0)
-            self._link = None
+            link, self._link = self._link, None
+            self._loop.unwatch(link)
+            link.finish(1.0)
         if self._server is not None:
             self._server.close()
             self._marker.remove()

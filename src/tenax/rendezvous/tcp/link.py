@@ -57,6 +57,7 @@ class Link:
         self._is_closed = False
         self._resets = resets
         self.was_finished = False  # the other side has closed it in good order
+        self._is_left = False  # ... and takes nothing more
         self.is_misfit = False  # it was closed because the two sides differ about TLS: trying again is of no use
         self._tls: ssl.SSLObject | None = None
         self._is_in_handshake = False
@@ -93,7 +94,7 @@ class Link:
 
     def all_has_arrived(self) -> bool:
         """Whether the other host's system has acknowledged every byte we sent. False where this cannot be known."""
-        if self._unsent or self._is_closed:
+        if self._unsent or self._is_closed or self._is_left:
             return False
         import fcntl
 
@@ -117,6 +118,8 @@ class Link:
         self._push(data)
 
     def _push(self, data: bytes) -> None:
+        if self._is_left:
+            return
         if self._unsent:
             self._unsent += data
             if len(self._unsent) > _MOST_UNSENT_BYTES:
@@ -127,7 +130,7 @@ class Link:
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
-            self._break(error)
+            self._fail_to_send(error)
             return
         if sent < len(data):
             self._unsent += data[sent:]
@@ -140,9 +143,16 @@ class Link:
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            self._break(error)
+            self._fail_to_send(error)
             return
         del self._unsent[:sent]
+
+    def _fail_to_send(self, error: OSError) -> None:
+        if error.errno == errno.EPIPE:  # it had closed in good order before: its last words and the end are yet to read
+            self._is_left = True
+            self._unsent.clear()
+        else:
+            self._break(error)
 
     def flush(self, patience_s: float) -> None:
         """Before leaving: give what is unsent a moment. Blocks."""
@@ -171,16 +181,22 @@ class Link:
                 self.was_finished = True
                 self.close("its connection was closed", was_told=True)
                 return
-            self.was_finished = self._is_at_end()  # known before we answer: then its system resets what it had closed
+            follows = self._peek()  # known before we answer: then its system resets what it had closed
+            self.was_finished = follows == b""
             self._take(data)
-            if len(data) < _READ_BYTES:
+            if isinstance(follows, OSError):
+                self._break(follows)
+            elif len(data) < _READ_BYTES:
                 return
 
-    def _is_at_end(self) -> bool:
+    def _peek(self) -> bytes | OSError | None:
+        """What follows: nothing yet, an end in good order (empty), or an error, which is told only once."""
         try:
-            return not self._sock.recv(1, socket.MSG_PEEK)
-        except OSError:  # nothing there yet, or broken, which the next read will tell
-            return False
+            return self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            return error
 
     def _take(self, data: bytes) -> None:
         try:

@@ -140,8 +140,8 @@ class CoordinatorServer:
         self._tick_later()
 
     def others(self, node_id: str) -> int:
-        """How many nodes besides this one are linked."""
-        return len(self._nodes) - (node_id in self._nodes)
+        """How many nodes besides this one are linked, or may come back."""
+        return len((self._nodes.keys() | self._absent.keys()) - {node_id})
 
     @property
     def is_over(self) -> bool:
@@ -379,6 +379,7 @@ class CoordinatorServer:
             if now - heard_at > self._terms.lease_s:
                 del self._absent[node_id]
                 self._seat.step(NodeLost(node_id, why))
+                self._on_fewer()
         if self._strangers < _MOST_STRANGERS and len(self._peers) < self._most_links:
             self._listen()
         self._on_every_tick()

@@ -191,8 +191,8 @@ class Checks:
         if used < known:
             self._complain_unless_forgotten("S5", f"{formation} is said to be restart {used} after restart {known}")
         elif used == known and before is not None:
-            is_same = before.parts.keys() == formation.parts.keys() and self._disturbed_at < before.formed_at
-            if before.failed and is_same:
+            is_same = before.parts.keys() == formation.parts.keys() and formation.number == before.number + 1
+            if before.failed and is_same and self._disturbed_at < before.formed_at:
                 raise PropertyBroken("S5", f"{formation} costs nothing, and {before} has only failed by itself")
         elif used > known and before is not None:
             if used > known + 1:
