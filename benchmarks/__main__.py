@@ -34,6 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks import agents, fanout, harness, idle, launch, logs, orphans, rendezvous, report, restart, store
+from benchmarks.crew import CrewFailed
 from benchmarks.report import seconds, spread
 from benchmarks.running import HERE
 from benchmarks.samples import Samples, summarize
@@ -76,7 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in names:
         print(f"benchmarks: {name} …", file=sys.stderr, flush=True)
         taken[name] = Samples()
-        MEASUREMENTS[name].measure(settings, taken[name])
+        try:
+            MEASUREMENTS[name].measure(settings, taken[name])
+        except CrewFailed as failure:
+            taken[name].fail(name, f"a process of the benchmark itself could not do its part: {failure}")
         print(report.table(MEASUREMENTS[name].rows(taken[name])), file=sys.stderr, flush=True)
         keep(name, taken[name])
         noise.observe()

@@ -97,6 +97,10 @@ class Desk:
                 pytest.fail(f"no generation {number} of {world_size} workers; there were {self.workers}")
             self.workers.append(Worker(sock))
 
+    def next(self) -> Worker:
+        """The next worker that comes to life."""
+        return self.all(len(self.workers) + 1)[-1]
+
     def all(self, count: int) -> list[Worker]:
         """So many workers, of whatever generation or run, in the order they came."""
         while len(self.workers) < count:

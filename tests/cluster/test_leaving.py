@@ -31,6 +31,19 @@ def test_the_others_go_on_without_an_agent_that_was_killed(cluster: Cluster, who
     assert victim.wait() == -signal.SIGKILL
 
 
+def test_several_that_are_killed_at_once_are_noticed_at_once(cluster: Cluster) -> None:
+    """Long before any lease is over: what the others are told of the first death, nobody reads at the second."""
+    conf = {"keep_alive_interval": 30, "keep_alive_max_attempt": 10}
+    agents = cluster.start_in_order(4, nodes=(1, 4), conf=conf)
+    cluster.desk.generation(4)
+    for victim in agents[1:]:
+        cluster.kill(victim)
+    last: list[int] = []
+    while not last or last[-1] > 1:
+        last.append(int(cluster.desk.next().env["WORLD_SIZE"]))
+    cluster.finish(cluster.desk.workers[-1:], agents[0])
+
+
 def test_no_worker_of_an_old_generation_lives_when_the_next_begins(cluster: Cluster) -> None:
     """Also when the survivors' workers are deaf and the dead agent's were."""
     agents = cluster.start_in_order(3, nodes=(2, 3), grace_s=1)

@@ -77,10 +77,17 @@ class Ended(Exception):
 class HeardLink:
     """A link and what it said."""
 
-    def __init__(self, sock: socket.socket, tls: Any = None, **options: Any) -> None:
+    def __init__(
+        self, sock: socket.socket, tls: Any = None, on_body: Callable[[bytes], None] = lambda _: None, **options: Any
+    ) -> None:
         self.bodies: list[bytes] = []
         self.closed: tuple[str, bool] | None = None
-        self.link = Link(sock, self.bodies.append, self._on_closed, tls, **options)
+
+        def take(body: bytes) -> None:
+            self.bodies.append(body)
+            on_body(body)
+
+        self.link = Link(sock, take, self._on_closed, tls, **options)
 
     def _on_closed(self, why: str, was_told: bool) -> None:
         assert self.closed is None, "a link says once how it ended"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import struct
@@ -104,6 +105,7 @@ def test_a_peer_that_closes_has_told_us(ends: tuple[HeardLink, socket.socket]) -
     other.close()
     serve([heard], lambda: heard.closed)
     assert heard.closed == ("its connection was closed", True)
+    assert heard.link.was_finished
 
 
 def test_a_peer_that_only_stops_sending_is_gone_too(ends: tuple[HeardLink, socket.socket]) -> None:
@@ -122,6 +124,64 @@ def test_a_reset_has_told_us(ends: tuple[HeardLink, socket.socket]) -> None:
     reset(other)
     serve([heard], lambda: heard.closed)
     assert heard.closed == ("its connection was closed", True)
+    assert not heard.link.was_finished
+
+
+def test_a_reset_after_words_is_still_a_reset(ends: tuple[HeardLink, socket.socket]) -> None:
+    """The system tells an error once; who asked for it too early would take what follows for an end in good order."""
+    heard, other = ends
+    other.sendall(BEAT)
+    reset(other)
+    serve([heard], lambda: heard.closed)
+    assert len(heard.bodies) == 1
+    assert not heard.link.was_finished
+
+
+def test_last_words_and_the_end_are_read_although_nothing_can_be_sent_any_more(
+    ends: tuple[HeardLink, socket.socket],
+) -> None:
+    """It has left while we were still talking to it: its words count, and it left in good order."""
+    heard, other = ends
+    other.sendall(BEAT)
+    other.close()
+    heard.link.send(BEAT)  # which its system answers with a reset
+    select.select([heard.link], [], [])
+    for _ in range(3):
+        heard.link.send(BEAT)
+    assert not heard.link.all_has_arrived()
+    serve([heard], lambda: heard.closed)
+    assert len(heard.bodies) == 1
+    assert heard.link.was_finished
+
+
+def test_a_word_that_is_answered_after_its_sender_has_left_does_not_hide_how_it_left() -> None:
+    """The answer is sent while the word is taken; its system resets, and the end had come before."""
+    with leaving_nothing():
+        one, other = connected_pair()
+        heard: HeardLink
+
+        def answer(_: bytes) -> None:
+            for _ in range(2):
+                heard.link.send(BEAT)
+
+        heard = HeardLink(one, on_body=answer)
+        other.sendall(BEAT)
+        other.close()
+        serve([heard], lambda: heard.closed)
+        assert heard.link.was_finished
+
+
+def test_the_two_ways_to_close_are_told_apart_at_the_other_end() -> None:
+    for close, was_finished in (("finish", True), ("reset", False)):
+        one, other = connected_pair()
+        ours, theirs = HeardLink(one), HeardLink(other)
+        ours.link.send(BEAT)
+        if close == "finish":
+            ours.link.finish(1.0)
+        else:
+            ours.link.reset()
+        serve([theirs], lambda theirs=theirs: theirs.closed)  # type: ignore[misc]
+        assert theirs.link.was_finished is was_finished
 
 
 def test_sending_to_a_peer_that_is_gone_tells_the_same(ends: tuple[HeardLink, socket.socket]) -> None:

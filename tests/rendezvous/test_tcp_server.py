@@ -272,19 +272,19 @@ def test_a_long_absence_of_the_server_does_not_lengthen_a_later_judgement() -> N
     """Its clock jumps, as that of a machine that slept, and it hears a last word before it looks at the time. Who is
     silent from then on is judged a lease later, not a lease and the absence."""
     ahead = 0.0
-    with served(terms=LeaseTerms(0.1, 1.5), clock=lambda: time.monotonic() + ahead) as server:
-        with server.member("node") as node:
-            node.until(GenerationFormed)
+    terms = LeaseTerms(0.1, 1.5)
+    with served(terms=terms, clock=lambda: time.monotonic() + ahead) as server, server.member("node") as node:
+        node.until(GenerationFormed)
 
-            def sleep_and_wake() -> None:
-                nonlocal ahead
-                ahead = 100_000.0
-                node.send(wire.Beat(1))
+        def sleep_and_wake() -> None:
+            nonlocal ahead
+            ahead = 100_000.0
+            node.send(wire.Beat(1))
 
-            server.thread.call(sleep_and_wake)
-            assert node.until(wire.BeatAnswer) == wire.BeatAnswer(1), "nobody is judged for the absence"
-            assert node.is_closed_by_server()
-        assert [lost.why for lost in server.facts(NodeLost)] == ["it was silent for 1.5 s"]
+        server.thread.call(sleep_and_wake)
+        assert node.until(wire.BeatAnswer) == wire.BeatAnswer(1), "nobody is judged for the absence"
+        assert node.is_closed_by_server()
+        assert server.until_heard(NodeLost).why == "it was silent for 1.5 s"
 
 
 def test_a_handshake_that_an_absence_interrupted_goes_on() -> None:

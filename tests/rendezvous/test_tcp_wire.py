@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenax.core.events import FromCoordinator, GenerationEnded, JoinRefused, LeaveNoticed, RunEnded, Waiting
@@ -15,6 +15,9 @@ from tenax.core.messages import FromNode, NodeInfo, NodeJoined, NodeReady, NodeS
 from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict, told_in_full
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.wire import FrameReader, Hello, WireError, prove
+
+# A busy machine is no failure.
+CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
@@ -61,6 +64,7 @@ def body_of(frame: Any) -> bytes:
 # --- frames -----------------------------------------------------------------------------------------------------------
 
 
+@CALM
 @given(BODIES, st.data())
 def test_any_segmentation_gives_the_same_frames(bodies: list[bytes], data: st.DataObject) -> None:
     stream = framed(bodies)
@@ -72,12 +76,14 @@ def test_any_segmentation_gives_the_same_frames(bodies: list[bytes], data: st.Da
     assert found == bodies
 
 
+@CALM
 @given(BODIES)
 def test_byte_by_byte_gives_the_same_frames(bodies: list[bytes]) -> None:
     reader = FrameReader()
     assert [body for byte in framed(bodies) for body in reader.feed(bytes([byte]))] == bodies
 
 
+@CALM
 @given(st.binary(max_size=200), st.integers(1, 50))
 def test_a_truncated_frame_is_waited_for_and_never_given(body: bytes, missing: int) -> None:
     stream = framed([body])
@@ -95,6 +101,7 @@ def test_a_frame_as_long_as_allowed_is_taken() -> None:
         assert FrameReader(most).feed(framed([b"x" * most])) == [b"x" * most]
 
 
+@CALM
 @given(st.lists(st.binary(min_size=1, max_size=4096), min_size=1, max_size=40))
 def test_random_bytes_raise_wire_error_or_wait_and_hold_little(chunks: list[bytes]) -> None:
     """What a reader keeps is never more than one frame of the allowed size."""
@@ -125,7 +132,7 @@ def test_a_reader_of_a_long_stream_needs_no_more_memory_than_one_frame() -> None
 
 @pytest.mark.parametrize("kind", FROM_AGENT, ids=lambda kind: kind.__name__)
 def test_every_frame_of_an_agent_round_trips(kind: type[Any]) -> None:
-    @settings(max_examples=50)
+    @settings(CALM, max_examples=50)
     @given(any_of(kind))
     def check(frame: Any) -> None:
         assert wire.decode_from_agent(body_of(frame)) == frame
@@ -135,7 +142,7 @@ def test_every_frame_of_an_agent_round_trips(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", FROM_SERVER, ids=lambda kind: kind.__name__)
 def test_every_frame_of_the_server_round_trips(kind: type[Any]) -> None:
-    @settings(max_examples=50)
+    @settings(CALM, max_examples=50)
     @given(any_of(kind))
     def check(frame: Any) -> None:
         assert wire.decode_from_server(body_of(frame)) == frame
@@ -145,7 +152,7 @@ def test_every_frame_of_the_server_round_trips(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", FromNode.__args__, ids=lambda kind: kind.__name__)
 def test_every_word_of_a_node_round_trips(kind: type[Any]) -> None:
-    @settings(max_examples=50)
+    @settings(CALM, max_examples=50)
     @given(any_of(kind))
     def check(message: Any) -> None:
         assert wire.decode_from_agent(body_of(wire.Word(message))) == wire.Word(message)
@@ -155,7 +162,7 @@ def test_every_word_of_a_node_round_trips(kind: type[Any]) -> None:
 
 @pytest.mark.parametrize("kind", FromCoordinator.__args__, ids=lambda kind: kind.__name__)
 def test_every_event_of_the_coordinator_round_trips(kind: type[Any]) -> None:
-    @settings(max_examples=50)
+    @settings(CALM, max_examples=50)
     @given(any_of(kind))
     def check(event: Any) -> None:
         assert wire.decode_from_server(body_of(wire.Event(event))) == wire.Event(event)
@@ -173,6 +180,7 @@ HELLO = Hello(wire.VERSION, "run", "node", b"n" * wire.NONCE_BYTES)
 JOINED = wire.Word(NodeJoined(NodeInfo("node", "host")))
 
 
+@CALM
 @given(st.binary(max_size=400))
 def test_random_bodies_raise_wire_error_only(body: bytes) -> None:
     for decode in (wire.decode_from_agent, wire.decode_from_server):
@@ -180,6 +188,7 @@ def test_random_bodies_raise_wire_error_only(body: bytes) -> None:
             decode(body)
 
 
+@CALM
 @given(st.data())
 def test_our_frames_with_bytes_changed_raise_wire_error_or_mean_something(data: st.DataObject) -> None:
     body = bytearray(body_of(data.draw(st.sampled_from([HELLO, JOINED, wire.Beat(3), wire.Cancel("why")]))))
@@ -200,6 +209,7 @@ JSON = st.recursive(
 )
 
 
+@CALM
 @given(st.sampled_from([kind.__name__ for kind in FROM_AGENT + FROM_SERVER]), st.dictionaries(TEXT, JSON, max_size=4))
 def test_wrong_fields_and_wrong_types_raise_wire_error_only(name: str, fields: dict[str, Any]) -> None:
     body = msgspec.json.encode({**fields, "frame": name})
@@ -307,6 +317,7 @@ def test_a_proof_is_of_one_role_one_run_one_node_one_connection_and_one_secret()
     assert proofs[0] == prove(b"secret", "agent", HELLO, nonce)
 
 
+@CALM
 @given(TEXT, TEXT, TEXT, TEXT)
 def test_no_shift_between_the_parts_of_a_proof_gives_the_same(run: str, node: str, run2: str, node2: str) -> None:
     """run "a" of node "bc" is not run "ab" of node "c"."""

@@ -96,6 +96,7 @@ class AgentState(msgspec.Struct):
     earlier: list[Failure] = []  # this node's first cause of each generation that failed here, in brief
     cancelled_by: int = 0  # the signal that asked us to leave
     has_ended_elsewhere: bool = False  # the generation is over for all nodes, whatever our workers did
+    is_free: bool = False  # ... because a node came or went
     was_cut_off: bool = False  # our lease ran out before its workers had stopped
     decided: Verdict | None = None  # how the run ends, said by the coordinator; ours as soon as the node is clear
     is_refused: bool = False  # what was decided is the end of this node alone
@@ -137,7 +138,8 @@ class AgentMachine:
                 self._on_run_requested()
             case fact.GenerationFormed(assignment):
                 self._on_generation_formed(assignment, now)
-            case fact.GenerationEnded(_, why, is_late):
+            case fact.GenerationEnded(_, why, is_late, is_free):
+                self.state.is_free |= is_free
                 self._on_generation_ended(why, is_late, now)
             case fact.RunEnded(verdict, sent_at):
                 self._on_run_ended(_on_our_clock(verdict, now - sent_at), now)
@@ -201,7 +203,7 @@ class AgentMachine:
         state.failures = []
         state.unexamined = set()
         state.has_ended_elsewhere = False
-        state.was_cut_off = False
+        state.is_free = state.was_cut_off = False
         self._orders.append(order.StartWorkers(assignment))
 
     # --- what the coordinator decided ---------------------------------------------------------------------------------
@@ -547,6 +549,7 @@ def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> l
             node,
             generation=state.generation,
             is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING),
+            is_free=state.is_free,
             has_succeeded=state.phase is Phase.DONE,
             group_rank=part.group_rank if part else -1,
             group_world_size=part.group_world_size if part else 0,

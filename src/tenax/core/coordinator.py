@@ -200,6 +200,7 @@ class CoordinatorState(msgspec.Struct):
     expected: int = 0  # members it had; 0: not known
     dead_rank: int = -1
     is_broken: bool = False  # some member of it does not run any more
+    is_free: bool = False  # it had ended it because a node came or went
     superseded: list[str] = []  # nodes whose new self is here: should they come back, they are refused
     ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
     next_why: str = "first generation"
@@ -455,7 +456,7 @@ class CoordinatorMachine:
                 self._on_succeeded(record, now)
             return
         if is_current and state.phase is RunPhase.ENDING:
-            self._say(fact.GenerationEnded(state.generation, state.ended_why), node_id)
+            self._say(self._ended(state.generation), node_id)
             return
         others_work = state.phase is RunPhase.RUNNING
         why = "the others went on without this node"
@@ -481,7 +482,7 @@ class CoordinatorMachine:
         """Its link broke before it heard of its generation."""
         self._say(fact.GenerationFormed(part), node_id)
         if self.state.phase is RunPhase.ENDING:
-            self._say(fact.GenerationEnded(part.generation, self.state.ended_why), node_id)
+            self._say(self._ended(part.generation), node_id)
 
     def _dismiss(self, why: str) -> None:
         """Those who have shown up so far are not of the last generation, and nothing that they did is its matter."""
@@ -493,7 +494,7 @@ class CoordinatorMachine:
             state.nodes[node_id].last_rank = -1
         self._say(fact.GenerationEnded(state.generation, why), *members)
         state.members, state.done, state.failures, state.stopped = {}, set(), [], []
-        state.lost, state.drained, state.is_broken = {}, [], False
+        state.lost, state.drained, state.is_broken, state.is_free = {}, [], False, False
 
     # --- after an earlier coordinator ---------------------------------------------------------------------------------
 
@@ -510,9 +511,11 @@ class CoordinatorMachine:
         else:
             record.phase = record.phase if record.phase is NodePhase.READY else NodePhase.MEMBER
             state.is_broken |= not joined.is_running
-        known = {*state.members.values(), state.dead_rank}
-        if known >= set(range(state.expected)):
-            self._recovered(now)
+        state.is_free |= joined.is_free
+        if len(state.members) + 1 >= state.expected:  # else we need not look
+            known = {*state.members.values(), state.dead_rank}
+            if known >= set(range(state.expected)):
+                self._recovered(now)
 
     def _recovered(self, now: float) -> None:
         """Everybody who can be expected is here, or the time for it is over."""
@@ -614,7 +617,7 @@ class CoordinatorMachine:
         state.failures, state.stopped = [], []
         state.gone, state.lost, state.drained = set(), {}, []
         state.ended_by, state.ended_why = None, ""
-        state.is_broken, state.dead_rank, state.expected = False, -1, 0
+        state.is_broken, state.is_free, state.dead_rank, state.expected = False, False, -1, 0
         state.formed_at = now
         state.deadlines.clear()
         for record in state.nodes.values():
@@ -787,8 +790,12 @@ class CoordinatorMachine:
             for node_id in state.members
             if node_id in state.nodes and state.nodes[node_id].phase in (NodePhase.MEMBER, NodePhase.DONE)
         }
-        self._say(fact.GenerationEnded(state.generation, why), *sorted(state.unstopped))
+        self._say(self._ended(state.generation), *sorted(state.unstopped))
         self._after_generation_if_stopped(now)
+
+    def _ended(self, generation: int) -> fact.GenerationEnded:
+        is_free = self.state.ended_by is not Ending.FAILURE
+        return fact.GenerationEnded(generation, self.state.ended_why, is_free=is_free)
 
     def _begin_ending(self, kind: Ending | None, why: str, now: float) -> None:
         state = self.state
@@ -810,7 +817,7 @@ class CoordinatorMachine:
         if state.drained and not state.lost:
             state.drains += 1
             self._gather(f"{_some(state.drained)} {_was(len(state.drained))} asked to leave", now)
-        elif state.lost or not state.failures or state.ended_by in (Ending.JOIN, Ending.LOSS):
+        elif state.lost or not state.failures or state.is_free or state.ended_by in (Ending.JOIN, Ending.LOSS):
             state.membership_changes += 1
             is_told = (
                 state.ended_by is not Ending.FAILURE

@@ -33,6 +33,7 @@ class GenerationEnded(Event, frozen=True):
     generation: int
     why: str
     is_late: bool = False  # the next one is at work already: whoever is still there has no time to lose
+    is_free: bool = False  # a node came or went: what fails in it is not charged, whichever coordinator asks
 
 
 class RunEnded(Event, frozen=True):

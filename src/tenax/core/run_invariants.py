@@ -303,6 +303,7 @@ class RunChecker:
             last.done.add(node_id)
         elif joined.is_running and node_id not in self._clear:
             self._at_work[node_id] = joined.generation
+        last.is_opened |= joined.is_free
 
     def _is_broken_since_recovery(self) -> bool:
         last = self._last
