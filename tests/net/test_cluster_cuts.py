@@ -19,8 +19,10 @@ MakeLab = Callable[..., Lab]
 
 @pytest.mark.parametrize("direction", ["both", "in", "out"])
 def test_the_others_go_on_without_a_host_that_is_cut_off_and_take_it_back(lab: Lab, direction: Direction) -> None:
+    """Also if the workers there would like to take their time: there is none."""
     cluster = Cluster(lab, "2:3", nproc=2)
-    cluster.start(*lab)
+    cluster.start(lab[0], lab[1])
+    cluster.start(lab[2], env={"GOODBYE_S": "20"})
     whole = cluster.until_at_work(6)
     lab[2].cut(direction)
     fewer = cluster.until_at_work(4, after=whole)

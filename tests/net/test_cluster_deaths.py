@@ -75,7 +75,8 @@ def test_workers_of_other_nodes_live_on_while_the_serving_agent_is_away(lab: Lab
 
 def test_an_agent_that_is_killed_takes_its_workers_along_before_the_others_start_again(lab: Lab) -> None:
     cluster = Cluster(lab, "2:3", nproc=2)
-    agents = cluster.start(*lab)
+    agents = cluster.start(lab[0], lab[1])
+    agents += cluster.start(lab[2], env={"GOODBYE_S": "20"})
     whole = cluster.until_at_work(6)
     agents[2].send(signal.SIGKILL)
     fewer = cluster.until_at_work(4, after=whole)
@@ -99,7 +100,7 @@ def test_a_pause_of_an_agent_that_is_shorter_than_the_lease_alarms_nobody(lab: L
 
 def test_the_workers_of_an_agent_that_is_stopped_for_long_end_before_the_others_start_without_it(lab: Lab) -> None:
     cluster = Cluster(lab, "2:3", nproc=2)
-    agents = cluster.start(*lab)
+    agents = [cluster.start(host, env=env)[0] for host, env in zip(lab, ({}, {"GOODBYE_S": "20"}, {}), strict=True)]
     whole = cluster.until_at_work(6)
     agents[1].send(signal.SIGSTOP)
     fewer = cluster.until_at_work(4, after=whole)

@@ -35,13 +35,13 @@ class NodeJoined(Message, frozen=True):
     node: NodeInfo
     generation: int = 0  # the last one we were part of
     is_running: bool = False  # its workers are alive here
-    is_free: bool = False  # it was ended because a node came or went: what failed in it is not charged
     has_succeeded: bool = False  # its workers all succeeded here
     group_rank: int = -1
     group_world_size: int = 0
     coordinator_rank: int = -1
     restarts_used: int = 0
     store: str = ""  # of that generation
+    is_free: bool = False  # it was ended because a node came or went: what failed in it is not charged
 
 
 class NodeReady(Message, frozen=True):
