@@ -52,7 +52,8 @@ _NOBODY = "02:00:00:00:00:00"  # the hardware address of no host
 _SILENT = 254  # the number of the host that does not exist
 # What a launcher or a test run put into our environment is not a host's.
 _NOT_THEIRS = re.compile(
-    "PET_|TORCH|TENAX|OMP_|CUDA_|PYTHON(?!PATH)|NO_COLOR|COLUMNS|LINES|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_"
+    "PET_|TORCH|TENAX|OMP_|CUDA_|PYTHON(?!PATH)|NO_COLOR|COLUMNS|LINES|RES_OPTIONS"
+    "|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|MASTER_"
 )
 # Become a host: take its name and its view of names, then become the program.
 _BECOME = """

@@ -70,10 +70,6 @@ def wait_readable(sock: socket.socket | int, timeout_s: float = PATIENCE_S) -> b
 # --- links, served by hand --------------------------------------------------------------------------------------------
 
 
-class Ended(Exception):
-    """A link said that it is over."""
-
-
 class HeardLink:
     """A link and what it said."""
 

@@ -15,6 +15,16 @@ from tenax.core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhas
 from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.model import when_it_began
 from tenax.core.policy import GiveUp, Restart
+from tenax.testing.simulator import Parts
+
+
+def parts_with(part: type) -> Parts:
+    """The machines under test, with one of them broken, and watched only from the outside."""
+    if issubclass(part, AgentMachine):
+        return Parts(make_agent=part, are_checked_inside=False)
+    if issubclass(part, Lease):
+        return Parts(make_lease=part, are_checked_inside=False)
+    return Parts(make_coordinator=part, are_checked_inside=False)
 
 
 class FencesTooLate(LeaseTerms, frozen=True):
@@ -114,7 +124,9 @@ class NamesTheLastCause(CoordinatorMachine):
         times = [when_it_began(failure) for failure in self.state.failures]
         turned = zip(self.state.failures, [times[-1 - index] for index in range(len(times))], strict=True)
         self.state.failures = [
-            msgspec.structs.replace(failure, seen_at=-at, evidence=msgspec.structs.replace(failure.evidence, raised_at=-at))
+            msgspec.structs.replace(
+                failure, seen_at=-at, evidence=msgspec.structs.replace(failure.evidence, raised_at=-at)
+            )
             for failure, at in turned
         ]
         super()._after_failure(now)
@@ -171,18 +183,9 @@ class LetsTheSupersededBackIn(CoordinatorMachine):
         super()._on_joined(joined, now)
 
 
-class BelievesTheLastDate(CoordinatorMachine):
-    def _take_failures(self, record, failures, by_s: float, now: float) -> None:
-        ranks = {failure.global_rank for failure in failures}
-        self.state.failures = [failure for failure in self.state.failures if failure.global_rank not in ranks]
-        super()._take_failures(record, failures, by_s, now)
-
-
-class ChargesWhatFailedWhileNobodyServed(CoordinatorMachine):
-    def _after_generation(self, now: float) -> None:
-        if self.state.ended_by is Ending.LOSS:
-            self.state.ended_by = Ending.FAILURE
-        super()._after_generation(now)
+class ForgetsWhatHadEndedIt(CoordinatorMachine):
+    def _adopt(self, record, joined, now: float) -> None:
+        super()._adopt(record, msgspec.structs.replace(joined, is_free=False), now)
 
 
 class ConfusesNamesakes(CoordinatorMachine):

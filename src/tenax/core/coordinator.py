@@ -500,7 +500,7 @@ class CoordinatorMachine:
 
     def _adopt(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
         state, node_id = self.state, record.info.node_id
-        state.expected = joined.group_world_size
+        state.expected = min(joined.group_world_size, state.settings.max_nodes)
         state.store = state.store or joined.store
         state.members[node_id] = record.last_rank = joined.group_rank
         state.gone.discard(node_id)

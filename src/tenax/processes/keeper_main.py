@@ -34,6 +34,7 @@ import errno
 import os
 import select
 import signal
+import socket
 import sys
 import time
 from contextlib import suppress
@@ -284,7 +285,7 @@ class Keeper:
                 break  # stuck in the kernel; init will have it
             _drain(deaths)
         for descriptor in self._kept.values():
-            _read_all(descriptor)
+            _finish(descriptor)
 
     # --- in the worker ------------------------------------------------------------------------------------------------
 
@@ -371,12 +372,10 @@ def _drain(descriptor: int) -> None:
             pass
 
 
-def _read_all(descriptor: int) -> None:
-    """Else closing a connection would reset it, which says less than closing it in order."""
-    with suppress(OSError):
-        os.set_blocking(descriptor, False)
-        while os.read(descriptor, 1 << 16):
-            pass
+def _finish(descriptor: int) -> None:
+    """Close in good order. Merely closing would reset a connection on which something unread has arrived."""
+    with suppress(OSError):  # it listens only, or the other side is gone
+        socket.socket(fileno=os.dup(descriptor)).shutdown(socket.SHUT_WR)
 
 
 def _kill(pid: int, family: set[int]) -> None:

@@ -50,6 +50,7 @@ _SOON_S, _LATER_S = 0.1, 1.0
 _SAY_EVERY_S = 10.0
 _LOOK_UP_EVERY_S = 5.0  # while the coordinator is not to be found
 _TOUCH_EVERY_S = 10.0
+_NO_GREETING = "it did not answer a greeting"
 _LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
 
 
@@ -374,7 +375,7 @@ class TcpRendezvous:
         self._is_proven = False
         self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
         link.send(wire.encode(self._hello))
-        self._later("greeting", _GREETING_S, lambda: link.close("it did not answer a greeting"))
+        self._later("greeting", _GREETING_S, lambda: link.close(_NO_GREETING))
 
     def _on_body(self, body: bytes) -> None:
         """Each frame has its place: nobody is believed who has not proved that it knows the secret."""
@@ -484,6 +485,11 @@ class TcpRendezvous:
             goes_on = "; workers go on, and this node looks for it" if self._part is not None and is_in_time else ""
             self._node.say(f"the coordinator at {self._endpoint} was lost: {why}{goes_on}")
         unreachable = f"the coordinator at {self._endpoint} cannot be reached: {why}"
+        if not was_linked and (why.startswith("it sent") or why == _NO_GREETING):
+            unreachable = (
+                f"what listens at {self._endpoint} does not answer as a coordinator of tenax does; if that is another "
+                "program, choose another port"
+            )
         if link is not None and link.is_misfit and self._part is None:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return

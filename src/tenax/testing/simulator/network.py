@@ -60,6 +60,7 @@ class Clocks:
     _LATELY_S = 30.0
 
     def __init__(self) -> None:
+        self.count = 0  # of differences that were seen
         self._since = 0.0
         self._before = self._now = float("inf")
 
@@ -67,6 +68,7 @@ class Clocks:
         if ours - self._since > self._LATELY_S:
             self._since, self._before, self._now = ours, self._now, float("inf")
         self._now = min(self._now, ours - theirs)
+        self.count += 1
 
     @property
     def difference(self) -> float:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _LINGER_S = 5.0
 _SURE_AFTER_S = 30.0
+_FEW_BEATS = 5
 
 
 class Server:
@@ -108,8 +109,10 @@ class Server:
 
     @property
     def unsure_s(self) -> float:
-        """How wrong we may be about the clocks of others: we are new, or the network was slow all the time."""
+        """How wrong we may be about the clocks of others: one of us is new, or the network was slow all the time."""
         network = self.cluster.network
+        if any(clocks.count < _FEW_BEATS for clocks in self._clocks.values()):
+            return self.cluster.setup.terms.lease_s
         is_sure = self.cluster.schedule.now - max(self._opened_at, network.slow_until) > _SURE_AFTER_S
         return 0.0 if is_sure else network.slowest_s
 
