@@ -236,7 +236,7 @@ class World:
         last = self._now
         for rank in self._alive:
             last = max(last, self._soon(fact.WorkerExited(generation, rank, -SIGKILL)))
-        self._plan(last + self._dice.random() * 0.1, fact.NodeCleared(generation))
+        self._plan(last + 0.001 + self._dice.random() * 0.1, fact.NodeCleared(generation))  # after the last of them
         self._leftovers = False
 
     # --- the coordinator ----------------------------------------------------------------------------------------------

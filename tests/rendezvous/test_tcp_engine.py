@@ -105,7 +105,7 @@ def test_without_a_coordinator_a_node_gives_up_in_time_and_says_what_to_do(addre
 def test_a_peer_that_accepts_and_says_nothing_is_given_up_in_time(address: Held) -> None:
     address.listen()
     with engine_node(address.endpoint, join_timeout_s=0.5) as node:
-        assert "it did not answer a greeting" in node.until(JoinRefused).reason
+        assert "does not answer as a coordinator of tenax does" in node.until(JoinRefused).reason
 
 
 def test_a_port_of_somebody_else_is_tried_again_and_the_sentence_says_so(address: Held) -> None:
@@ -124,7 +124,7 @@ def test_a_port_of_somebody_else_is_tried_again_and_the_sentence_says_so(address
     thread.start()
     try:
         with engine_node(address.endpoint, join_timeout_s=0.5) as node:
-            assert "it sent a frame of " in node.until(JoinRefused).reason
+            assert "choose another port" in node.until(JoinRefused).reason
     finally:
         over.set()
         thread.join()
@@ -208,7 +208,7 @@ def test_a_coordinator_that_proves_nothing_is_not_believed(address: Held, frames
     liar = Liar(address.listen(), frames)
     try:
         with engine_node(address.endpoint, secret=b"secret", join_timeout_s=0.3) as node:
-            assert "it sent the wrong frame for its place" in node.until(JoinRefused).reason
+            assert "does not answer as a coordinator of tenax does" in node.until(JoinRefused).reason
             assert node.turns() == [JoinRefused]
     finally:
         liar.close()

@@ -443,7 +443,9 @@ class CoordinatorMachine:
             self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
         elif state.phase is RunPhase.RECOVERING:
             self._dismiss("a later generation exists")
-        elif state.phase is not RunPhase.ENDING:
+        elif state.phase is RunPhase.ENDING:
+            state.is_free = True  # what its members still say is about an older one, and will not be heard (C8)
+        else:
             state.members, state.done = {}, set()
         state.generation = generation
 

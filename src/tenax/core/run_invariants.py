@@ -283,6 +283,8 @@ class RunChecker:
         self._latest = generation
         last = self._last
         if last is None or last.is_ended:
+            if last is not None and not last.is_counted:
+                last.is_broken = True
             return False
         if self._phase is RunPhase.RECOVERING:
             self._check_told(last, says)

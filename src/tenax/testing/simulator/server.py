@@ -249,7 +249,6 @@ class Server:
 
     def _lose(self, node_id: str, why: str) -> None:
         del self._heard_at[node_id]
-        del self._attempts[node_id]
         self._clocks.pop(node_id, None)
         self.cluster.checks.disturbed()
         self._step(NodeLost(node_id, why))
