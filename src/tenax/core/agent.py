@@ -216,7 +216,10 @@ class AgentMachine:
         elif state.phase is Phase.RUNNING:
             self._stop(SIGTERM, why, state.settings.grace_s, now)
         elif state.phase is Phase.DONE:
-            self._join()
+            if state.cancelled_by:  # it only stayed to hear the verdict
+                self._leave()
+            else:
+                self._join()
 
     def _on_refused(self, why: str, now: float) -> None:
         if self.state.decided is None:
