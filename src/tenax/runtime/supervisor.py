@@ -135,7 +135,11 @@ class Supervisor:
         state = self.machine.state
         commands = self.machine.step(event, now)
         self._journal.step(now, event, commands)
-        # Told first, so that the console shows an order before what the workers answer to it.
+        # The coordinator hears before the person at the console does: what the console says has been passed on.
+        for command in commands:
+            if isinstance(command, order.Tell):
+                self._control.tell(command.message)
+        # The person hears before the workers do, so that the console shows an order before what they answer to it.
         for line in tell(event, commands, state):
             if line.important:
                 self._logs.say(f"tenax: {harmless(line.text)}")
@@ -146,8 +150,6 @@ class Supervisor:
 
     def _perform(self, command: AnyCommand) -> None:
         match command:
-            case order.Tell(message):
-                self._control.tell(message)
             case order.PassOnNotice():
                 self._pass_on_notice(command)
             case order.StartWorkers():
