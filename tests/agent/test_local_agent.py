@@ -129,8 +129,8 @@ def test_the_worker_group_follows(make: Maker) -> None:
     pids: set[int] = set()
 
     class Looking(LocalElasticAgent):
-        def _mirror(self, machine: Any) -> None:
-            super()._mirror(machine)
+        def _mirror(self, *step: Any) -> None:
+            super()._mirror(*step)
             group: WorkerGroup = self.get_worker_group()
             seen.append((group.state, group.group_rank, [str(worker) for worker in group.workers]))
             pids.update(worker.id for worker in group.workers if worker.id)

@@ -57,7 +57,7 @@ def test_a_process_that_cannot_be_killed_ends_in_72(tmp_path: Path) -> None:
     processes.will_be_stuck(0)
     node = Node(plan(tmp_path, Faked(processes, 2), workers=2, grace_s=0.0, abandon_s=0.0))
 
-    def fail_one(machine: Any) -> None:
+    def fail_one(*_: Any) -> None:
         if len([worker for worker in processes.workers.values() if worker.is_alive]) == 2:
             processes.exit(1, 5)
 

@@ -16,7 +16,7 @@ import pytest
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core import messages as word
-from tenax.core.agent import AgentMachine, Phase
+from tenax.core.agent import AgentState, Phase
 from tenax.core.coordinator import Heard, Opened, RunSettings, Say
 from tenax.core.environment import worker_environment
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict, WorkerPhase
@@ -26,7 +26,7 @@ from tenax.failures.words import signal_in_words
 from tenax.ports import Control, ControlledNode, EventLoop, Launch, Output
 from tenax.rendezvous.local import LocalRendezvous
 from tenax.rendezvous.seat import CoordinatorSeat
-from tenax.runtime.journal import Journal, read_journal
+from tenax.runtime.journal import Journal, Step, read_journal
 from tenax.runtime.loop import Loop
 from tenax.runtime.replay import replay
 from tenax.runtime.run_journal import RunJournal, read_run_journal, replay_run
@@ -164,8 +164,7 @@ class Stage:
             for rank in range(self.settings.local_world_size)
         }
 
-    def _act(self, machine: AgentMachine) -> None:
-        state = machine.state
+    def _act(self, _: Step, state: AgentState) -> None:
         up = all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
         if state.phase is Phase.RUNNING and up and state.generation not in self._seen:
             self._seen.add(state.generation)

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax.core.agent import AgentMachine
+    from tenax.core.agent import AgentState
     from tenax.core.commands import StartWorkers
     from tenax.core.model import Verdict
     from tenax.core.policy import RestartPolicy
     from tenax.logs.specs import LogsSpecs
     from tenax.ports import Control
     from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
+    from tenax.runtime.journal import Step
     from tenax.runtime.run_journal import RunJournal
 
 JOURNAL_NAME = "journal.jsonl"
@@ -71,7 +72,7 @@ class Node:
     def run(
         self,
         last_words: Callable[[Verdict], str] = lambda _: "",
-        observe: Callable[[AgentMachine], None] = lambda _: None,
+        observe: Callable[[Step, AgentState], None] = lambda *_: None,
     ) -> Verdict:
         """Run to the verdict. ``last_words`` are said on the console after everything else."""
         plan = self._plan
@@ -109,7 +110,7 @@ class Node:
             self._keeper.close()
             loop.close()
 
-    def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[AgentMachine], None]) -> Supervisor:
+    def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[Step, AgentState], None]) -> Supervisor:
         plan = self._plan
         journal = self._open_journal()
         self._notice.directory = self.log_dir

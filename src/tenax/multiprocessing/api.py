@@ -259,7 +259,7 @@ class PContext(ABC):
                 self._is_ended = True
                 self._changed.notify_all()
 
-    def _on_step(self, _: AgentMachine) -> None:
+    def _on_step(self, *_: object) -> None:
         with self._changed:
             self._changed.notify_all()
 

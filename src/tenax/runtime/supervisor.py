@@ -13,12 +13,14 @@ from tenax.core import events as fact
 from tenax.core.agent import AgentMachine, Phase, words_on_connecting
 from tenax.failures.plain_text import harmless
 from tenax.ports import ControlledNode
+from tenax.runtime.journal import Step
 from tenax.runtime.story import live_line, tell
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax.core.agent import AgentState
     from tenax.core.commands import AnyCommand
     from tenax.core.coordinator import RunSettings
     from tenax.core.events import AnyEvent
@@ -49,7 +51,7 @@ class Supervisor:
         place: Callable[[int, Launch], Launch] = lambda _, launch: launch,
         pass_on_notice: Callable[[order.PassOnNotice], None] = lambda _: None,
         run_journal: Callable[[], RunJournal] | None = None,
-        observe: Callable[[AgentMachine], None] = lambda _: None,
+        observe: Callable[[Step, AgentState], None] = lambda *_: None,
     ) -> None:
         self.machine = AgentMachine(settings)
         self._loop = loop
@@ -145,7 +147,7 @@ class Supervisor:
                 self._logs.say(f"tenax: {harmless(line.text)}")
         for command in commands:
             self._perform(command)
-        self._observe(self.machine)
+        self._observe(Step(now, event, commands), state)
         self._logs.live(live_line(state) if state.phase is not Phase.ENDED else "")
 
     def _perform(self, command: AnyCommand) -> None:

@@ -24,11 +24,12 @@ from tenax.runtime.signals import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
     from tenax.agent.node import Node
-    from tenax.core.agent import AgentMachine
+    from tenax.core.agent import AgentState
     from tenax.core.model import Verdict
     from tenax.core.policy import RestartPolicy
     from tenax.logs.specs import LogsSpecs
     from tenax.multiprocessing.errors import ProcessFailure
+    from tenax.runtime.journal import Step
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -157,11 +158,11 @@ class LocalElasticAgent(SimpleElasticAgent):
             abandon_s=self._abandon_s,
         )
 
-    def _mirror(self, machine: AgentMachine) -> None:
+    def _mirror(self, _: Step, state: AgentState) -> None:
         """Keep the public worker group in step with the machine, for those who look at it."""
         from tenax.core.agent import Phase
 
-        group, state = self._worker_group, machine.state
+        group = self._worker_group
         self._remaining_restarts = group.spec.max_restarts - state.restarts_used
         if state.assignment is None:
             return
