@@ -75,7 +75,7 @@ class Delivery:
                 thing = self._waiting.popleft()
             try:
                 self._take(thing)
-            except Exception as error:  # somebody else's code: whatever it raises is counted, and told
+            except BaseException as error:  # the code of others: whatever it raises is counted, and told
                 self.failed += 1
                 self._last_error = f"{type(error).__name__}: {error}"
 

@@ -87,7 +87,7 @@ class RendezvousStoreInfo:
 class RendezvousInfo:
     """What a rendezvous answers: our place in the group."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo | None) -> None:
         self._store = store
         self._rank = rank
         self._world_size = world_size
@@ -106,16 +106,17 @@ class RendezvousInfo:
         return self._world_size
 
     @property
-    def bootstrap_store_info(self) -> RendezvousStoreInfo:
+    def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
+        """None: the agents agree on it through the store."""
         return self._bootstrap_store_info
 
 
 class RendezvousHandler(ABC):
     """Where nodes meet. Implement this to bring your own; register it by name or pass it to the agent."""
 
-    @abstractmethod
     def get_backend(self) -> str:
-        """The name it is registered under."""
+        """The name it is registered under. A handler that is passed directly needs none."""
+        return ""
 
     @property
     def use_agent_store(self) -> bool:
@@ -225,7 +226,7 @@ class RendezvousHandlerRegistry:
                 "register yours or publish it under the entry point group 'torchrun.handlers'"
             )
         handler = creator(params)
-        if handler.get_backend() != params.backend:
+        if handler.get_backend() not in ("", params.backend):
             raise RuntimeError(
                 f"the handler made for the backend {params.backend!r} calls itself {handler.get_backend()!r}; "
                 "get_backend() must return the name it is registered under"

@@ -491,7 +491,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """A handler from parameters: ``join_timeout`` (or ``timeout``), ``last_call_timeout``, ``close_timeout``,
-    ``heartbeat_timeout``, ``keep_alive_interval`` and ``keep_alive_max_attempt``, in whole seconds or numbers."""
+    ``heartbeat_timeout`` in seconds; ``keep_alive_interval`` and ``keep_alive_max_attempt`` as whole numbers."""
     join = _timeout(params, "join_timeout")
     interval, attempts = (params.get_as_int("keep_alive_interval", 5), params.get_as_int("keep_alive_max_attempt", 3))
     if interval is None or attempts is None:
@@ -515,8 +515,13 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
 
 
 def _timeout(params: RendezvousParameters, key: str) -> timedelta | None:
-    seconds = params.get_as_int(key)
-    return None if seconds is None else timedelta(seconds=seconds)
+    value = params.get(key)
+    if value is None:
+        return None
+    try:
+        return timedelta(seconds=float(value))
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected a number of seconds") from None
 
 
 def _check(settings: RendezvousSettings) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tenax.rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
+    RendezvousInfo,
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
@@ -29,7 +30,7 @@ from tenax.rendezvous.api import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo
+    from tenax.rendezvous.api import RendezvousHandler
 
 __all__ = ["BlockingCall", "RendezvousHandlerContract", "ask_until"]
 
@@ -77,6 +78,21 @@ def ask_until(is_so: Callable[[], bool], what: str = "what was waited for") -> N
         threading.Event().wait(_ASK_EVERY_S)
 
 
+def _as_info(answer: Any) -> RendezvousInfo:
+    if isinstance(answer, tuple):
+        store, rank, world_size = answer
+        return RendezvousInfo(store, rank, world_size, None)
+    assert isinstance(answer, RendezvousInfo), f"next_rendezvous() returned {answer!r}; expected a RendezvousInfo"
+    return answer
+
+
+def _places(infos: list[RendezvousInfo]) -> set[tuple[str, int] | None]:
+    """Where each of them was told that the workers' store is; None: the agents agree on it themselves."""
+    where = [info.bootstrap_store_info for info in infos]
+    assert all(each is None or isinstance(each, RendezvousStoreInfo) for each in where)
+    return {None if each is None else (each.master_addr, each.master_port) for each in where}
+
+
 class RendezvousHandlerContract:
     """Provide ``make_handler``; the tests are here."""
 
@@ -111,9 +127,13 @@ class RendezvousHandlerContract:
     def nodes(self, count: int, min_nodes: int, max_nodes: int) -> list[RendezvousHandler]:
         return [self.node(min_nodes, max_nodes) for _ in range(count)]
 
+    def join(self, handler: RendezvousHandler) -> BlockingCall:
+        """It joins, in a thread of its own. The older form of an answer, (store, rank, world size), is as good."""
+        return BlockingCall(lambda: _as_info(handler.next_rendezvous()))
+
     def meet(self, handlers: list[RendezvousHandler]) -> list[RendezvousInfo]:
         """All of them join at the same time; what each of them got."""
-        calls = [BlockingCall(handler.next_rendezvous) for handler in handlers]
+        calls = [self.join(handler) for handler in handlers]
         return [call.result() for call in calls]
 
     # --- tests --------------------------------------------------------------------------------------------------------
@@ -121,16 +141,14 @@ class RendezvousHandlerContract:
     def test_it_has_the_names_of_its_backend_and_run(self) -> None:
         handler = self.node(1, 1)
         assert handler.get_run_id() == self._run_id
-        assert handler.get_backend(), "get_backend() must return the name that the handler is registered under"
+        assert isinstance(handler.get_backend(), str), "get_backend() must return the name it is registered under"
 
     def test_a_group_forms(self) -> None:
         """Ranks are 0 to n-1, each once; everybody has the same size and the same place of the workers' store."""
         infos = self.meet(self.nodes(3, 3, 3))
         assert sorted(info.rank for info in infos) == [0, 1, 2]
         assert {info.world_size for info in infos} == {3}
-        where = [info.bootstrap_store_info for info in infos]
-        assert all(isinstance(each, RendezvousStoreInfo) for each in where)
-        assert len({(each.master_addr, each.master_port) for each in where}) == 1
+        assert len(_places(infos)) == 1
 
     def test_a_group_shares_a_store(self) -> None:
         """What one member sets, another one that waits for it gets."""
@@ -147,11 +165,11 @@ class RendezvousHandlerContract:
     def test_a_late_joiner_is_counted_and_let_in(self) -> None:
         """A group is told that somebody waits; when it forms again, that one is in, and nobody waits any more."""
         first = self.node(1, 2)
-        assert first.next_rendezvous().world_size == 1
+        assert self.join(first).result().world_size == 1
         assert first.num_nodes_waiting() == 0
-        late = BlockingCall(self.node(1, 2).next_rendezvous)
+        late = self.join(self.node(1, 2))
         ask_until(lambda: first.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
-        infos = [first.next_rendezvous(), late.result()]
+        infos = [self.join(first).result(), late.result()]
         assert sorted(info.rank for info in infos) == [0, 1]
         assert {info.world_size for info in infos} == {2}
         ask_until(lambda: first.num_nodes_waiting() == 0, "num_nodes_waiting() == 0")
@@ -163,8 +181,7 @@ class RendezvousHandlerContract:
             info.store.set(f"from-{info.rank}", b"old")
         infos = self.meet(handlers)
         assert not any(info.store.check([f"from-{rank}"]) for info in infos for rank in (0, 1))
-        where = [info.bootstrap_store_info for info in infos]
-        assert len({(each.master_addr, each.master_port) for each in where}) == 1
+        assert len(_places(infos)) == 1
 
     def test_members_keep_their_ranks(self) -> None:
         handlers = self.nodes(3, 3, 3)
@@ -175,25 +192,25 @@ class RendezvousHandlerContract:
         """Its workers failed: the others learn it from num_nodes_waiting(), and all meet again."""
         one, other = self.nodes(2, 2, 2)
         self.meet([one, other])
-        again = BlockingCall(one.next_rendezvous)
+        again = self.join(one)
         ask_until(lambda: other.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
-        assert {other.next_rendezvous().rank, again.result().rank} == {0, 1}
+        assert {self.join(other).result().rank, again.result().rank} == {0, 1}
 
     def test_a_closed_run_refuses(self) -> None:
         """Those who come afterwards, and those who wait already."""
-        waiting = BlockingCall(self.node(2, 2).next_rendezvous)
+        waiting = self.join(self.node(2, 2))
         operator = self.node(2, 2)
         assert not operator.is_closed()
         operator.set_closed()
         ask_until(operator.is_closed, "is_closed()")
         assert isinstance(waiting.error(), RendezvousClosedError)
-        assert isinstance(BlockingCall(self.node(2, 2).next_rendezvous).error(), RendezvousClosedError)
+        assert isinstance(self.join(self.node(2, 2)).error(), RendezvousClosedError)
 
     def test_a_node_beyond_the_most_waits_and_never_errs(self) -> None:
         """Longer than others may wait for a group, without disturbing this one, and until the run ends."""
         handlers = self.nodes(2, 2, 2)
         self.meet(handlers)
-        spare = BlockingCall(self.node(2, 2, join_timeout_s=0.2).next_rendezvous)
+        spare = self.join(self.node(2, 2, join_timeout_s=0.2))
         assert not spare.has_ended_within(1.0), f"it should wait, but: {spare.error()!r}"
         assert [handler.num_nodes_waiting() for handler in handlers] == [0, 0]
         infos = self.meet(handlers)
@@ -206,10 +223,10 @@ class RendezvousHandlerContract:
         """The member left; whoever is left and the spare are the next group."""
         stays, leaves = self.nodes(2, 2, 2)
         self.meet([stays, leaves])
-        spare = BlockingCall(self.node(2, 2).next_rendezvous)
+        spare = self.join(self.node(2, 2))
         self.leave(leaves)
         ask_until(lambda: stays.num_nodes_waiting() > 0, "num_nodes_waiting() > 0")
-        infos = [stays.next_rendezvous(), spare.result()]
+        infos = [self.join(stays).result(), spare.result()]
         assert sorted(info.rank for info in infos) == [0, 1]
 
     def leave(self, handler: RendezvousHandler) -> None:
@@ -223,5 +240,5 @@ class RendezvousHandlerContract:
             handler.shutdown()
 
     def test_a_group_that_does_not_form_in_time(self) -> None:
-        alone = BlockingCall(self.node(2, 2, join_timeout_s=0.3).next_rendezvous)
+        alone = self.join(self.node(2, 2, join_timeout_s=0.3))
         assert isinstance(alone.error(), RendezvousTimeoutError)

@@ -1,0 +1,102 @@
+"""Delivery: whatever a receiver does, the sender goes on, and what was lost is counted and said."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tenax.delivery import Delivery
+from watching import PATIENCE_S
+
+
+def test_everything_arrives_in_order_before_close_returns() -> None:
+    got: list[object] = []
+    delivery = Delivery("the list", got.append)
+    for number in range(1000):
+        delivery.put(number)
+    assert delivery.close(PATIENCE_S) == ""
+    assert got == list(range(1000))
+
+
+def test_nothing_to_deliver_starts_no_thread() -> None:
+    before = threading.active_count()
+    delivery = Delivery("nobody", print)
+    assert threading.active_count() == before
+    assert delivery.close() == ""
+
+
+def test_a_receiver_that_raises_gets_the_next_one_all_the_same() -> None:
+    got = []
+
+    def take(thing: int) -> None:
+        got.append(thing)
+        if thing % 2:
+            raise ValueError(f"no odd numbers, not {thing}")
+
+    delivery = Delivery("the metric handler 'even'", take)
+    for number in range(4):
+        delivery.put(number)
+    assert delivery.close(PATIENCE_S) == (
+        "the metric handler 'even' failed 2 times (last with ValueError: no odd numbers, not 3)"
+    )
+    assert got == [0, 1, 2, 3]
+
+
+def test_a_receiver_that_never_returns_holds_up_nobody() -> None:
+    """The sender neither waits nor grows: what does not fit is dropped."""
+    entered, may_end = threading.Event(), threading.Event()
+
+    def take(_: object) -> None:
+        entered.set()
+        may_end.wait(PATIENCE_S)
+
+    delivery = Delivery("the stuck one", take, most_waiting=10)
+    delivery.put("first")
+    assert entered.wait(PATIENCE_S)
+    for number in range(15):
+        delivery.put(number)
+    assert delivery.dropped == 5
+    assert delivery.close(patience_s=0) == "the stuck one was too slow and missed 15"
+    may_end.set()
+
+
+def test_after_the_end_nothing_is_taken() -> None:
+    delivery = Delivery("the late one", print)
+    delivery.close()
+    delivery.put("late")
+    assert delivery.dropped == 1
+
+
+def test_the_first_trouble_is_told_once() -> None:
+    """When it happens, so that a person can act while the job runs; the count comes at the end."""
+    failed = threading.Event()
+
+    def take(_: object) -> None:
+        try:
+            raise OSError("no route to host")
+        finally:
+            failed.set()
+
+    delivery = Delivery("the event handler 'far'", take)
+    assert delivery.first_trouble() == ""
+    delivery.put(1)
+    assert failed.wait(PATIENCE_S)
+    delivery.close(PATIENCE_S)
+    assert delivery.first_trouble() == (
+        "the event handler 'far' failed once (last with OSError: no route to host); the job is not affected"
+    )
+    assert delivery.first_trouble() == ""
+
+
+@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
+def test_a_receiver_that_wants_to_leave_is_counted_too(kind: type[BaseException]) -> None:
+    """It runs in a thread that is not its own."""
+
+    def take(_: object) -> None:
+        raise kind
+
+    delivery = Delivery("the impatient one", take)
+    delivery.put(1)
+    delivery.put(2)
+    assert "failed 2 times" in delivery.close(PATIENCE_S)

@@ -1,0 +1,132 @@
+"""The contract, kept by what a platform engineer brings: the blocking side of our tcp handler, and a handler of others
+that knows only the methods of the older documents and answers with a tuple."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
+from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from tenax.rendezvous.registry import get_rendezvous_handler
+from tenax.store import MemoryStore
+from tenax.testing.rendezvous_contract import RendezvousHandlerContract
+
+_numbers = itertools.count()
+
+
+class TestTheTcpHandlerWhenItIsAsked(RendezvousHandlerContract):
+    """As an agent with hooks of its own uses it."""
+
+    @pytest.fixture(autouse=True)
+    def _endpoint(self) -> None:
+        # An address that nobody else in this test run uses, so that its port is free and stays so.
+        pid = os.getpid()
+        self._host = f"127.{100 + pid // 250 % 90}.{pid % 250 + 1}.{next(_numbers) % 250 + 1}"
+
+    def make_handler(
+        self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1
+    ) -> RendezvousHandler:
+        return get_rendezvous_handler(
+            RendezvousParameters(
+                "c10d",
+                f"{self._host}:21000",
+                run_id,
+                min_nodes,
+                max(max_nodes, 2),  # alone it would not need to meet anybody
+                local_addr="127.0.0.1",
+                join_timeout=join_timeout_s,
+                last_call_timeout=last_call_s,
+                keep_alive_interval=1,
+                keep_alive_max_attempt=20,
+            )
+        )
+
+
+class Older(RendezvousHandler):
+    """Only what the older documents name; nothing is inherited but the base."""
+
+    def __init__(self, inner: DynamicRendezvousHandler) -> None:
+        self._inner = inner
+
+    def next_rendezvous(self) -> Any:
+        info = self._inner.next_rendezvous()
+        return info.store, info.rank, info.world_size
+
+    def is_closed(self) -> bool:
+        return self._inner.is_closed()
+
+    def set_closed(self) -> None:
+        self._inner.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return self._inner.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._inner.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._inner.shutdown()
+
+
+class TestAHandlerOfTheOlderKind(RendezvousHandlerContract):
+    @pytest.fixture(autouse=True)
+    def _place(self) -> None:
+        self._store = MemoryStore()
+
+    def make_handler(
+        self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1
+    ) -> RendezvousHandler:
+        return Older(
+            DynamicRendezvousHandler.from_backend(
+                run_id,
+                self._store,
+                C10dRendezvousBackend(self._store, run_id),
+                min_nodes,
+                max_nodes,
+                local_addr="127.0.0.1",
+                timeout=RendezvousTimeout(timedelta(seconds=join_timeout_s), timedelta(seconds=last_call_s)),
+                keep_alive_interval=1,
+                keep_alive_max_attempt=20,
+            )
+        )
+
+
+def _older(params: RendezvousParameters) -> RendezvousHandler:
+    store = MemoryStore()
+    backend = C10dRendezvousBackend(store, params.run_id)
+    return Older(
+        DynamicRendezvousHandler.from_backend(params.run_id, store, backend, params.min_nodes, params.max_nodes)
+    )
+
+
+def test_a_handler_without_a_name_of_its_own_is_registered_under_any() -> None:
+    rendezvous_handler_registry.register("older", _older)
+    handler = get_rendezvous_handler(RendezvousParameters("older", "", "run", 1, 1))
+    assert isinstance(handler, Older)
+    assert handler.get_run_id() == "run"
+
+
+def test_an_installed_package_brings_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under TorchElastic's entry point group: a function without arguments that returns the creator."""
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torchrun.handlers]\nfrom-a-package = their_rendezvous:get_creator\n")
+    (tmp_path / "their_rendezvous.py").write_text(
+        "from tenax.rendezvous.local import LocalRendezvousHandler\n"
+        "class Theirs(LocalRendezvousHandler):\n"
+        "    def get_backend(self):\n"
+        "        return 'from-a-package'\n"
+        "def get_creator():\n"
+        "    return lambda params: Theirs(params.run_id)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    handler = get_rendezvous_handler(RendezvousParameters("from-a-package", "", "run", 1, 1))
+    assert (type(handler).__name__, handler.get_run_id()) == ("Theirs", "run")
