@@ -161,8 +161,6 @@ $ --monitor-interval 0.2 train.py
 --monitor-interval 0.2 has no effect: tenax hears of a worker's end from the kernel at once
 $ --start-method fork train.py
 --start-method fork has no effect: each worker is a new interpreter (it is for --run-path)
-$ --event-log-handler console train.py
---event-log-handler console has no effect: this release sends no events
 $ --rdzv-backend c10d --rdzv-conf jion_timeout=9,timeout=3 train.py
 --rdzv-conf sets 'jion_timeout', which no backend of ours reads
 $ --rdzv-conf token=abc train.py

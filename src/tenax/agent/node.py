@@ -10,6 +10,7 @@ import os
 
 import msgspec
 
+from tenax.agent.outlets import Outlets, Views
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings
 from tenax.runtime.journal import Journal
@@ -54,6 +55,9 @@ class NodePlan(msgspec.Struct, frozen=True):
     virtual_local_rank: bool = False
     places: Places = Places()
     policy: RestartPolicy | None = None
+    rdzv_backend: str = ""  # its name, for events
+    outlets: Outlets | None = None  # where metrics and events go; None: to the handlers that are configured
+    tells_its_end: bool = True  # whether the end of this agent is an event
     narrate: bool = False  # tell the story on the console while it happens
     live_line: bool = True  # ... with a live line, on a terminal
     is_last_act: bool = False  # this process does nothing else afterwards
@@ -78,6 +82,7 @@ class Node:
         plan = self._plan
         numbers, notices = parse_signals(plan.signals), parse_signals(plan.notice_signals)
         loop = Loop()
+        outlets = plan.outlets if plan.outlets is not None else Outlets()
         logs = WorkerLogs(
             plan.logs_specs,
             role=plan.settings.role,
@@ -97,12 +102,28 @@ class Node:
                 logs.open()
                 loop.watch(signals)
                 try:
-                    supervisor = self._supervisor(loop, logs, observe)
+                    views = Views(
+                        outlets,
+                        plan.settings,
+                        entrypoint=plan.entrypoint.name,
+                        backend=plan.rdzv_backend,
+                        tells_end=plan.tells_its_end,
+                        now=loop.now(),
+                    )
+
+                    def watch(step: Step, state: AgentState) -> None:
+                        for line in views.take(step, state):
+                            logs.say(f"tenax: {line}")
+                        observe(step, state)
+
+                    supervisor = self._supervisor(loop, logs, watch)
                     verdict = supervisor.run()
                     words = last_words(verdict)
                 finally:
                     # Still under our signal handlers: an impatient Ctrl-C must not cost the report.
                     self._keeper.close()
+                    for line in outlets.close():
+                        logs.say(f"tenax: {line}")
                     signals.forget()
                     logs.close(words, hurry_descriptor=signals.fileno())
                 return verdict

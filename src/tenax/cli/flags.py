@@ -261,8 +261,19 @@ FLAGS = (
         LOGS,
         "text",
         "null",
-        "Accepted for torchrun's sake, without effect: this release sends no events.",
+        "Where events go: 'console', 'jsonl:PATH', a handler that an installed package offers, or several, with commas "
+        "between them.",
         value="NAME",
+    ),
+    Flag(
+        "--metrics",
+        LOGS,
+        "text",
+        "",
+        "Where metrics go: 'prometheus:PORT', 'statsd:HOST:PORT', 'otel:URL', 'jsonl:PATH', 'console', a handler that "
+        "an installed package offers, or several, with commas between them.",
+        value="NAME",
+        ours=True,
     ),
     Flag(
         "--report",

@@ -81,6 +81,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log_line_prefix_template: str | None = None
     logs_specs: str | None = None
     event_log_handler: str = "null"
+    metrics: str = ""  # handlers of metrics, by name
 
     virtual_local_rank: bool = False
     numa_binding: str | None = None
@@ -152,6 +153,7 @@ def decide(
         log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
         logs_specs=values["logs_specs"],
         event_log_handler=values["event_log_handler"],
+        metrics=values.get("metrics") or "",
         virtual_local_rank=values["virtual_local_rank"],
         numa_binding=values["numa_binding"],
         run_id="" if values["rdzv_id"] == "none" and most == 1 else values["rdzv_id"],
@@ -540,8 +542,6 @@ def _note_what_has_no_effect(asked: Asked, script_args: tuple[str, ...]) -> None
             asked.notes.append(f"{asked.words(dest)} has no effect: no restarts are allowed (--max-restarts)")
     if asked.typed("notice_seconds") and not asked["notice_signals"]:
         asked.notes.append(f"{asked.words('notice_seconds')} has no effect without --notice-signals")
-    if asked["event_log_handler"] != "null":
-        asked.notes.append(f"{asked.words('event_log_handler')} has no effect: this release sends no events")
     for dest in _OURS_FOR_SURE:
         flag = BY_DEST[dest]
         if asked.typed(dest):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from tenax.agent.outlets import Outlets
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
     from tenax.core.policy import RestartPolicy
@@ -35,6 +36,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.dry_run:
             return print_plan(options, environ)
         config, entrypoint, args = launch_of(options, sys.executable)
+        outlets = _outlets(config)
     except HelpWanted:
         return _print_help()
     except UsageError as error:
@@ -46,10 +48,20 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         config,
         entrypoint,
         args,
+        outlets=outlets,
         report_path=options.report,
         colour=colour,
         live_line=options.live_line_allowed,
     )
+
+
+def _outlets(config: LaunchConfig) -> Outlets:
+    from tenax.launcher.api import outlets_of
+
+    try:
+        return outlets_of(config)
+    except (ValueError, OSError, ImportError) as error:  # no such handler, no such file, no such package
+        raise UsageError(str(error)) from error
 
 
 def tell_notes(options: Options) -> None:
@@ -84,6 +96,7 @@ def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypo
         start_method=options.start_method,
         log_line_prefix_template=options.log_line_prefix_template,
         local_addr=options.local_addr,
+        metrics_cfg={"handlers": options.metrics} if options.metrics else {},
         event_log_handler=options.event_log_handler,
         numa_options=numa_options(options),
         signals_to_handle=options.signals_to_handle,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax.agent.node import Node
+    from tenax.agent.outlets import Outlets
     from tenax.core.model import Verdict
     from tenax.logs.specs import LogsSpecs
     from tenax.rendezvous.api import RendezvousHandler
@@ -44,7 +45,15 @@ def launch_agent(
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError when workers failed, SignalException when the run was stopped."""
-    return _run_agent(rendezvous_handler(config), config, entrypoint, args, health_check_server)
+    outlets = outlets_of(config)
+    return _run_agent(rendezvous_handler(config), config, entrypoint, args, outlets, health_check_server)
+
+
+def outlets_of(config: LaunchConfig) -> Outlets:
+    """Where the run's metrics and events go. Raises ValueError for a name that is nobody's."""
+    from tenax.agent.outlets import Outlets
+
+    return Outlets(config.event_log_handler, config.metrics_cfg.get("handlers", ""))
 
 
 def _run_agent(
@@ -52,6 +61,7 @@ def _run_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
+    outlets: Outlets,
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     from tenax.agent.server.api import WorkerSpec
@@ -85,6 +95,8 @@ def _run_agent(
         signals_to_handle=config.signals_to_handle,
         notice_signals=config.notice_signals,
         notice_s=config.notice_s,
+        outlets=outlets,
+        tells_its_end=True,
     )
     try:
         result = agent.run()
@@ -107,6 +119,7 @@ def launch(
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
     *,
+    outlets: Outlets | None = None,
     report_path: str = "",
     colour: bool = False,
     live_line: bool = True,
@@ -122,8 +135,10 @@ def launch(
 
     handler = rendezvous_handler(config)
     run_id = config.run_id
+    if outlets is None:
+        outlets = outlets_of(config)
     if not isinstance(handler, EngineRendezvousHandler):
-        return _launch_by_asking(handler, config, entrypoint, args)
+        return _launch_by_asking(handler, config, entrypoint, args, outlets)
     name = entrypoint_name(entrypoint, args)
     node = Node(
         NodePlan(
@@ -149,6 +164,8 @@ def launch(
             virtual_local_rank=config.virtual_local_rank,
             places=decide_places(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
+            rdzv_backend=handler.get_backend(),
+            outlets=outlets,
             narrate=True,
             live_line=live_line,
             is_last_act=True,
@@ -180,7 +197,11 @@ def _pass_on_first_cause(verdict: Verdict) -> None:
 
 
 def _launch_by_asking(
-    handler: RendezvousHandler, config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any]
+    handler: RendezvousHandler,
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: list[Any],
+    outlets: Outlets,
 ) -> int:
     """With a handler of others: the agent for old hooks asks it, and tells no story; the exit codes are the same."""
     import sys
@@ -190,7 +211,7 @@ def _launch_by_asking(
     from tenax.multiprocessing.errors import ChildFailedError
 
     try:
-        _run_agent(handler, config, entrypoint, args)
+        _run_agent(handler, config, entrypoint, args, outlets)
     except ChildFailedError as error:
         sys.stderr.write(f"{error}\n")
         code = error.get_first_failure()[1].exitcode

@@ -67,9 +67,9 @@ class LaunchConfig:
     ``start_method``: how the process of a function is made: spawn, fork or forkserver.
     ``log_line_prefix_template``: what stands in front of a worker's line: ``${role_name}``, ``${rank}``,
     ``${local_rank}``.
-    ``metrics_cfg``: handed to the metrics.
+    ``metrics_cfg``: ``{"handlers": "prometheus:9400,statsd"}`` names where metrics go, besides configured handlers.
     ``local_addr``: the address under which other nodes and workers reach this node.
-    ``event_log_handler``: where events go.
+    ``event_log_handler``: names of the handlers that events go to, besides configured ones: ``"console,jsonl:PATH"``.
     ``numa_options``: how to bind workers to CPUs. None: not at all.
     ``signals_to_handle``: names of signals that stop the job in an orderly way.
     ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: texts whose lines are copied into one file per node.

@@ -87,7 +87,9 @@ class RendezvousStoreInfo:
 class RendezvousInfo:
     """What a rendezvous answers: our place in the group."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo | None) -> None:
+    def __init__(
+        self, store: Any, rank: int, world_size: int, bootstrap_store_info: RendezvousStoreInfo | None
+    ) -> None:
         self._store = store
         self._rank = rank
         self._world_size = world_size

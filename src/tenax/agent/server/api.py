@@ -17,8 +17,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from tenax.agent.server.self_report import SelfReport, measured, measured_as
 from tenax.core.model import Failure
 from tenax.core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait
+from tenax.logs.std import Std
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
 from tenax.rendezvous.api import RendezvousGracefulExitError
 from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
@@ -26,6 +28,7 @@ from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax.agent.outlets import Outlets
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.numa.binding import NumaOptions
     from tenax.rendezvous.api import RendezvousHandler
@@ -58,10 +61,11 @@ class WorkerSpec:
     ``monitor_interval``: seconds between two looks at workers of a subclass with its own hooks. Otherwise unused.
     ``master_addr``, ``master_port``: where rank 0 hosts the store; None: chosen anew for every generation.
     ``local_addr``: the address under which this node is reached.
-    ``event_log_handler``: where events go.
+    ``event_log_handler``: names of the handlers that events go to, besides configured ones: ``"console,jsonl:PATH"``.
     ``numa_options``: how workers are bound to CPUs.
     ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: texts whose teed lines go into one file per node too.
     ``virtual_local_rank``: every worker sees LOCAL_RANK=0 and only its own GPU.
+    ``redirects``, ``tee``: where output goes, for a ``LocalElasticAgent`` that is given no ``logs_specs``.
     """
 
     role: str = DEFAULT_ROLE
@@ -80,6 +84,8 @@ class WorkerSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
+    redirects: Std | dict[int, Std] = Std.NONE
+    tee: Std | dict[int, Std] = Std.NONE
 
     def __post_init__(self) -> None:
         if self.local_world_size < 1:
@@ -192,7 +198,7 @@ class ElasticAgent(ABC):
         """The group, to look at. It changes while the agent runs."""
 
 
-class SimpleElasticAgent(ElasticAgent):
+class SimpleElasticAgent(SelfReport, ElasticAgent):
     """An agent for one role whose hooks a subclass provides."""
 
     def __init__(
@@ -203,7 +209,14 @@ class SimpleElasticAgent(ElasticAgent):
         *,
         restart_policy: RestartPolicy | None = None,
         signals_to_handle: str = DEFAULT_SIGNALS,
+        outlets: Outlets | None = None,
+        tells_its_end: bool = False,
     ) -> None:
+        """``outlets``: where metrics and events go; None: ``spec.event_log_handler``, and the configured handlers.
+
+        ``tells_its_end``: whether the end of this agent is recorded as an event; a launcher may do that itself.
+        """
+        super().__init__(outlets, tells_its_end)
         self._worker_group = WorkerGroup(spec)
         self._signals = signals_to_handle
         self._remaining_restarts = spec.max_restarts
@@ -236,6 +249,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     # --- hooks with a body --------------------------------------------------------------------------------------------
 
+    @measured
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Meet the other nodes and learn our ranks. Should one be lost meanwhile, meet again."""
         while True:
@@ -247,7 +261,8 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _meet(self, worker_group: WorkerGroup) -> None:
         spec = worker_group.spec
-        info = self._handler(spec).next_rendezvous()
+        with self.record_duration("RENDEZVOUS"):
+            info = self._handler(spec).next_rendezvous()
         if isinstance(info, tuple):  # the older form: (store, rank, world size)
             store, group_rank, group_world_size = info
             bootstrap = None
@@ -257,7 +272,8 @@ class SimpleElasticAgent(ElasticAgent):
         self._store = worker_group.store = store
         worker_group.group_rank = group_rank
         worker_group.group_world_size = group_world_size
-        worker_group.workers = self._assign_worker_ranks(store, group_rank, group_world_size, spec)
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            worker_group.workers = self._assign_worker_ranks(store, group_rank, group_world_size, spec)
         if bootstrap is None:
             bootstrap = self._agree_on_master(store, group_rank, group_world_size, spec)
         worker_group.master_addr = spec.master_addr or bootstrap.master_addr
@@ -281,6 +297,7 @@ class SimpleElasticAgent(ElasticAgent):
             spec.rdzv_handler = LocalRendezvousHandler(f"{spec.role}-{time.time_ns():x}")
         return spec.rdzv_handler
 
+    @measured
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
@@ -322,14 +339,18 @@ class SimpleElasticAgent(ElasticAgent):
         value: bytes = store.get(key)  # and if it is still not there, the store's own words about it
         return value
 
+    @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Meet, then start."""
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
-            worker_group.workers[local_rank].id = worker_id
+            worker = worker_group.workers[local_rank]
+            worker.id = worker_id
+            self._record_start(worker)
         worker_group.state = WorkerState.HEALTHY
 
+    @measured
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """Stop, meet again, start."""
         self._stop_workers(worker_group)
@@ -356,10 +377,28 @@ class SimpleElasticAgent(ElasticAgent):
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        self._open_outlets()
+        try:
+            result = self._run_and_shut_down(role)
+            if self._tells_its_end:
+                self._record(self.get_event_succeeded)
+            return result
+        except Exception:
+            if self._tells_its_end:
+                self._record(self.get_event_failed)
+            raise
+        finally:
+            self._close_outlets()
+
+    @measured_as("SimpleElasticAgent.run")
+    def _run_and_shut_down(self, role: str) -> RunResult:
         is_shut_down = False
         try:
             with signals_as_exceptions(parse_signals(self._signals)):
-                return self._invoke_run(role)
+                result = self._invoke_run(role)
+            self._record_metrics(result)
+            self._record_worker_events(result)
+            return result
         except SignalException as caught:
             self._shutdown(caught.sigval, self._shutdown_timeout)
             is_shut_down = True
@@ -378,6 +417,7 @@ class SimpleElasticAgent(ElasticAgent):
             time.sleep(spec.monitor_interval)  # these hooks can only be asked, they cannot tell
             result = self._monitor_workers(group)
             group.state = result.state
+            self._record_look(result.state.value)
             match result.state:
                 case WorkerState.SUCCEEDED:
                     self._exit_barrier()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenax.agent.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from tenax.agent.server.self_report import measured
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment, Outcome
 from tenax.logs.specs import DefaultLogsSpecs
@@ -24,6 +25,7 @@ from tenax.runtime.signals import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
     from tenax.agent.node import Node
+    from tenax.agent.outlets import Outlets
     from tenax.core.agent import AgentState
     from tenax.core.model import Verdict
     from tenax.core.policy import RestartPolicy
@@ -71,12 +73,15 @@ class LocalElasticAgent(SimpleElasticAgent):
     ``restart_policy``: decides what follows a failure; None: restart at once while restarts are left.
     ``signals_to_handle``: names of the signals that stop the run in an orderly way.
     ``notice_signals``, ``notice_s``: names of the signals that announce such a stop, and how long before.
+    ``log_dir``: an older way to say ``logs_specs``.
+    ``outlets``: where metrics and events go; None: ``spec.event_log_handler`` and the handlers that are configured.
+    ``tells_its_end``: whether the agent's own end is an event. A launcher that records it itself leaves it out.
     """
 
     def __init__(
         self,
         spec: WorkerSpec,
-        logs_specs: LogsSpecs | None = None,
+        logs_specs: LogsSpecs | str | None = None,
         start_method: str = "spawn",
         exit_barrier_timeout: float = 300,
         log_line_prefix_template: str | None = None,
@@ -88,6 +93,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         signals_to_handle: str = DEFAULT_SIGNALS,
         notice_signals: str = "",
         notice_s: float | None = None,
+        log_dir: str | None = None,
+        outlets: Outlets | None = None,
+        tells_its_end: bool = False,
     ) -> None:
         super().__init__(
             spec,
@@ -95,8 +103,12 @@ class LocalElasticAgent(SimpleElasticAgent):
             shutdown_timeout,
             restart_policy=restart_policy,
             signals_to_handle=signals_to_handle,
+            outlets=outlets,
+            tells_its_end=tells_its_end,
         )
-        self._logs_specs = logs_specs if logs_specs is not None else DefaultLogsSpecs()
+        if isinstance(logs_specs, str):  # as the oldest documents call it: LocalElasticAgent(spec, "spawn")
+            start_method, logs_specs = logs_specs, None
+        self._logs_specs = logs_specs if logs_specs is not None else _specs_of(spec, log_dir)
         self._start_method = start_method
         self._notice_signals = notice_signals
         self._notice_s = notice_s
@@ -143,6 +155,9 @@ class LocalElasticAgent(SimpleElasticAgent):
                 virtual_local_rank=spec.virtual_local_rank,
                 places=decide_places(spec.numa_options, spec.local_world_size),
                 policy=self._policy,
+                rdzv_backend=self._backend_name(),
+                outlets=self._open_outlets(),
+                tells_its_end=self._tells_its_end,
             )
         )
         return self._result(node.run(observe=self._mirror), node)
@@ -203,6 +218,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # --- bodies of the old hooks, for subclasses that keep some of them -----------------------------------------------
 
+    @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         handler = self._handler(spec)
@@ -251,6 +267,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         return self._pcontext.pids()
 
+    @measured
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the hook's signature
         self._close_processes(signal.SIGTERM, self._shutdown_timeout)
 
@@ -262,6 +279,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._pcontext.close(death_sig, timeout)
             self._pcontext = None
 
+    @measured
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._pcontext is None:
             return RunResult(WorkerState.UNKNOWN)
@@ -276,6 +294,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(
             WorkerState.SUCCEEDED, return_values={rank_of[rank]: value for rank, value in result.return_values.items()}
         )
+
+
+def _specs_of(spec: WorkerSpec, log_dir: str | None) -> LogsSpecs:
+    return DefaultLogsSpecs(log_dir=log_dir, redirects=spec.redirects, tee=spec.tee)
 
 
 def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:

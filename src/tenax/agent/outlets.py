@@ -1,0 +1,155 @@
+"""Outlets: where an agent's own metrics and events go.
+
+Each handler stands behind a ``Delivery``: it may raise, be slow or never return, and the job does not notice. Without
+a handler there is no outlet, and the packages of metrics and events are not even imported: a job that nobody listens
+to pays nothing. The handlers that are configured at the beginning of a run serve it to its end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tenax.core.agent import AgentState
+    from tenax.core.model import AgentSettings
+    from tenax.delivery import Delivery
+    from tenax.events import Event
+    from tenax.events.view import EventView
+    from tenax.metrics import MetricData
+    from tenax.metrics.view import MetricView
+    from tenax.runtime.journal import Step
+
+_METRIC_GROUPS = ("torchelastic", "tenax")
+
+
+class Outlets:
+    """The handlers of one run. ``close`` waits a little for what is left and says what was lost."""
+
+    def __init__(self, event_log_handler: str = "null", metric_handlers: str = "") -> None:
+        """Raises ``ValueError`` when a name is nobody's."""
+        self._own: list[Any] = []  # handlers made here, from names: closed here
+        self._events = self._open_events(event_log_handler)
+        self._metrics = self._open_metrics(metric_handlers)
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    @property
+    def has_metrics(self) -> bool:
+        return bool(self._metrics)
+
+    def record(self, event: Event) -> None:
+        for delivery in self._events:
+            delivery.put(event)
+
+    def emit(self, metric: MetricData) -> None:
+        for delivery in self._metrics.get(metric.group_name, ()):
+            delivery.put(metric)
+
+    def troubles(self) -> list[str]:
+        """A sentence for each handler that has just failed for the first time."""
+        return [said for delivery in self._all() if (said := delivery.first_trouble())]
+
+    def close(self) -> list[str]:
+        """Sentences about what was lost."""
+        said = [lost for delivery in self._all() if (lost := delivery.close())]
+        for handler in self._own:
+            close = getattr(handler, "close", None)
+            if close is None:
+                continue
+            try:
+                close()
+            except Exception as error:
+                said.append(f"{_name_of(handler)} could not be closed ({type(error).__name__}: {error})")
+        self._own.clear()
+        return said
+
+    def _all(self) -> list[Delivery]:
+        metrics = {id(each): each for deliveries in self._metrics.values() for each in deliveries}
+        return [*self._events, *metrics.values()]
+
+    def _open_events(self, names: str) -> list[Delivery]:
+        handlers: list[Any] = []
+        if names and names != "null":
+            from tenax.events.handlers import make_handlers
+
+            self._own += (made := make_handlers(names))
+            handlers += made
+        if "tenax.events" in sys.modules:  # otherwise nobody can have configured one
+            from tenax.events import configured_handlers
+
+            handlers += configured_handlers()
+        return [_delivery("event", each, each.record) for each in handlers]
+
+    def _open_metrics(self, names: str) -> dict[str, list[Delivery]]:
+        """By group. A handler of several groups has one queue."""
+        made: list[Any] = []
+        if names:
+            from tenax.metrics import make_handlers
+
+            self._own += (made := make_handlers(names))
+        of_all = [_delivery("metric", handler, handler.emit) for handler in made]
+        found = {group: list(of_all) for group in _METRIC_GROUPS}
+        if "tenax.metrics" in sys.modules:
+            from tenax.metrics import handler_in_use
+
+            queues: dict[int, Delivery] = {}
+            for group in _METRIC_GROUPS:
+                if (handler := handler_in_use(group)) is not None:
+                    found[group].append(queues.setdefault(id(handler), _delivery("metric", handler, handler.emit)))
+        return {group: deliveries for group, deliveries in found.items() if deliveries}
+
+
+class Views:
+    """What the steps of one node's machine mean as events and metrics, sent as they happen."""
+
+    def __init__(
+        self, outlets: Outlets, settings: AgentSettings, *, entrypoint: str, backend: str, tells_end: bool, now: float
+    ) -> None:
+        """``tells_end``: whether the agent's own end is an event."""
+        import os
+
+        self._outlets = outlets
+        self._tells_end = tells_end
+        wall_offset = time.time() - now
+        self._events: EventView | None = None
+        self._metrics: MetricView | None = None
+        if outlets.has_events:
+            from tenax.events.view import EventView
+
+            self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset)
+        if outlets.has_metrics:
+            from tenax.metrics.view import MetricView
+
+            self._metrics = MetricView(settings, wall_offset)
+
+    def take(self, step: Step, state: AgentState) -> list[str]:
+        """One step. Returns what a person should know about the handlers."""
+        if self._events is not None:
+            for event in self._events.take(step.at, step.event, step.commands, state):
+                if self._tells_end or not _is_the_agents_end(event):
+                    self._outlets.record(event)
+        if self._metrics is not None:
+            for metric in self._metrics.take(step.at, step.event, step.commands, state):
+                self._outlets.emit(metric)
+        return self._outlets.troubles()
+
+
+def _is_the_agents_end(event: Event) -> bool:
+    return event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
+
+
+def _delivery(kind: str, handler: object, take: Callable[[Any], object]) -> Delivery:
+    from tenax.delivery import Delivery  # with it come threads, which a job that nobody listens to does not need
+
+    return Delivery(f"the {kind} handler {_name_of(handler)}", take)
+
+
+def _name_of(handler: object) -> str:
+    return repr(type(handler).__name__)

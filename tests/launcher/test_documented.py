@@ -1,0 +1,80 @@
+"""The programs that TorchElastic's documents print run here as they stand; only their placeholders are filled in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from watching import PATIENCE_S, leaving_nothing
+
+_FOLDER = Path(__file__).parent / "documented"
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    with leaving_nothing():
+        yield
+
+
+def run(program: str, *words: str, folder: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(_FOLDER / program), *words],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_launcher_learns_what_its_worker_returned(tmp_path: Path) -> None:
+    said = run("my_launcher.py", "--nproc_per_node", "2", "0", "hello", folder=tmp_path)
+    assert said == "worker 0 return value is: hello\n"
+
+
+def test_a_launcher_learns_why_its_worker_failed(tmp_path: Path) -> None:
+    said = run("my_launcher.py", "--max_restarts", "1", "7", folder=tmp_path)
+    assert said.startswith("worker 0 failed with: ")
+    assert "exitcode=7" in said
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static", "etcd"])
+def test_every_backend_of_the_documents_serves_one_node(tmp_path: Path, backend: str) -> None:
+    assert "hi" in run("my_launcher.py", "--backend", backend, "0", "hi", folder=tmp_path)
+
+
+def test_the_older_form_with_a_handler_that_answers_a_tuple(tmp_path: Path) -> None:
+    """``metrics.initialize_metrics()``, ``LocalElasticAgent(spec, start_method=…)``, ``run(spec.role)``."""
+    trained, measured = tmp_path / "trained", tmp_path / "measured"
+    assert run("mylauncher.py", str(trained), str(measured), folder=tmp_path) == ""
+    assert trained.read_text() == "trained\ntrained\n"
+    lines = [line.split() for line in measured.read_text().splitlines()]
+    assert {group for group, _, _ in lines} == {"torchelastic"}
+    values = {name: value for _, name, value in lines}
+    assert values["SimpleElasticAgent.run.success"] == "1"
+    assert values["LocalElasticAgent._start_workers.success"] == "1"
+    assert values["workers.default.run_success_no_retries"] == "1"
+    assert int(values["SimpleElasticAgent.run.duration.ms"]) >= int(
+        values["SimpleElasticAgent._rendezvous.duration.ms"]
+    )
+
+
+def test_handlers_of_metrics_and_events_are_told(tmp_path: Path) -> None:
+    said = Counter(run("my_event_launcher.py", folder=tmp_path).splitlines())
+    for line in (
+        "event torchelastic.worker.status.RENDEZVOUS AGENT",
+        "event torchelastic.worker.status.START WORKER",
+        "event torchelastic.worker.status.SUCCEEDED WORKER",
+        "metric SimpleElasticAgent.run.success",
+        "metric workers.trainer.run_success_no_retries",
+    ):
+        assert said[line] == 1, line
