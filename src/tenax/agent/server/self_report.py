@@ -135,44 +135,39 @@ class SelfReport:
         exit_code: int | None = None,
         worker_pid: int | None = None,
     ) -> Event:
-        """An event in TorchElastic's form."""
-        from tenax.events import Event
+        """An event in TorchElastic's form. ``source`` follows from whether there is a worker."""
+        del source
+        from tenax.events.status import Moment, Origin, WorkerOfGroup, agent_event, worker_event
 
         group = self._worker_group
         spec = group.spec
-        nested: dict[str, Any] = {
-            "group_world_size": group.group_world_size,
-            "entry_point": spec.get_entrypoint_name(),
-        }
-        if worker is not None:
-            nested |= {
-                "local_rank": worker.local_rank,
-                "role_rank": worker.role_rank,
-                "role_world_size": worker.role_world_size,
-                "exit_code": exit_code,
-                "worker_pid": worker_pid,
-            }
         handler = spec.rdzv_handler
-        return Event(
-            name=f"torchelastic.worker.status.{state}",
-            source=source,
-            timestamp=int(time.time() * 1000),
-            metadata={
-                "run_id": handler.get_run_id() if handler is not None else "",
-                "global_rank": worker.global_rank if worker is not None else None,
-                "group_rank": group.group_rank,
-                "worker_id": str(worker.id) if worker is not None else None,
-                "role": spec.role,
-                "hostname": os.uname().nodename,
-                "state": state,
-                "total_run_time": int(time.monotonic() - self._began_at),
-                "rdzv_backend": self._backend_name(),
-                "raw_error": raw_error,
-                "metadata": json.dumps(nested),
-                "agent_restarts": spec.max_restarts - self._remaining_restarts,
-                "duration_ms": duration_ms,
-            },
+        origin = Origin(
+            run_id=handler.get_run_id() if handler is not None else "",
+            role=spec.role,
+            hostname=os.uname().nodename,
+            rdzv_backend=self._backend_name(),
+            entry_point=spec.get_entrypoint_name(),
         )
+        moment = Moment(
+            timestamp_ms=int(time.time() * 1000),
+            total_run_time_s=int(time.monotonic() - self._began_at),
+            group_rank=group.group_rank,
+            group_world_size=group.group_world_size,
+            restarts_used=spec.max_restarts - self._remaining_restarts,
+        )
+        if worker is None:
+            return agent_event(state, origin, moment, raw_error=raw_error, duration_ms=duration_ms)
+        which = WorkerOfGroup(
+            local_rank=worker.local_rank,
+            global_rank=worker.global_rank,
+            role_rank=worker.role_rank,
+            role_world_size=worker.role_world_size,
+            worker_id=None if worker.id is None else str(worker.id),
+            pid=worker_pid,
+            exit_code=exit_code,
+        )
+        return worker_event(state, origin, moment, which, raw_error=raw_error, duration_ms=duration_ms)
 
     def _record_start(self, worker: Worker) -> None:
         self._record(lambda: self._construct_event("START", _source("WORKER"), worker))

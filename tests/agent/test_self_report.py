@@ -1,0 +1,175 @@
+"""What agents with hooks say about themselves: the same as TorchElastic's, and without any harm to the run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax import events, metrics
+from tenax.agent.outlets import Outlets
+from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from watching import PATIENCE_S
+
+_TOY = Path(__file__).parent / "toy_agent_main.py"
+
+
+def heard(root: str, codes: list[list[int]], max_restarts: int) -> dict[str, list[Any]]:
+    words = [sys.executable, str(_TOY), root, json.dumps(codes), str(max_restarts)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=PATIENCE_S * 2)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("codes", "max_restarts"),
+    [
+        pytest.param([[0, 0]], 0, id="success"),
+        pytest.param([[0, 3], [0, 0]], 2, id="success after a restart"),
+        pytest.param([[4, 0]], 0, id="failure"),
+    ],
+)
+def test_an_agent_of_others_is_heard_as_under_torch(codes: list[list[int]], max_restarts: int) -> None:
+    """Every event with its source, keys and ranks, in the same order; every metric, in the same order.
+
+    Only that ours knows the group already when it assigns ranks in it.
+    """
+    pytest.importorskip("torch", reason="torch is not installed")
+    theirs = heard("torch.distributed.elastic", codes, max_restarts)
+    ours = heard("tenax", codes, max_restarts)
+    for name, _, _, values in ours["events"] + theirs["events"]:
+        if name.endswith("ASSIGN_WORKER_RANKS"):
+            del values["group_rank"], values["group_world_size"]
+    assert ours["events"] == theirs["events"]
+    assert ours["metrics"] == theirs["metrics"]
+
+
+class Quick(SimpleElasticAgent):
+    """Workers that have succeeded before anybody looks."""
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        return {0: "id-0"}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None: ...
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return RunResult(WorkerState.SUCCEEDED, return_values={0: "done"})
+
+    def _shutdown(self, *args: Any, **kwargs: Any) -> None: ...
+
+
+class Ear(events.EventHandler):
+    def __init__(self) -> None:
+        self.heard: list[events.Event] = []
+
+    def record(self, event: Any) -> None:
+        self.heard.append(event)
+
+
+def spec(**options: Any) -> WorkerSpec:
+    return WorkerSpec(role="quick", entrypoint="/bin/true", monitor_interval=0.01, **options)
+
+
+def test_the_end_of_the_agent_is_an_event_when_nobody_else_records_it() -> None:
+    ear = Ear()
+    with events.configure(ear):
+        Quick(spec(), tells_its_end=True).run()
+        silent = len(ear.heard)
+        Quick(spec()).run()
+    assert [event.metadata["state"] for event in ear.heard[:silent]][-1] == "SUCCEEDED"
+    assert ear.heard[silent - 1].source is events.EventSource.AGENT
+    assert all(event.source is events.EventSource.WORKER for event in ear.heard[silent:] if event.name.endswith("DED"))
+
+
+class Broken(Quick):
+    def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+        raise RuntimeError("nothing works today")
+
+
+def test_an_agent_that_cannot_go_on_says_why() -> None:
+    ear = Ear()
+    with events.configure(ear), pytest.raises(RuntimeError, match="nothing works"):
+        Broken(spec(), tells_its_end=True).run()
+    (event,) = ear.heard
+    assert (event.metadata["state"], event.source) == ("FAILED", events.EventSource.AGENT)
+    assert "RuntimeError: nothing works today" in str(event.metadata["raw_error"])
+
+
+def test_a_launcher_can_record_the_end_itself() -> None:
+    """As TorchElastic's launchers do."""
+    agent = Quick(spec())
+    agent.run()
+    event = agent.get_event_succeeded()
+    assert (event.name, event.source.name) == ("torchelastic.worker.status.SUCCEEDED", "AGENT")
+    try:
+        raise ValueError("this one")
+    except ValueError:
+        assert "ValueError: this one" in str(agent.get_event_failed().metadata["raw_error"])
+
+
+class Rude(metrics.MetricHandler):
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        raise OSError("the sink is full")
+
+
+class Stuck(metrics.MetricHandler):
+    def __init__(self) -> None:
+        self.may_end = threading.Event()
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        self.may_end.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def usual_metrics() -> Any:
+    yield
+    metrics.configure(metrics.NullMetricHandler())
+
+
+@pytest.mark.usefixtures("usual_metrics")
+def test_a_metric_handler_that_raises_is_told_on_stderr_and_costs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics.configure(Rude())
+    assert Quick(spec()).run().return_values == {0: "done"}
+    said = capsys.readouterr().err
+    assert "the metric handler 'Rude' failed" in said
+    assert "OSError: the sink is full" in said
+
+
+@pytest.mark.usefixtures("usual_metrics")
+@pytest.mark.parametrize("kind", ["hooks", "events"])
+def test_a_metric_handler_that_never_returns_holds_up_nothing(
+    kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stuck = Stuck()
+    metrics.configure(stuck)
+    if kind == "hooks":
+        agent: SimpleElasticAgent = Quick(spec())
+    else:
+        agent = LocalElasticAgent(spec(), log_dir=str(tmp_path))
+    assert not agent.run().is_failed()
+    stuck.may_end.set()
+    assert "the metric handler 'Stuck' was too slow and missed" in capfd.readouterr().err
+
+
+def test_an_event_handler_that_nobody_knows_is_refused_before_anything_starts() -> None:
+    with pytest.raises(ValueError, match="there is no event handler 'nobody'"):
+        Quick(spec(event_log_handler="nobody")).run()
+
+
+def test_without_listeners_there_is_nothing_to_close() -> None:
+    outlets = Outlets()
+    assert not outlets.has_events
+    assert not outlets.has_metrics
+    assert outlets.close() == []
+
+
+def test_a_handler_that_was_named_is_closed_at_the_end(tmp_path: Path) -> None:
+    """And what it was told is in its file by then."""
+    path = tmp_path / "events.jsonl"
+    Quick(spec(event_log_handler=f"jsonl:{path}")).run()
+    names = [json.loads(line)["name"].rpartition(".")[2] for line in path.read_text().splitlines()]
+    assert names == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "SUCCEEDED"]

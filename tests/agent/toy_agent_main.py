@@ -1,0 +1,135 @@
+"""A launcher with an agent of its own, written for TorchElastic; the first word is the root of its imports.
+
+Prints what it heard of events and metrics, as JSON. Run with torch's modules and with ours, it must hear the same.
+"""
+
+import importlib
+import json
+import logging
+import subprocess
+import sys
+
+
+def main(root: str, codes: list[list[int]], max_restarts: int) -> None:
+    api = importlib.import_module(f"{root}.agent.server.api")
+    metrics = importlib.import_module(f"{root}.metrics")
+    handlers = importlib.import_module(f"{root}.events.handlers")
+    rendezvous = importlib.import_module(f"{root}.rendezvous")
+    errors = importlib.import_module(f"{root}.multiprocessing.errors")
+    heard = {"events": [], "metrics": []}
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            event = json.loads(record.getMessage())
+            nested = json.loads(event["metadata"]["metadata"])
+            plain = {key: value[0] if isinstance(value, list) else value for key, value in nested.items()}
+            keys = sorted(event["metadata"])
+            what = {
+                key: event["metadata"][key] for key in ("global_rank", "group_rank", "role", "state", "agent_restarts")
+            }
+            for key in ("local_rank", "role_rank", "role_world_size", "group_world_size", "entry_point"):
+                what[key] = plain.get(key)
+            heard["events"].append([event["name"], event["source"], keys, what])
+
+    class Meter(metrics.MetricHandler):
+        def emit(self, metric_data) -> None:
+            heard["metrics"].append([metric_data.group_name, metric_data.name])
+
+    class Handler(rendezvous.RendezvousHandler):
+        def get_backend(self):
+            return "toy"
+
+        def next_rendezvous(self):
+            info = rendezvous.RendezvousStoreInfo("localhost", 1)
+            return rendezvous.RendezvousInfo(Store(), 0, 1, info)
+
+        def is_closed(self):
+            return False
+
+        def set_closed(self):
+            pass
+
+        def num_nodes_waiting(self):
+            return 0
+
+        def get_run_id(self):
+            return "toy-run"
+
+        def shutdown(self):
+            return True
+
+    class Toy(api.SimpleElasticAgent):
+        starts = 0
+
+        def _start_workers(self, worker_group):
+            self.children = [subprocess.Popen(["sh", "-c", f"exit {code}"]) for code in codes[self.starts]]
+            self.starts += 1
+            return {rank: child.pid for rank, child in enumerate(self.children)}
+
+        def _stop_workers(self, worker_group, *args, **kwargs):
+            for child in self.children:
+                child.wait()
+
+        def _monitor_workers(self, worker_group):
+            ended = {rank: child.wait() for rank, child in enumerate(self.children)}
+            if any(ended.values()):
+                failures = {
+                    rank: errors.ProcessFailure(rank, self.children[rank].pid, code, "")
+                    for rank, code in ended.items()
+                    if code
+                }
+                return api.RunResult(api.WorkerState.FAILED, failures=failures)
+            return api.RunResult(api.WorkerState.SUCCEEDED, return_values=dict.fromkeys(ended))
+
+        def _shutdown(self, *args, **kwargs):
+            pass
+
+    handlers._log_handlers["ear"] = Ear()
+    metrics.configure(Meter())
+    spec = api.WorkerSpec(
+        role="toy",
+        local_world_size=len(codes[0]),
+        entrypoint="/bin/sh",
+        rdzv_handler=Handler(),
+        max_restarts=max_restarts,
+        monitor_interval=0.01,
+        event_log_handler="ear",
+    )
+    Toy(spec).run()
+    json.dump(heard, sys.stdout)
+
+
+class Store:
+    """As much of one as the agent of a single node needs."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self.timeout = None
+
+    def set(self, key, value):
+        self._values[key] = value.encode() if isinstance(value, str) else value
+
+    def get(self, key):
+        return self._values[key]
+
+    def multi_get(self, keys):
+        return [self._values[key] for key in keys]
+
+    def multi_set(self, keys, values):
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def add(self, key, amount):
+        total = int(self._values.get(key, b"0")) + amount
+        self._values[key] = str(total).encode()
+        return total
+
+    def wait(self, keys, *timeout):
+        pass
+
+    def set_timeout(self, timeout):
+        self.timeout = timeout
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3]))
