@@ -16,9 +16,9 @@ from tenax.core.policy import RestartPolicy
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.core.commands import ExamineFailure
+    from tenax.core.commands import AnyCommand, ExamineFailure
     from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
-    from tenax.core.events import AnyEvent
+    from tenax.core.events import AnyEvent, ScopeExpired
     from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import Evidence
 
@@ -79,6 +79,12 @@ class Processes(Watchable, Protocol):
 
     def signal(self, generation: int, number: int) -> None: ...
 
+    def dump_stacks(self, generation: int, local_rank: int) -> None:
+        """Make one worker write down its stacks. Is answered only if it cannot be asked (``StacksRefused``)."""
+
+    def end(self, generation: int, local_rank: int, number: int) -> None:
+        """Send a signal to one worker, to end it. What it leaves behind is treated as that of one that crashed."""
+
     def clear(self, generation: int) -> None: ...
 
     def kill(self, generation: int) -> None: ...
@@ -91,6 +97,22 @@ class Processes(Watchable, Protocol):
 
     def release(self, name: str) -> None:
         """Let go of that copy."""
+
+    def close(self) -> None: ...
+
+
+class ScopeWatch(Watchable, Protocol):
+    """Watches the scopes that workers must leave in time."""
+
+    def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None: ...
+
+    def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """A step of the agent machine: who lives, and whether anybody is being watched at all."""
+
+    def next_deadline(self) -> float | None: ...
+
+    def expired(self) -> list[ScopeExpired]:
+        """What is due. Whatever has arrived by now is read first: lateness of ours is nobody's."""
 
     def close(self) -> None: ...
 
@@ -111,6 +133,8 @@ class EventLoop(Protocol):
 
     def at(self, when: float, call: Callable[[], None]) -> Cancellable: ...
 
+    def soon(self, call: Callable[[], None]) -> None: ...
+
 
 class Control(Protocol):
     """The way to the coordinator. What it says comes as events (``events.FromCoordinator``, ``events.Fenced``)."""
@@ -118,6 +142,9 @@ class Control(Protocol):
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None: ...
 
     def tell(self, message: FromNode) -> None: ...
+
+    def cancel(self, why: str) -> None:
+        """An operator's wish: end the run for every node. From any thread; after the end it means nothing."""
 
     def stays_for_others(self) -> bool:
         """This node has its verdict. Must its agent stay all the same, because others depend on it?"""

@@ -1,24 +1,64 @@
-"""The health check server: alive while the agent makes progress, and honest when it does not."""
+"""The health check: alive while the agent makes progress, ready while workers run, honest when they do not."""
 
 from __future__ import annotations
 
-import socket
+import os
+import threading
 import time
-import urllib.error
-import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from health.asking import kube_probe
+from tenax.agent.server import LocalElasticAgent, WorkerGroup, WorkerSpec
 from tenax.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
+from tenax.core.model import Failure
+from tenax.core.policy import AnyDecision, GiveUp, History
+from tenax.health.check import HealthCheck, health_check_of
+from tenax.health.vital_signs import VitalSigns
+from tenax.launcher import LaunchConfig, elastic_launch
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.runtime.loop import Loop
+from tenax.store.listening import listen
+from watching import PATIENCE_S, leaving_nothing, on_linux, until
+
+pytestmark = on_linux
 
 
-def ask(server: HealthCheckServer) -> int:
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    with leaving_nothing():
+        yield
+
+
+def now() -> int:
+    return int(time.time())
+
+
+@contextmanager
+def serving(server: HealthCheckServer) -> Iterator[HealthCheckServer]:
+    server.start()
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/health", timeout=10) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code
+        yield server
+    finally:
+        server.stop()
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# --- alone ------------------------------------------------------------------------------------------------------------
 
 
 def test_it_says_whether_there_was_progress() -> None:
@@ -28,11 +68,278 @@ def test_it_says_whether_there_was_progress() -> None:
     server.start()
     server.start()
     port = server.port
-    assert ask(server) == 200
+    assert kube_probe(port).status == 200
     last[0] -= 3600
-    assert ask(server) == 503
+    assert kube_probe(port).status == 503
     server.stop()
     server.stop()
-    with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), timeout=10):
-        pass
+    with pytest.raises(ConnectionRefusedError):
+        kube_probe(port)
     assert server.alive_callback() == int(last[0])
+    with serving(server):
+        assert kube_probe(server.port).status == 503
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/livez", "/", "/anything/else?x=1"])
+def test_every_path_but_one_is_about_life(path: str) -> None:
+    """And a plain answer is one line."""
+    with serving(HealthCheckServer(now, 0, 60)) as server:
+        heard = kube_probe(server.port, path)
+    assert (heard.status, heard.body) == (200, b"alive\n")
+    assert heard.headers["Content-Type"].startswith("text/plain")
+
+
+def test_head_and_other_methods() -> None:
+    """HEAD is a GET without the body; nothing else is answered."""
+    with serving(HealthCheckServer(now, 0, 60)) as server:
+        heard = kube_probe(server.port, method="HEAD")
+        assert (heard.status, heard.body, heard.headers["Content-Length"]) == (200, b"", "6")
+        for method in ("POST", "PUT", "DELETE", "OPTIONS"):
+            heard = kube_probe(server.port, method=method)
+            assert (heard.status, heard.headers["Allow"]) == (405, "GET, HEAD")
+
+
+def test_details_for_a_program() -> None:
+    """By header or by address; nothing of the environment is in them."""
+    with serving(HealthCheckServer(now, 0, 60)) as server:
+        server.signs.begin("run-1")
+        server.signs.note("running", 2, is_ready=True)
+        server.signs.beat()
+        heard = kube_probe(server.port, "/readyz?format=json").json()
+        assert heard.pop("seconds_since_loop_progress") < PATIENCE_S
+        assert heard == {
+            "ok": True,
+            "why": "ready: running",
+            "run_id": "run-1",
+            "phase": "running",
+            "generation": 2,
+            "ready": True,
+            "seconds_since_watchdog_progress": None,
+            "timeout_s": 60,
+        }
+        assert kube_probe(server.port, Accept="application/json").json()["why"] == "alive"
+
+
+def test_a_callback_that_raises_is_not_alive() -> None:
+    """And who asks is told why; the server goes on."""
+
+    def fail() -> int:
+        raise LookupError("no such clock")
+
+    with serving(HealthCheckServer(fail, 0, 60)) as server:
+        for _ in range(2):
+            heard = kube_probe(server.port)
+            assert (heard.status, heard.body) == (503, b"alive_callback raised LookupError: no such clock\n")
+
+
+# --- in the hands of an agent -----------------------------------------------------------------------------------------
+
+
+class Own(HealthCheckServer):
+    """As torch documents it: a subclass that starts and stops something of its own."""
+
+    def __init__(self, alive_callback: Callable[[], int] = now, port: int = 0, timeout: int = 60) -> None:
+        super().__init__(alive_callback, port, timeout)
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+class Foreign:
+    """Not even a subclass."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+@pytest.mark.parametrize("make", [Own, Foreign])
+def test_a_server_of_your_own_is_started_and_stopped(make: type[Own], tmp_path: Path) -> None:
+    """Once each, by the agent and by the launcher, whatever becomes of the run."""
+    server = make()
+    specs = DefaultLogsSpecs(log_dir=str(tmp_path))
+    spec = WorkerSpec(entrypoint="sh", args=("-c", "exit 3"), max_restarts=0)
+    assert LocalElasticAgent(spec, specs, health_check_server=server).run().is_failed()
+    assert server.calls == ["start", "stop"]
+    config = LaunchConfig(1, 1, 1, logs_specs=DefaultLogsSpecs(log_dir=str(tmp_path)))
+    elastic_launch(config, "true", health_check_server=server)()
+    assert server.calls == ["start", "stop"] * 2
+
+
+class StuckPolicy:
+    """Asked in the agent's loop, it keeps the loop from going on for as long as the test wants."""
+
+    def __init__(self) -> None:
+        self.is_asked = threading.Event()
+        self.may_answer = threading.Event()
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        self.is_asked.set()
+        self.may_answer.wait(PATIENCE_S)
+        return GiveUp("enough")
+
+
+def test_a_stuck_loop_is_not_alive(tmp_path: Path) -> None:
+    """Time passes and the loop comes round: alive. Time passes while the loop is held up: not, until it goes on."""
+    clock, policy = Clock(), StuckPolicy()
+    server = HealthCheckServer(now, 0, 60, signs=VitalSigns(clock))
+    fail = tmp_path / "fail"
+    os.mkfifo(fail)
+    spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {fail}; exit 3"), max_restarts=1)
+    agent = LocalElasticAgent(
+        spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server, restart_policy=policy
+    )
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(agent.run()))
+    thread.start()
+    try:
+        until(lambda: server.port and kube_probe(server.port, "/readyz").status == 200, "the worker to run")
+        port = server.port
+        clock.now += 61
+        until(lambda: kube_probe(port).status == 200, "the next beat")
+        fail.write_text("now\n")
+        assert policy.is_asked.wait(PATIENCE_S)
+        clock.now += 61
+        heard = kube_probe(port, "/healthz?format=json")
+        assert heard.status == 503
+        assert "the agent's loop has made no progress for 61 s" in heard.json()["why"]
+        assert kube_probe(port, "/readyz").status == 503
+    finally:
+        policy.may_answer.set()
+        thread.join(PATIENCE_S)
+    assert result[0].is_failed()
+
+
+class OldHooks(LocalElasticAgent):
+    """Runs in the polling loop, and stops in a hook when it is told to."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.hold = threading.Event()
+        self.is_held = threading.Event()
+        self.go_on = threading.Event()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> Any:
+        if self.hold.is_set():
+            self.is_held.set()
+            self.go_on.wait(PATIENCE_S)
+        return super()._monitor_workers(worker_group)
+
+
+def test_a_polling_loop_is_watched_too(tmp_path: Path) -> None:
+    """A hook that does not return is a stuck agent; before the nodes have met, waiting is no fault."""
+    clock = Clock()
+    server = HealthCheckServer(now, 0, 60, signs=VitalSigns(clock))
+    end = tmp_path / "end"
+    os.mkfifo(end)
+    spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {end}"), monitor_interval=0.01)
+    agent = OldHooks(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(agent.run()))
+    thread.start()
+    try:
+        until(lambda: server.port and kube_probe(server.port, "/readyz").status == 200, "the worker to run")
+        clock.now += 61
+        until(lambda: kube_probe(server.port).status == 200, "the next beat")
+        agent.hold.set()
+        assert agent.is_held.wait(PATIENCE_S)
+        clock.now += 61
+        assert kube_probe(server.port).status == 503
+    finally:
+        agent.hold.clear()
+        agent.go_on.set()
+        end.write_text("now\n")
+        thread.join(PATIENCE_S)
+    assert not result[0].is_failed()
+
+
+class Unwatched(LocalElasticAgent):
+    """Brings a loop of its own, of which nothing can be seen."""
+
+    seen = 0
+
+    def _invoke_run(self, role: str = "default") -> Any:
+        assert self._health is not None
+        signs = self._health.signs
+        assert signs is not None
+        type(self).seen = signs.read().loop_age_s is None
+        return super()._invoke_run(role)
+
+
+def test_a_loop_that_says_nothing_is_not_accused(tmp_path: Path) -> None:
+    """An agent that overrides the whole loop is alive as long as its callback says so."""
+    spec = WorkerSpec(entrypoint="true", monitor_interval=0.01)
+    server = HealthCheckServer(now, 0, 60)
+    assert not Unwatched(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server).run().is_failed()
+    assert Unwatched.seen
+
+
+def test_a_port_in_use_costs_the_health_checks_only(tmp_path: Path) -> None:
+    """The warning names the port and the way out; the run succeeds."""
+    with listen("", 0) as taken:
+        server = HealthCheckServer(now, taken.getsockname()[1], 60)
+        spec = WorkerSpec(entrypoint="true")
+        agent = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
+        with pytest.warns(RuntimeWarning, match=f"health checks are not answered: port {server.port} cannot be had"):
+            assert not agent.run().is_failed()
+
+
+def test_the_environment_asks_for_a_server_of_ours() -> None:
+    """Unless one was passed; a wrong number is refused before anything starts."""
+    environ = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
+    assert health_check_of(None, {}) is None
+    own = Own()
+    given = health_check_of(own, {"TORCHELASTIC_HEALTH_CHECK_PORT": "nonsense"})
+    assert given is not None
+    assert given.signs is own.signs
+    with pytest.raises(ValueError, match="expected the number of a port"):
+        health_check_of(None, {"TORCHELASTIC_HEALTH_CHECK_PORT": "nonsense"})
+    check = health_check_of(None, environ)
+    assert check is not None
+    told: list[str] = []
+    check.open("r", warn=pytest.fail, tell=told.append)
+    try:
+        assert told[0].startswith("health checks are answered at port ")
+        port = int(told[0].rpartition(" ")[2])
+        heard = kube_probe(port, "/readyz?format=json")
+        assert (heard.status, heard.json()["phase"], heard.json()["timeout_s"]) == (503, "starting", 60)
+    finally:
+        check.close()
+
+
+def test_a_loop_without_health_checks_is_not_woken() -> None:
+    """Where the server does not serve, the loop has nothing to do every second."""
+    loop = Loop()
+    try:
+        with listen("", 0) as taken:
+            check = HealthCheck(HealthCheckServer(now, taken.getsockname()[1], 60))
+            said: list[str] = []
+            check.open("r", warn=said.append)
+            check.watch(loop)
+            assert said
+            assert loop._next_timer() is None
+        check = HealthCheck(HealthCheckServer(now, 0, 60))
+        check.open("r", warn=pytest.fail)
+        check.watch(loop)
+        assert loop._next_timer() is not None
+        check.close()
+        assert loop._next_timer() is None
+    finally:
+        loop.close()
+
+
+def test_a_fork_keeper_is_made_before_the_servers_thread(tmp_path: Path) -> None:
+    """With start method fork, nothing is forked from a process with the server's thread in it."""
+    config = LaunchConfig(1, 1, 1, start_method="fork", logs_specs=DefaultLogsSpecs(log_dir=str(tmp_path)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        assert elastic_launch(config, now, HealthCheckServer(now, 0, 60))()[0] > 0

@@ -22,10 +22,11 @@ from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ProcessFailure
 from tenax.ports import Control, ControlledNode, EventLoop
-from tenax.rendezvous import RendezvousClosedError, RendezvousInfo
+from tenax.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousParameters
 from tenax.rendezvous.engine import EngineRendezvousHandler
 from tenax.rendezvous.port import free_port
-from watching import forks_with_threads, gone, leaving_nothing, on_linux
+from tenax.rendezvous.registry import get_rendezvous_handler
+from watching import PATIENCE_S, forks_with_threads, gone, leaving_nothing, on_linux
 
 pytestmark = [on_linux, forks_with_threads]
 
@@ -202,12 +203,15 @@ class Said(EngineRendezvousHandler):
     """A handler of ours whose coordinator is elsewhere: node 1 of 2, with ranks 2 and 3, then a verdict."""
 
     def __init__(self, verdict: Verdict, says_at: type = NodeReady) -> None:
+        super().__init__()
         self.verdict = verdict
         self.says_at = says_at  # after which word the run is over
         self.emit: Callable[[AnyEvent], None]
 
-    def engine(self, master_addr: str | None = None, master_port: int | None = None) -> Control:
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> Control:
         return self
+
+    def cancel(self, why: str) -> None: ...
 
     def open(self, loop: EventLoop, emit: Callable[[AnyEvent], None], node: ControlledNode) -> None:
         self.emit = emit
@@ -462,3 +466,29 @@ def test_no_warnings_in_an_ordinary_run(make: Maker) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert make.run(who_am_i, "x").state is WorkerState.SUCCEEDED
+
+
+@pytest.mark.parametrize("nodes", [1, 2], ids=["alone", "with an endpoint"])
+def test_set_closed_ends_the_run_for_everybody(make: Any, nodes: int) -> None:
+    """An operator's cancel, from another thread, while the workers run: they are ended, and the run was closed."""
+    endpoint = f"127.191.{os.getpid() % 250 + 1}.{nodes}:21000"
+    handler = get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "closing", 1, nodes, last_call_timeout=0))
+    spec = WorkerSpec(role="trainer", entrypoint="/bin/sleep", args=("60",), rdzv_handler=handler)
+    started = threading.Event()
+
+    class Telling(LocalElasticAgent):
+        def _mirror(self, *step: Any) -> None:
+            super()._mirror(*step)
+            if self.get_worker_group().state is WorkerState.HEALTHY:
+                started.set()
+
+    def close_when_started() -> None:
+        assert started.wait(PATIENCE_S)
+        handler.set_closed()
+
+    operator = threading.Thread(target=close_when_started)
+    operator.start()
+    with pytest.raises(RendezvousClosedError, match=r"set_closed\(\)"):
+        Telling(spec, make.specs).run()
+    operator.join(PATIENCE_S)
+    assert handler.is_closed()

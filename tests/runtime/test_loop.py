@@ -315,3 +315,22 @@ def test_a_fake_clock_does_not_go_back() -> None:
     with pytest.raises(ValueError, match="does not go back"):
         clock.advance(-1)
     assert clock() == 2.5
+
+
+def test_a_call_from_another_thread_is_made_in_the_loop() -> None:
+    """Soon, also while the loop waits; and a loop that was closed calls nothing any more, without complaint."""
+    loop = Loop()
+    made_in: list[int] = []
+
+    def call() -> None:
+        made_in.append(threading.get_ident())
+        loop.post(fact.RunRequested())
+
+    thread = threading.Thread(target=loop.soon, args=(call,))
+    thread.start()
+    assert loop.next_event(lambda: None) == fact.RunRequested()
+    assert made_in == [threading.get_ident()]
+    thread.join()
+    loop.close()
+    loop.soon(call)
+    assert len(made_in) == 1

@@ -39,6 +39,7 @@ from tenax.rendezvous.dynamic.decisions import Done, Joiner, Put, Refused, Terms
 from tenax.rendezvous.dynamic.heart import Heart
 from tenax.rendezvous.dynamic.holder import Pause, StateHolder
 from tenax.rendezvous.dynamic.state import Standing, State
+from tenax.rendezvous.dynamic.teller import SUCCEEDED, Teller
 
 __all__ = [
     "DynamicRendezvousHandler",
@@ -52,6 +53,8 @@ Token = Any  # what a backend hands out with a state, to recognise it again
 
 _DISABLE_SHARING = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 _LOOPBACK = "127.0.0.1"
+_HERE = "dynamic_rendezvous.py:"
+_OF_HANDLER = f"{_HERE}DynamicRendezvousHandler."  # before the name of the method, in events
 _FAREWELL_S = 3.0
 _STORE_ERRORS = (
     RuntimeError,
@@ -215,6 +218,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._round = 0  # that we are in; 0: none
         self._last_round = 0  # that we ever were in
         self._server: Any = None  # of the workers' store, while we are rank 0
+        self._teller = Teller(settings.run_id, self._name(), node.id)
+        weakref.finalize(self, self._teller.close)
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -235,6 +240,23 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next round that we are in. Whoever was in a round and calls this again ends that round."""
+        where = f"{_OF_HANDLER}next_rendezvous"
+        self._teller.say(where, "asks for the next round of the run {!r}", self._settings.run_id)
+        with self._teller.errors_of(where):
+            info = self._next_rendezvous()
+        found = info.bootstrap_store_info
+        self._teller.say(
+            where,
+            "is in round {} as rank {} of {}",
+            self._round,
+            info.rank,
+            info.world_size,
+            rank=info.rank,
+            master_endpoint=f"{found.master_addr}:{found.master_port}" if found is not None else "",
+        )
+        return info
+
+    def _next_rendezvous(self) -> RendezvousInfo:
         self._raise_unless_unreachable()
         joiner = Joiner(self._node.id, self._name(), self._terms(), self._last_round, self._holder.clock())
         self._round = 0
@@ -251,6 +273,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
             raise
 
     def _join(self, joiner: Joiner) -> Done:
+        where = f"{_OF_HANDLER}_join"
+        is_spare = False
         pause = Pause()
         sight = self._look_patiently(pause)
         while True:
@@ -260,13 +284,20 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 case Refused(error):
                     raise error
                 case Put(state):
+                    self._teller.say_changes(where, sight.state, state)
                     try:
                         sight, is_ours = self._holder.put(state, sight.token)
                     except RendezvousConnectionError:  # whether it was written is not known: read
                         sight, is_ours = self._look_patiently(pause), True
+                    self._teller.say(
+                        where, "has written that" if is_ours else "could not write that: another node was faster"
+                    )
                     if not is_ours:
                         pause.after_a_lost_write(sight)
-                case Wait():
+                case Wait(why, is_spare_now):
+                    if is_spare_now and not is_spare:
+                        self._teller.say(where, "is a spare: {}", why)
+                    is_spare = is_spare_now
                     pause.before_the_next_look(sight)
                     sight = self._look_patiently(pause)
 
@@ -338,10 +369,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         change of membership like any other. Spares do not count. The answer is at most a second old and costs no
         traffic. Raises what went wrong with our heartbeats, if the others must think us dead by now.
         """
-        self._raise_recorded()
-        if self._heart is None:
-            self._holder.look()
-        return self._pending()
+        with self._teller.errors_of(f"{_OF_HANDLER}num_nodes_waiting"):
+            self._raise_recorded()
+            if self._heart is None:
+                self._holder.look()
+            return self._pending()
 
     def _is_over(self) -> bool:
         """Whether the run was closed, as far as we have heard."""
@@ -353,20 +385,24 @@ class DynamicRendezvousHandler(RendezvousHandler):
         return decisions.pending(sight.state, sight.view, self._node.id, self._round)
 
     def is_closed(self) -> bool:
-        self._raise_recorded()
-        self._holder.look()
-        return self._is_over()
+        with self._teller.errors_of(f"{_OF_HANDLER}is_closed"):
+            self._raise_recorded()
+            self._holder.look()
+            return self._is_over()
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def set_closed(self) -> None:
         """End the run for everybody: an operator's cancel. Whoever joins afterwards gets RendezvousClosedError."""
-        self._raise_unless_unreachable()
+        where = f"{_OF_HANDLER}set_closed"
         timeout_s = self._settings.timeout.close.total_seconds()
         why = f"it was closed on {self._name()}"
         terms = self._settings
         if_nobody_came_yet = State(terms.run_id, terms.min_nodes, terms.max_nodes, closed=why)
-        self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_nobody_came_yet)
+        with self._teller.errors_of(where):
+            self._raise_unless_unreachable()
+            self._holder.change(lambda state: decisions.closed(state, why), timeout_s, if_nobody_came_yet)
+        self._teller.say(where, "has closed the run {!r}", terms.run_id, state=SUCCEEDED)
 
     def shutdown(self) -> bool:
         """Leave. If our work ended in the latest round, that was the run: it is closed for everybody.
@@ -382,13 +418,23 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     def _go(self, ended_in: int) -> bool:
         if self._heart is None:  # we are nowhere
+            self._teller.close()
             return True
+        where = f"{_OF_HANDLER}shutdown"
         self._stop_heart()
         self._round = 0
+        before: State | None = None
+
+        def left(state: State) -> State:
+            nonlocal before
+            before = state
+            return self._left(state, ended_in)
+
         try:
-            sight = self._holder.change(
-                lambda state: self._left(state, ended_in), self._settings.timeout.close.total_seconds()
-            )
+            with self._teller.errors_of(where):
+                sight = self._holder.change(left, self._settings.timeout.close.total_seconds())
+            if before is not None:
+                self._teller.say_changes(where, before, self._left(before, ended_in))
             if sight.state is not None and sight.state.closed:
                 self._wait_for_those_who_wait()
         except RendezvousError as error:
@@ -400,6 +446,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             return False
         finally:
             self._close_server()
+            self._teller.close()
         return True
 
     def _left(self, state: State, ended_in: int) -> State:
@@ -444,6 +491,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
                 self._node.id,
                 settings.keep_alive_interval.total_seconds(),
                 settings.timeout.heartbeat.total_seconds(),
+                self._teller,
             )
             weakref.finalize(self, self._heart.ask_to_stop)
             self._heart.start()
@@ -492,6 +540,15 @@ class DynamicRendezvousHandler(RendezvousHandler):
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """A handler from parameters: ``join_timeout`` (or ``timeout``), ``last_call_timeout``, ``close_timeout``,
     ``heartbeat_timeout`` in seconds; ``keep_alive_interval`` and ``keep_alive_max_attempt`` as whole numbers."""
+    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    try:
+        with teller.errors_of(f"{_HERE}create_handler"):
+            return _handler(store, backend, params)
+    finally:
+        teller.close()
+
+
+def _handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     join = _timeout(params, "join_timeout")
     interval, attempts = (params.get_as_int("keep_alive_interval", 5), params.get_as_int("keep_alive_max_attempt", 3))
     if interval is None or attempts is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from tenax.core.coordinator import Heard, Opened, RunSettings
+from tenax.core.coordinator import CancelRequested, Heard, Opened, RunSettings
 from tenax.core.events import GenerationFormed, JoinRefused
 from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousInfo, RendezvousStoreInfo
@@ -31,12 +31,13 @@ class LocalRendezvous:
         self.run_id = run_id
         self._place = place
         self._emit: Emit = lambda _: None
+        self._loop: EventLoop | None = None
         self._seat: CoordinatorSeat | None = None
         self._node_id = ""
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         settings = node.settings
-        self._emit = emit
+        self._emit, self._loop = emit, loop
         if self._place is not None:
             self._place.open(loop, node.say)
         self._seat = CoordinatorSeat(
@@ -62,10 +63,19 @@ class LocalRendezvous:
             self._place.serve(say.event.assignment)
         self._emit(say.event)
 
+    def cancel(self, why: str) -> None:
+        if self._loop is not None:
+            self._loop.soon(lambda: self._cancel(why))
+
+    def _cancel(self, why: str) -> None:
+        if self._seat is not None:
+            self._seat.step(CancelRequested(why))
+
     def stays_for_others(self) -> bool:
         return False
 
     def close(self) -> None:
+        self._loop = None
         if self._seat is not None:
             self._seat.close()
         if self._place is not None:
@@ -84,6 +94,7 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         master_port: int = 0,
         use_agent_store: bool = True,
     ) -> None:
+        super().__init__()
         self._run_id = run_id
         self._backend = backend
         self._closed = False
@@ -91,8 +102,7 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         self.master_addr = master_addr
         self.master_port = master_port
 
-    def engine(self, master_addr: str | None = None, master_port: int | None = None) -> LocalRendezvous:
-        """What the runtime uses instead of the blocking methods below. A spec may name the workers' store itself."""
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> LocalRendezvous:
         place = StorePlace(
             master_addr or self.master_addr, master_port or self.master_port, in_agent=self._use_agent_store
         )
@@ -113,6 +123,7 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         return self._closed
 
     def set_closed(self) -> None:
+        super().set_closed()
         self._closed = True
 
     def num_nodes_waiting(self) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import selectors
 import time
+from _thread import allocate_lock
 from collections import deque
 from contextlib import suppress
 from heapq import heappop, heappush
@@ -44,6 +45,8 @@ class Loop:
         self._watched: dict[int, Watchable] = {}  # by identity
         self._timers: list[tuple[float, int, Timer]] = []
         self._made = 0
+        self._calls: deque[Callable[[], None]] = deque()
+        self._closing = allocate_lock()
         self._wake_reader, self._wake_writer = os.pipe()
         for descriptor in (self._wake_reader, self._wake_writer):
             os.set_blocking(descriptor, False)
@@ -65,6 +68,13 @@ class Loop:
         self._made += 1
         heappush(self._timers, (when, self._made, timer))
         return timer
+
+    def soon(self, call: Callable[[], None]) -> None:
+        """Call it in the loop, from whatever thread this is said. A loop that is closed calls nothing any more."""
+        self._calls.append(call)
+        with self._closing:
+            if self in _open_loops:
+                self.wake()
 
     def wake(self) -> None:
         with suppress(BlockingIOError):  # full: the loop will wake up anyway
@@ -111,6 +121,8 @@ class Loop:
             thing = registered.get(key.fd)
             if thing is None:
                 self._drain_wakeups()
+                while self._calls:
+                    self._calls.popleft()()
                 continue
             if mask & selectors.EVENT_WRITE and id(thing) in self._watched:
                 thing.on_writable()
@@ -141,11 +153,12 @@ class Loop:
                 pass
 
     def close(self) -> None:
-        if self in _open_loops:
-            _open_loops.discard(self)
-            self._selector.close()
-            os.close(self._wake_reader)
-            os.close(self._wake_writer)
+        with self._closing:
+            if self in _open_loops:
+                _open_loops.discard(self)
+                self._selector.close()
+                os.close(self._wake_reader)
+                os.close(self._wake_writer)
 
 
 _open_loops: set[Loop] = set()

@@ -102,6 +102,7 @@ class TcpRendezvous:
         self._is_proven = False  # it has proved that it knows the secret, and got our proof
         self._is_linked = False  # greeted, and accepted
         self._is_run_over = False
+        self._wants_cancel = ""  # an operator's wish, with its reason
         self._lease: Lease
         self._is_guarding = False
         self._part: Assignment | None = None  # in the last generation that we were in
@@ -141,7 +142,13 @@ class TcpRendezvous:
             self._say_word(message)
 
     def cancel(self, why: str) -> None:
-        """An operator's wish: end the run for every node."""
+        loop = getattr(self, "_loop", None)
+        if loop is not None:  # otherwise it was never opened
+            loop.soon(lambda: self._cancel(why))
+
+    def _cancel(self, why: str) -> None:
+        """Said to the coordinator, or kept until there is one to say it to."""
+        self._wants_cancel = why
         if self._is_linked and self._link is not None:
             self._link.send(wire.encode(wire.Cancel(why)))
 
@@ -425,6 +432,8 @@ class TcpRendezvous:
         self._beat()  # first: its answer comes before everything that follows from our words
         for message in self._node.words(self._info):
             self._say_word(message)
+        if self._wants_cancel:
+            self._cancel(self._wants_cancel)
         self._guard()
 
     def _reachable_at(self, link: Link) -> tuple[str, str]:

@@ -25,11 +25,13 @@ class TcpRendezvousHandler(EngineRendezvousHandler):
     """
 
     def __init__(self, params: RendezvousParameters) -> None:
+        super().__init__()
         self._params = params
+        self._closed = False
         self.settings = tcp_settings(params)
         self._asked: RendezvousHandler | None = None
 
-    def engine(self, master_addr: str | None = None, master_port: int | None = None) -> TcpRendezvous:
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpRendezvous:
         return TcpRendezvous(self.settings, master_addr or "", master_port or 0)
 
     def get_backend(self) -> str:
@@ -46,10 +48,13 @@ class TcpRendezvousHandler(EngineRendezvousHandler):
         return self._by_asking().next_rendezvous()
 
     def is_closed(self) -> bool:
-        return self._by_asking().is_closed()
+        return self._closed if self._engine is not None else self._by_asking().is_closed()
 
     def set_closed(self) -> None:
-        self._by_asking().set_closed()
+        if self._engine is None:
+            self._by_asking().set_closed()
+        self._closed = True
+        super().set_closed()
 
     def num_nodes_waiting(self) -> int:
         return self._by_asking().num_nodes_waiting()
