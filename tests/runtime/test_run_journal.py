@@ -25,6 +25,7 @@ from tenax.core.model import AgentSettings, Failure
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart, RestartPolicy, Wait
 from tenax.runtime.journal import Footer, Journal, JournalUnreadable, read_journal
 from tenax.runtime.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
+from tenax.runtime.run_story import RunStory
 from watching import leaving_nothing
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")
@@ -87,15 +88,60 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     assert differences == []
     told = [line for _, line in story]
     for part in (
-        "host-a: NodeReady",
-        "  to host-a: generation 1, node 0 of 2",
+        "host-a came, with 1 worker",
+        "host-a is ready for a generation",
+        "  to host-a: generation 1, node 0 of 2, 2 workers in all (first generation)",
+        "host-b saw rank 1 fail in generation 1: exit code 3",
         "  to host-a, host-b: generation 1 is over: rank 1 on host-b failed",
-        "NodeLost: its connection was closed",
-        "  to host-c: generation 3, node 1 of 2",
+        "host-b was lost: its connection was closed",
         "  to host-a, host-c: the run succeeded: all 2 workers succeeded",
     ):
         assert part in told, told
+    assert any(line.startswith("  to host-c: generation 3, node 1 of 2, 2 workers in all (") for line in told), told
     assert [at for at, _ in story] == sorted(at for at, _ in story)
+
+
+def test_nodes_of_one_host_are_told_apart_in_the_story() -> None:
+    story = RunStory()
+    for node_id, host in (("a", "big"), ("b", "big"), ("c", "small")):
+        story.tell(Heard(node_id, word.NodeJoined(word.NodeInfo(node_id, host))), [])
+    assert [story.name(node_id) for node_id in ("a", "b", "c", "0123456789abc")] == [
+        "big #1",
+        "big #2",
+        "small",
+        "node 01234567",
+    ]
+
+
+def test_every_word_of_a_node_has_a_sentence() -> None:
+    """Nobody should have to read the names of classes."""
+    failure = Failure(1, 0, 3, 77, -9, 5.0)
+    info = word.NodeInfo("a", "host-a", slots=8)
+    said = [
+        word.NodeJoined(info),
+        word.NodeJoined(info, generation=2, is_running=True),
+        word.NodeJoined(info, generation=2, has_succeeded=True),
+        word.NodeReady(0),
+        word.FailureSeen(1, failure, 5.0),
+        word.NodeStopped(1, 5.0, (failure,)),
+        word.NodeSucceeded(1),
+        word.NodeDraining(1, 30.0, "SIGTERM"),
+        word.NodeWillLeave(1, "SIGUSR1", 120.0),
+        word.NodeLeft("SIGTERM"),
+    ]
+    story = RunStory()
+    assert [story.tell(Heard("a", each), []) for each in said] == [
+        ["host-a came, with 8 workers"],
+        ["host-a came, with 8 workers and runs generation 2"],
+        ["host-a came, with 8 workers and is done with generation 2"],
+        ["host-a is ready for a generation"],
+        ["host-a saw rank 3 fail in generation 1: signal 9"],
+        ["host-a has stopped its workers of generation 1, with 1 failed"],
+        ["host-a has succeeded in generation 1"],
+        ["host-a was asked to leave (SIGTERM); its workers have 30 s"],
+        ["host-a will be asked to leave in 120 s: SIGUSR1"],
+        ["host-a has left: SIGTERM"],
+    ]
 
 
 class Always:
@@ -141,7 +187,7 @@ def test_a_pause_replays_and_an_operators_end_too(path: str) -> None:
     story, differences = replay_run(header, steps)
     assert differences == []
     told = [line for _, line in story]
-    assert "CancelRequested: enough" in told
+    assert "an operator ended the run: enough" in told
     assert told[-1].endswith(": the run cancelled: enough")
 
 

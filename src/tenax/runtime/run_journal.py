@@ -13,10 +13,10 @@ import time
 import msgspec
 
 from tenax import __version__
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, RunSettings, Say
-from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded
+from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say
 from tenax.core.policy import AnyDecision, GiveUp, History
 from tenax.runtime.journal import FORMAT, Footer, Journal, read_lines
+from tenax.runtime.run_story import RunStory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,35 +99,10 @@ def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[floa
     machine = CoordinatorMachine(header.settings, recorded)
     story: list[tuple[float, str]] = []
     differences: list[str] = []
-    hosts: dict[str, str] = {}
+    told = RunStory()
     for number, step in enumerate(steps, 1):
         says = machine.step(step.event, step.at)
-        for node_id, record in machine.state.nodes.items():
-            hosts[node_id] = record.info.host
         if says != step.says:
             differences.append(f"step {number}, {type(step.event).__name__}: the journal says {step.says}, not {says}")
-        story += [(step.at - header.at, line) for line in _tell(step, hosts)]
+        story += [(step.at - header.at, line) for line in told.tell(step.event, step.says)]
     return story, differences
-
-
-def _tell(step: RunStep, hosts: dict[str, str]) -> list[str]:
-    lines = []
-    event = step.event
-    if isinstance(event, Heard):
-        lines.append(f"{hosts.get(event.node_id, event.node_id)}: {type(event.message).__name__}")
-    else:
-        lines.append(f"{type(event).__name__}{f': {event.why}' if hasattr(event, 'why') else ''}")
-    for say in step.says:
-        whom = ", ".join(hosts.get(node_id, node_id) for node_id in say.to[:4]) + (", ..." if len(say.to) > 4 else "")
-        match say.event:
-            case GenerationFormed(part):
-                lines.append(
-                    f"  to {whom}: generation {part.generation}, node {part.group_rank} of {part.group_world_size}"
-                )
-            case GenerationEnded(generation, why):
-                lines.append(f"  to {whom}: generation {generation} is over: {why}")
-            case RunEnded(verdict):
-                lines.append(f"  to {whom}: the run {verdict.outcome.value}: {verdict.why}")
-            case JoinRefused(reason):
-                lines.append(f"  to {whom}: refused: {reason}")
-    return lines

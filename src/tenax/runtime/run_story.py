@@ -1,0 +1,113 @@
+"""The story of a run, as the coordinator saw it: facts and words in sentences for people. Pure.
+
+A node is called by its host's name; where several nodes of a run are on one host, by that and a number.
+"""
+
+from __future__ import annotations
+
+from tenax.core import coordinator as run
+from tenax.core import messages as word
+from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, LeaveNoticed, RunEnded, Waiting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.core.coordinator import AnyCoordinatorEvent, Say
+
+_MOST_NAMES = 4
+
+
+class RunStory:
+    """``tell`` every step, in order."""
+
+    def __init__(self) -> None:
+        self._hosts: dict[str, list[str]] = {}  # host -> its nodes, in the order they came
+        self._host_of: dict[str, str] = {}
+
+    def tell(self, event: AnyCoordinatorEvent, says: list[Say]) -> list[str]:
+        """What happened, and what was said about it."""
+        if isinstance(event, run.Heard) and isinstance(event.message, word.NodeJoined):
+            self._meet(event.message.node)
+        happened = self._happened(event)
+        return ([happened] if happened else []) + self._said(says)
+
+    def _meet(self, node: word.NodeInfo) -> None:
+        if node.node_id not in self._host_of:
+            self._host_of[node.node_id] = node.host
+            self._hosts.setdefault(node.host, []).append(node.node_id)
+
+    def name(self, node_id: str) -> str:
+        host = self._host_of.get(node_id)
+        if host is None:
+            return f"node {node_id[:8]}"
+        nodes = self._hosts[host]
+        return host if len(nodes) == 1 else f"{host} #{nodes.index(node_id) + 1}"
+
+    def _happened(self, event: AnyCoordinatorEvent) -> str:
+        match event:
+            case run.Heard(node_id, message):
+                return f"{self.name(node_id)} {_in_words(message)}"
+            case run.NodeLost(node_id, why):
+                return f"{self.name(node_id)} was lost: {why}"
+            case run.CancelRequested(why):
+                return f"an operator ended the run: {why}"
+            case run.Opened(generation=0):
+                return "this node begins to serve the coordinator"
+            case run.Opened(generation=generation):
+                return f"this node takes over the coordinator, from generation {generation}"
+            case run.TimeWentBy():
+                return ""
+        return type(event).__name__
+
+    def _said(self, says: list[Say]) -> list[str]:
+        lines = []
+        for say in says:
+            if text := _said_in_words(say):
+                lines.append(f"  to {self._names(say.to)}: {text}")
+        return lines
+
+    def _names(self, node_ids: tuple[str, ...]) -> str:
+        shown = [self.name(node_id) for node_id in node_ids[:_MOST_NAMES]]
+        more = len(node_ids) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _said_in_words(say: Say) -> str:
+    match say.event:
+        case GenerationFormed(part):
+            size = f"node {part.group_rank} of {part.group_world_size}"
+            return f"generation {part.generation}, {size}, {part.world_size} workers in all ({part.why})"
+        case GenerationEnded(generation, why):
+            return f"generation {generation} is over: {why}"
+        case RunEnded(verdict):
+            return f"the run {verdict.outcome.value}: {verdict.why}"
+        case JoinRefused(reason):
+            return f"refused: {reason}"
+        case LeaveNoticed(_, host, why):
+            return f"{host} will leave: {why}"
+        case Waiting(why):
+            return why
+    return ""
+
+
+def _in_words(message: word.FromNode) -> str:
+    match message:
+        case word.NodeJoined(node, generation, is_running, has_succeeded):
+            doing = " and runs" if is_running else " and is done with" if has_succeeded else " and was in"
+            workers = "1 worker" if node.slots == 1 else f"{node.slots} workers"
+            return f"came, with {workers}" + (f"{doing} generation {generation}" if generation else "")
+        case word.NodeReady():
+            return "is ready for a generation"
+        case word.FailureSeen(generation, failure):
+            how = f"signal {-failure.exit_code}" if failure.exit_code < 0 else f"exit code {failure.exit_code}"
+            return f"saw rank {failure.global_rank} fail in generation {generation}: {failure.reason or how}"
+        case word.NodeStopped(generation, failures=failures):
+            found = f", with {len(failures)} failed" if failures else ""
+            return f"has stopped its workers of generation {generation}{found}"
+        case word.NodeSucceeded(generation):
+            return f"has succeeded in generation {generation}"
+        case word.NodeDraining(_, grace_s, why):
+            return f"was asked to leave ({why}); its workers have {grace_s:g} s"
+        case word.NodeWillLeave(_, why, in_s):
+            return f"will be asked to leave{f' in {in_s:g} s' if in_s is not None else ''}: {why}"
+        case word.NodeLeft(why):
+            return f"has left: {why}"
