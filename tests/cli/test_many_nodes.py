@@ -93,10 +93,6 @@ $ --nnodes 2 --rdzv-endpoint head --rdzv-conf run_id=x train.py
 """
 
 NOTES = """
-$ --nnodes 2 --rdzv-endpoint localhost:29400 train.py
---rdzv-endpoint localhost:29400 is a loopback address, so only agents on this host can join
-$ --nnodes 2 --node-rank 1 --master-addr ::1 train.py
---master-addr ::1 is a loopback address, so only agents on this host can join
 $ PET_NNODES=1:4 PET_NODE_RANK=2 PET_MASTER_ADDR=head PET_MASTER_PORT=29500 train.py
 PET_NODE_RANK=2 only orders the nodes, because their number may change (PET_NNODES=1:4)
 $ PET_NODE_RANK=2 --nnodes 1:4 --rdzv-endpoint head --rdzv-conf node_order=rack-1 train.py

@@ -96,6 +96,15 @@ FLAGS = (
         choices=START_METHODS,
     ),
     Flag(
+        "--compat",
+        WHAT,
+        "switch",
+        False,
+        "In Python workers and in all that they start, torch.distributed.elastic, torch.distributed.launcher, "
+        "torch.distributed.run and torchelastic are tenax's modules, also where torch is not installed.",
+        ours=True,
+    ),
+    Flag(
         "--dry-run",
         WHAT,
         "switch",

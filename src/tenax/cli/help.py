@@ -13,6 +13,7 @@ usage: tenax COMMAND ...
 
   run      run a script in one or more worker processes, on one machine or on several
   replay   tell the story of a run again from its journal
+  ask      ask workers that are running: where they are, what they do
   version  print the version
   help     print this page; 'tenax help run' explains the flags of 'tenax run'
 

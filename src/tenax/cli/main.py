@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("run", "replay", "version", "help")
+COMMANDS = ("run", "replay", "ask", "version", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +50,10 @@ def _obey(words: list[str]) -> int:
         from tenax.cli.replay import replay_command
 
         return replay_command(rest)
+    if command == "ask":
+        from tenax.cli.ask import ask_command
+
+        return ask_command(rest)
     if command in ("version", "--version", "-V"):
         return _version()
     if command in ("help", "--help", "-h"):
@@ -107,7 +111,7 @@ def _version() -> int:
 
 
 def _help(words: list[str]) -> int:
-    if words and words[0] in ("run", "replay"):
+    if words and words[0] in ("run", "replay", "ask"):
         return _obey([words[0], "--help"])
     from tenax.cli.help import OVERVIEW
     from tenax.cli.run import print_page

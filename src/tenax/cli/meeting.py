@@ -159,8 +159,6 @@ def _check_reachable(asked: Asked, dest: str, host: str, port: str) -> None:
         raise UsageError(
             f"{asked.words(dest)} leaves the port open, so that nobody could find it; name one, such as 29400"
         )
-    if host.lower() == "localhost" or host == "::1" or host.startswith("127."):
-        asked.notes.append(f"{asked.words(dest)} is a loopback address, so only agents on this host can join")
 
 
 # --- the rank ---------------------------------------------------------------------------------------------------------

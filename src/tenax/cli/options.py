@@ -57,6 +57,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     run_path: bool = False
     start_method: str = "spawn"
     python: str = ""  # the interpreter for the workers; empty: the one that runs tenax
+    compat: bool = False  # TorchElastic's import paths are ours in the workers
     local_rank_argument: bool = False  # the oldest scripts want --local-rank=N in front of their arguments
 
     min_nodes: int = 1
@@ -131,6 +132,7 @@ def decide(
         no_python=values["no_python"],
         run_path=values["run_path"],
         start_method=values["start_method"],
+        compat=values.get("compat", False),
         python=environ.get("PYTHON_EXEC", ""),
         min_nodes=least,
         max_nodes=most,

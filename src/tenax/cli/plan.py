@@ -78,6 +78,8 @@ def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ
     if not options.no_python:
         origin = "PYTHON_EXEC" if options.python and not options.run_path else "the one that runs tenax"
         yield from _lines("interpreter", [f"{_worker_python(options, interpreter)} ({origin})"])
+    if options.compat:
+        yield from _lines("imports", ["torch.distributed.elastic and its like are tenax's (--compat)"])
     yield from _lines("folder", [cwd])
     yield from _lines("run id", [options.run_id or f"{_RANDOM_ID}; --rdzv-id sets one"])
     yield from _lines("role", [options.role])

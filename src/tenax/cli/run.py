@@ -31,6 +31,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     """Do what ``tenax run ARGV`` asks, and return the exit code."""
     try:
         options = parse(argv, environ)
+        answer_for_torchelastic(options)
         check_world(options, current_folder(), environ)
         tell_notes(options)
         if options.dry_run:
@@ -64,6 +65,17 @@ def _outlets(config: LaunchConfig) -> Outlets:
         raise UsageError(str(error)) from error
 
 
+def answer_for_torchelastic(options: Options) -> None:
+    """``--compat``: here, for plug-ins written for torch, and in the workers, which inherit the environment."""
+    if not options.compat:
+        return
+    try:
+        from tenax.compat import environment
+    except ImportError as error:  # this is a program that has imported torch's own before
+        raise UsageError(f"--compat comes too late: {error}") from error
+    os.environ.update(environment(os.environ))
+
+
 def tell_notes(options: Options) -> None:
     """What the user should know although nothing is wrong."""
     for note in options.notes:
@@ -80,6 +92,7 @@ def complain(error: UsageError) -> int:
 
 def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
     """What the launcher is given."""
+    answer_for_torchelastic(options)
     entrypoint, args = entrypoint_of(options, interpreter)
     config = LaunchConfig(
         min_nodes=options.min_nodes,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from tenax.agent.abandonment import abandon_s_from
+from tenax.agent.watchdog import watchdog_plan
 from tenax.cli.flags import UsageError
 from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
 from tenax.cli.script import check_script
@@ -52,6 +53,23 @@ def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
         places_of(options, environ)
     try:
         abandon_s_from(environ)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    _check_watching(environ)
+
+
+def _check_watching(environ: Mapping[str, str]) -> None:
+    """Where health checks are answered and workers can be asked, if anybody wants that."""
+    try:
+        if environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
+            from tenax.health.port import health_check_port
+
+            health_check_port(environ)
+        if environ.get("TORCH_WORKER_SERVER_SOCKET"):
+            from tenax.control_plane.sockets import socket_folder
+
+            socket_folder(environ)
+        watchdog_plan(environ)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

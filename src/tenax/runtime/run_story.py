@@ -22,6 +22,7 @@ class RunStory:
     def __init__(self) -> None:
         self._hosts: dict[str, list[str]] = {}  # host -> its nodes, in the order they came
         self._host_of: dict[str, str] = {}
+        self._is_over = False
 
     def tell(self, event: AnyCoordinatorEvent, says: list[Say]) -> list[str]:
         """What happened, and what was said about it."""
@@ -46,6 +47,8 @@ class RunStory:
         match event:
             case run.Heard(node_id, message):
                 return f"{self.name(node_id)} {_in_words(message)}"
+            case run.NodeLost(node_id) if self._is_over:
+                return f"{self.name(node_id)} is gone"
             case run.NodeLost(node_id, why):
                 return f"{self.name(node_id)} was lost: {why}"
             case run.CancelRequested(why):
@@ -61,6 +64,7 @@ class RunStory:
     def _said(self, says: list[Say]) -> list[str]:
         lines = []
         for say in says:
+            self._is_over |= isinstance(say.event, RunEnded)
             if text := _said_in_words(say):
                 lines.append(f"  to {self._names(say.to)}: {text}")
         return lines

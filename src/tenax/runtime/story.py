@@ -51,6 +51,11 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case fact.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
             cause = evidence.out_of_memory or evidence.message
             return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
+        case fact.ScopeExpired(generation, local_rank, pid, scope, after_s) if generation == state.generation:
+            late = f"{_rank(state, local_rank)} (pid {pid}) did not leave the scope {scope!r} within {after_s:g} s"
+            return [Line(late)]
+        case fact.StacksRefused(generation, local_rank, why) if generation == state.generation:
+            return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}")]
         case fact.SignalReceived(number):
             return [Line(f"got {signal_in_words(number)}")]
         case fact.Waiting(why):
@@ -103,6 +108,13 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             grace = f"{state.settings.grace_s:g} s"
             hint = _AGAIN if state.cancelled_by == SIGINT else ""
             return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
+        case order.DumpStacks(_, local_rank):
+            return [Line(f"taking the stacks of {_rank(state, local_rank)}", important=False)]
+        case order.EndWorker(_, local_rank, _, number, why):
+            overdue = state.workers[local_rank].overdue
+            is_told = overdue is not None and why == overdue.reason  # when the scope expired
+            how = "" if is_told else f": {why}"
+            return [Line(f"ending {_rank(state, local_rank)} with {signal_in_words(number)}{how}")]
         case order.KillNode(_, why):
             return [Line(f"killing what is left: {why}")]
         case order.ClearNode():

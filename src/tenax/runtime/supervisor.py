@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import AgentSettings, Evidence, Verdict
     from tenax.core.policy import RestartPolicy
-    from tenax.ports import Control, Entrypoint, Launch, Logs, Processes, RecordRun
+    from tenax.ports import Control, Entrypoint, Launch, Logs, Processes, RecordRun, ScopeWatch
     from tenax.runtime.journal import Journal
     from tenax.runtime.loop import Loop
     from tenax.runtime.run_journal import RunJournal
@@ -52,6 +52,7 @@ class Supervisor:
         pass_on_notice: Callable[[order.PassOnNotice], None] = lambda _: None,
         run_journal: Callable[[], RunJournal] | None = None,
         observe: Callable[[Step, AgentState], None] = lambda *_: None,
+        scopes: ScopeWatch | None = None,
     ) -> None:
         self.machine = AgentMachine(settings)
         self._loop = loop
@@ -67,6 +68,7 @@ class Supervisor:
         self._make_run_journal = run_journal
         self._run_journal: RunJournal | None = None
         self._observe = observe
+        self._scopes = scopes  # which workers must leave in time; None: nobody watches
         self._verdict: Verdict | None = None
 
     def run(self) -> Verdict:
@@ -74,23 +76,51 @@ class Supervisor:
         loop = self._loop
         loop.watch(self._logs)
         loop.watch(self._processes)
+        if self._scopes is not None:
+            loop.watch(self._scopes)
+            self._scopes.open(loop.now, self._say)
         self._processes.open(self._from_processes)
         self._journal.begin(self.machine.state.settings, self._entrypoint.name, loop.now())
         loop.post(fact.RunRequested())
         try:
             self._control.open(loop, loop.post, self._node())
             while self._verdict is None:
-                event = loop.next_event(self.machine.state.next_deadline)
-                self._step(event if event is not None else fact.TimePassed())
+                event = loop.next_event(self._next_deadline)
+                if event is not None:
+                    self._step(event)
+                else:
+                    self._on_time()
             self._stay_for_others()
         finally:
             self._processes.close()
             self._entrypoint.close()
             self._control.close()
+            if self._scopes is not None:
+                loop.unwatch(self._scopes)
+                self._scopes.close()
             if self._run_journal is not None:
                 self._run_journal.close(loop.now())
             self._journal.close(loop.now())
         return self._verdict
+
+    def _next_deadline(self) -> float | None:
+        deadline = self.machine.state.next_deadline()
+        if self._scopes is None:
+            return deadline
+        moments = [moment for moment in (deadline, self._scopes.next_deadline()) if moment is not None]
+        return min(moments, default=None)
+
+    def _on_time(self) -> None:
+        """Some deadline has come: the machine's, or that of a scope."""
+        deadline = self.machine.state.next_deadline()
+        if deadline is not None and deadline <= self._loop.now():
+            self._step(fact.TimePassed())
+        elif self._scopes is not None:
+            for expired in self._scopes.expired():
+                self._loop.post(expired)
+
+    def _say(self, text: str) -> None:
+        self._logs.say(f"tenax: {harmless(text)}")
 
     def _node(self) -> ControlledNode:
         return ControlledNode(
@@ -100,7 +130,7 @@ class Supervisor:
             hold=self._processes.hold,
             keep=self._processes.keep,
             release=self._processes.release,
-            say=lambda text: self._logs.say(f"tenax: {harmless(text)}"),
+            say=self._say,
             record_run=self._record_run,
         )
 
@@ -144,7 +174,9 @@ class Supervisor:
         # The person hears before the workers do, so that the console shows an order before what they answer to it.
         for line in tell(event, commands, state):
             if line.important:
-                self._logs.say(f"tenax: {harmless(line.text)}")
+                self._say(line.text)
+        if self._scopes is not None:
+            self._scopes.heard(event, commands)
         for command in commands:
             self._perform(command)
         self._observe(Step(now, event, commands), state)
@@ -160,6 +192,10 @@ class Supervisor:
                 self._logs.examine(command, self._examined(generation, local_rank))
             case order.SignalWorkers(generation, number):
                 self._processes.signal(generation, number)
+            case order.DumpStacks(generation, local_rank):
+                self._processes.dump_stacks(generation, local_rank)
+            case order.EndWorker(generation=generation, local_rank=local_rank, signal=number):
+                self._processes.end(generation, local_rank, number)
             case order.ClearNode(generation):
                 self._processes.clear(generation)
             case order.KillNode(generation):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _STDOUT, _STDERR = 1, 2
 _TAIL_BYTES = 64 << 10  # what the scribe keeps of each stream
 _DRAIN_S = 5.0  # at the end: how long the last lines may take
+_COARSE_S = 1.0  # how exact the times of a file system may be
 _FINISH_S = 2.0  # ... and how long a console that does not take them may hold us
 
 
@@ -153,12 +154,27 @@ class WorkerLogs:
             error_file=self.destination.error_files.get(local_rank, ""),
             stderr_tail=tail,
             log_file=self.destination.stderrs.get(local_rank, ""),
+            stacks_file=self._stacks_file(local_rank, command.started_at),
             tail_is_cut=len(tail) >= _TAIL_BYTES,
             out_of_memory=self._memory,
             wall_to_agent_clock=self._now() - time.time(),
             started_at=command.started_at,
             seen_at=command.ended_at,
         )
+
+    def _stacks_file(self, local_rank: int, started_at: float) -> str:
+        """Only what was written since: log specs of others may use a folder twice."""
+        error_file = self.destination.error_files.get(local_rank, "")
+        if not error_file:
+            return ""
+        from tenax.processes.stacks import stacks_file
+
+        path = stacks_file(error_file)
+        try:
+            is_new = os.stat(path).st_mtime >= time.time() - (self._now() - started_at) - _COARSE_S
+        except OSError:
+            return ""
+        return path if is_new else ""
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 

@@ -1,0 +1,195 @@
+"""``tenax ask SOCKET_OR_FOLDER [HANDLER]``: ask one worker, or all workers of a folder, while they run."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+USAGE = """\
+usage: tenax ask [--timeout SECONDS] SOCKET_OR_FOLDER [HANDLER] [NAME=VALUE ...]
+
+Ask a worker that is running, or all workers of this machine whose sockets lie in a folder. The job was started with
+TORCH_WORKER_SERVER_SOCKET=FOLDER, and its script uses tenax.control_plane.worker_main (or torch's own).
+
+  tenax ask /tmp/job                       what the workers can be asked
+  tenax ask /tmp/job ping                  are they there?
+  tenax ask /tmp/job status                rank, generation, step ...
+  tenax ask /tmp/job dump_traceback        where is every thread of every worker right now?
+  tenax ask /tmp/job/rank3 dump_traceback  ... of one worker
+  tenax ask /tmp/job lower_rate factor=0.5 a handler that the script has registered
+
+--timeout is how long to wait for an answer (default: 10).
+
+Exit code 0: every worker has answered. 1: some have not, or not well, and each is named. 2: nothing was asked.
+"""
+
+_TIMEOUT_S = 10.0
+_MOST_BYTES = 64 << 20
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What the command line asks."""
+
+    place: str
+    handler: str = ""  # empty: which there are
+    params: tuple[tuple[str, str], ...] = ()
+    timeout_s: float = _TIMEOUT_S
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What one worker said, or why it said nothing."""
+
+    is_good: bool
+    text: str
+
+
+class WrongQuestion(Exception):
+    """The command line cannot be followed. The message says why."""
+
+
+def ask_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax ask ARGV`` asks, and return the exit code."""
+    from tenax.cli.run import print_page, tell
+    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+    from tenax.failures.plain_text import harmless
+
+    if not argv or argv[0] in ("-h", "--help"):
+        return print_page(USAGE)
+    try:
+        question = parse_question(argv)
+        paths = sockets_at(question.place)
+    except WrongQuestion as error:
+        tell(f"tenax ask: {error}\ntry: tenax ask --help")
+        return WRONG_USAGE
+    answers = _ask_all(paths, question)
+    printed = print_page(_page(paths, answers, is_folder=os.path.isdir(question.place)))
+    for path, answer in zip(paths, answers, strict=True):
+        if not answer.is_good:
+            tell(f"tenax ask: {os.path.basename(path)}: {harmless(answer.text.strip())}")
+    return printed or (SUCCEEDED if all(answer.is_good for answer in answers) else FAILED)
+
+
+def parse_question(argv: Sequence[str]) -> Question:
+    """From words to a question. Raises ``WrongQuestion``."""
+    words = list(argv)
+    timeout_s = _TIMEOUT_S
+    if words[0].partition("=")[0] == "--timeout":
+        flag, equals, written = words.pop(0).partition("=")
+        if not equals:
+            written = words.pop(0) if words else ""
+        try:
+            timeout_s = float(written)
+        except ValueError:
+            timeout_s = 0.0
+        if not 0 < timeout_s < float("inf"):
+            raise WrongQuestion(f"{flag} takes a number of seconds greater than 0, not {written!r}")
+    if words and words[0].startswith("-"):
+        raise WrongQuestion(f"there is no flag {words[0]!r}")
+    if not words:
+        raise WrongQuestion("no socket and no folder was named")
+    place, handler, *rest = [*words, ""] if len(words) == 1 else words
+    params = []
+    for word in rest:
+        name, equals, value = word.partition("=")
+        if not (name and equals):
+            raise WrongQuestion(f"{word!r} is no parameter; write NAME=VALUE")
+        params.append((name, value))
+    if "=" in handler:
+        raise WrongQuestion(f"{handler!r} is no handler; the handler's name comes before its parameters")
+    return Question(place, handler, tuple(params), timeout_s)
+
+
+def sockets_at(place: str) -> list[str]:
+    """The socket that is named, or those of a folder in the order of ranks. Raises ``WrongQuestion``."""
+    from tenax.control_plane.sockets import is_socket
+
+    if not os.path.lexists(place):
+        raise WrongQuestion(f"there is no {place!r}; is the job still running, on this machine?")
+    if not os.path.isdir(place):
+        if not is_socket(place):
+            raise WrongQuestion(f"{place!r} is neither a socket nor a folder")
+        return [place]
+    try:
+        names = os.listdir(place)
+    except OSError as error:
+        raise WrongQuestion(f"the folder {place!r} cannot be read: {error.strerror}") from error
+    paths = [path for name in sorted(names, key=_in_order) if is_socket(path := os.path.join(place, name))]
+    if not paths:
+        raise WrongQuestion(
+            f"there are no sockets of workers in {place!r}; the script must use tenax.control_plane.worker_main"
+        )
+    return paths
+
+
+def _in_order(name: str) -> tuple[str, int, str]:
+    """rank2 before rank10."""
+    stem = name.rstrip("0123456789")
+    return stem, int(name[len(stem) :] or 0), name
+
+
+def _ask_all(paths: list[str], question: Question) -> list[Answer]:
+    """All at once: a worker that does not answer must not hold up the others."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(min(len(paths), 64)) as pool:
+        return list(pool.map(lambda path: ask(path, question), paths))
+
+
+def ask(path: str, question: Question) -> Answer:
+    """Ask one worker."""
+    import http.client
+    import socket
+    from urllib.parse import quote, urlencode
+
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+            sock.settimeout(question.timeout_s)
+            sock.connect(path)
+            connection = http.client.HTTPConnection("worker")
+            connection.sock = sock
+            target = f"/handler/{quote(question.handler, safe='')}"
+            if question.params:
+                target += f"?{urlencode(question.params)}"
+            headers = {"Connection": "close", "Content-Length": "0"}
+            connection.request("POST" if question.handler else "GET", target, headers=headers)
+            response = connection.getresponse()
+            said = response.read(_MOST_BYTES).decode("utf-8", "backslashreplace")
+    except TimeoutError:
+        return Answer(
+            False,
+            f"no answer within {question.timeout_s:g} s: it may be in native code that holds Python's lock; "
+            "py-spy can look at it from outside",
+        )
+    except ConnectionRefusedError:
+        return Answer(False, "nobody answers there any more: the worker has ended")
+    except FileNotFoundError:
+        return Answer(False, "the worker has just ended")
+    except (OSError, http.client.HTTPException) as error:
+        return Answer(False, f"it could not be asked: {getattr(error, 'strerror', None) or repr(error)}")
+    if response.status != http.client.OK:
+        return Answer(False, said.strip() or f"it answered {response.status} {response.reason}")
+    return Answer(True, said if question.handler else _listed(said))
+
+
+def _listed(said: str) -> str:
+    """The names of handlers, one per line."""
+    try:
+        return "\n".join(msgspec.json.decode(said, type=list[str]))
+    except msgspec.DecodeError:
+        return said
+
+
+def _page(paths: list[str], answers: list[Answer], *, is_folder: bool) -> str:
+    from tenax.failures.plain_text import harmless
+
+    parts = []
+    for path, answer in zip(paths, answers, strict=True):
+        if answer.is_good:
+            text = harmless(answer.text.rstrip("\n"))
+            parts.append(f"== {os.path.basename(path)}\n{text}\n" if is_folder else f"{text}\n")
+    return "".join(parts)
