@@ -283,14 +283,17 @@ def test_a_loop_that_says_nothing_is_not_accused(tmp_path: Path) -> None:
     assert Unwatched.seen
 
 
-def test_a_port_in_use_costs_the_health_checks_only(tmp_path: Path) -> None:
-    """The warning names the port and the way out; the run succeeds."""
+@pytest.mark.parametrize("kind", [LocalElasticAgent, OldHooks])
+def test_a_port_in_use_costs_the_health_checks_only(
+    kind: type[LocalElasticAgent], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the port and the way out; the run succeeds."""
     with listen("", 0) as taken:
         server = HealthCheckServer(now, taken.getsockname()[1], 60)
         spec = WorkerSpec(entrypoint="true")
-        agent = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
-        with pytest.warns(RuntimeWarning, match=f"health checks are not answered: port {server.port} cannot be had"):
-            assert not agent.run().is_failed()
+        agent = kind(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
+        assert not agent.run().is_failed()
+    assert f"tenax: health checks are not answered: port {server.port} cannot be had (" in capsys.readouterr().err
 
 
 def test_the_environment_asks_for_a_server_of_ours() -> None:

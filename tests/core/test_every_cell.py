@@ -20,6 +20,7 @@ UP: list[AnyEvent] = [RUN, FORMED, *STARTED]
 FAILED = fact.WorkerExited(1, 0, 1)
 EXAMINED = fact.FailureExamined(1, 0, Evidence())
 SUCCEEDED = [fact.WorkerExited(1, 0, 0), fact.WorkerExited(1, 1, 0)]
+LATE = fact.ScopeExpired(1, 0, 100, "step", 60.0, 1e9, SIGTERM)
 ENDED = [fact.WorkerExited(1, 1, -15), EXAMINED, fact.NodeCleared(1)]
 
 # How each situation is reached. Some phases have several: what the machine waits for is a part of the cell.
@@ -30,6 +31,9 @@ SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
     "starting": (Phase.RUNNING, [RUN, FORMED]),
     "running": (Phase.RUNNING, UP),
     "running, one has succeeded": (Phase.RUNNING, [*UP, fact.WorkerExited(1, 1, 0)]),
+    "running, one is late": (Phase.RUNNING, [*UP, LATE]),
+    "running, one that is late was asked": (Phase.RUNNING, [*UP, LATE, fact.StacksRefused(1, 0, "no")]),
+    "stopping, one is late": (Phase.STOPPING, [*UP, LATE, fact.WorkerExited(1, 1, 1)]),
     "stopping, asked": (Phase.STOPPING, [*UP, FAILED]),
     "stopping, cancelled": (Phase.STOPPING, [*UP, fact.SignalReceived(SIGTERM)]),
     "stopping, clearing": (Phase.STOPPING, [*UP, FAILED, fact.WorkerExited(1, 1, -15)]),
@@ -78,6 +82,11 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
         case fact.FailureExamined:
             proofs = (Evidence(), Evidence(message="boom", raised_at=0.5), Evidence(message="boom", raised_at=1e9))
             return [kind(*where) for where in itertools.product(generations, ranks, proofs)]
+        case fact.ScopeExpired:
+            wheres = [(*where, pid) for where in itertools.product(generations, ranks) for pid in (100, 101)]
+            return [kind(*where, "step", 60.0, 1e9, signal) for where in wheres for signal in (0, 9, 15)]
+        case fact.StacksRefused:
+            return [kind(*where, "no") for where in itertools.product(generations, ranks)]
         case fact.NodeCleared:
             return [kind(generation) for generation in generations]
         case fact.SignalReceived:

@@ -64,6 +64,8 @@ class World:
         self._alive: set[int] = set()  # workers
         self._leftovers = False  # what they started and left behind
         self._asked = False  # somebody was asked to end
+        self._started: set[int] = set()  # ... and the machine knows
+        self._late: set[int] = set()  # did not leave a scope in time
         self._failed_unasked: set[int] = set()
         self._all_succeeded = False
         self._signalled = False
@@ -128,6 +130,8 @@ class World:
                 self._all_succeeded &= not bad
                 if bad and not self._asked:
                     self._failed_unasked.add(event.local_rank)
+        elif isinstance(event, fact.WorkerStarted) and event.generation == self.machine.state.generation:
+            self._started.add(event.local_rank)
         elif isinstance(event, fact.SignalReceived):
             self._signalled = True
         return True
@@ -151,9 +155,18 @@ class World:
             raise WorldBroken("fenced, and nobody was killed")
         if isinstance(event, fact.GenerationEnded) and event.is_late and not has_killed:
             raise WorldBroken("late, and nobody was killed")
+        has_dumped = any(isinstance(command, order.DumpStacks) for command in commands)
+        if isinstance(event, fact.ScopeExpired) and self._is_news(event) and not has_dumped:
+            raise WorldBroken("late, and nobody looks where it hangs")
         is_the_end = isinstance(event, fact.GenerationEnded | fact.RunEnded | fact.JoinRefused)
         if is_the_end and self.machine.state.phase is Phase.RUNNING:
             raise WorldBroken(f"goes on after {event}")
+
+    def _is_news(self, event: fact.ScopeExpired) -> bool:
+        if event.signal == 0 or event.local_rank in self._late or event.local_rank not in self._started:
+            return False
+        self._late.add(event.local_rank)
+        return not self._lies and event.local_rank in self._alive
 
     def _soon(self, event: AnyEvent, within: float = 0.4) -> float:
         return self._plan(self._now + self._dice.random() * within, event)
@@ -181,6 +194,13 @@ class World:
                         self._soon(
                             fact.WorkerExited(generation, rank, self._dice.choice((-signal, -signal, 0, 1, 143)))
                         )
+            case order.DumpStacks(generation=generation, local_rank=local_rank):
+                if self._dice.random() < 0.3:
+                    self._soon(fact.StacksRefused(generation, local_rank, "it does not catch the signal"))
+            case order.EndWorker(generation=generation, local_rank=local_rank, signal=signal):
+                if self._dice.random() < 0.7:
+                    code = self._dice.choice((-signal, -signal, 0, 1, 143))
+                    self._soon(fact.WorkerExited(generation, local_rank, code, unasked=self._dice.random() < 0.1))
             case order.ClearNode(generation=generation):
                 if self._alive and not self._lies:
                     raise WorldBroken(f"told to clear while workers {self._alive} live")
@@ -203,6 +223,7 @@ class World:
         self._alive = set(range(self.settings.local_world_size))
         self._leftovers = self._dice.random() < 0.3
         self._asked = False
+        self._started, self._late = set(), set()
         self._failed_unasked = set()
         self._all_succeeded = True
         for rank in range(self.settings.local_world_size):
@@ -213,6 +234,10 @@ class World:
             code = self._dice.choice((0, 0, 0, 0, 1, 3, -SIGKILL, -11))
             fault = "its result cannot be read" if code == 0 and self._dice.random() < 0.05 else ""
             self._soon(fact.WorkerExited(generation, rank, code, fault), self._dice.choice((0.4, 4.0)))
+            if self._dice.random() < 0.2:
+                signal = self._dice.choice((0, SIGTERM, SIGKILL))
+                late = fact.ScopeExpired(generation, rank, 1000 * generation + rank, "step", 60.0, 1e9, signal)
+                self._soon(late, self._dice.choice((0.4, 2.0)))
         self._befall(generation)
 
     def _befall(self, generation: int) -> None:
@@ -339,7 +364,7 @@ class World:
             return dice.choice(self.steps)[0]
         generation = max(0, self.machine.state.generation + dice.choice((-1, 0, 0, 1)))
         rank = dice.randint(-1, self.settings.local_world_size)
-        match dice.randint(0, 15):
+        match dice.randint(0, 17):
             case 0:
                 return fact.RunRequested()
             case 1 | 2:
@@ -367,6 +392,11 @@ class World:
                 return fact.RunEnded(self._verdict(dice.choice(list(Outcome)), "a lie"), self._now + self._clock)
             case 15:
                 return dice.choice((fact.Waiting("nothing"), fact.NoticeReceived("spot reclaim", 120.0)))
+            case 16:
+                pid = dice.choice((99, 1000 * generation + rank))
+                return fact.ScopeExpired(generation, rank, pid, "step", 60.0, 1e9, dice.choice((0, SIGTERM, SIGKILL)))
+            case 17:
+                return fact.StacksRefused(generation, rank, "it does not catch the signal")
             case _:
                 return fact.TimePassed()
 

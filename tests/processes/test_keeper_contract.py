@@ -69,6 +69,9 @@ class World:
         """The lease runs out, if there is one."""
         raise NotImplementedError
 
+    def is_no_python(self, rank: int) -> None:
+        """This worker cannot be asked for its stacks."""
+
     def close(self) -> None:
         self.processes.close()
 
@@ -150,6 +153,9 @@ class Fake(World):
     def end_lease(self) -> None:
         self._fake.end_lease()
 
+    def is_no_python(self, rank: int) -> None:
+        self._fake[rank].shows_stacks = False
+
 
 @pytest.fixture(params=[Real, Fake], ids=["keeper", "fake"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
@@ -229,6 +235,51 @@ class TestProcesses:
         world.processes.kill(1)
         assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -signal.SIGKILL, unasked=False)
         assert hearing.take(fact.NodeCleared) == fact.NodeCleared(1)
+
+    def test_one_worker_can_be_ended_alone(self, world: World) -> None:
+        """Only it gets the signal; it is announced as one that we ended, and the other goes on."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.start(1)
+        hearing.take(fact.WorkerStarted, local_rank=1)
+        world.processes.end(1, 0, signal.SIGTERM)
+        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -signal.SIGTERM, unasked=False)
+        world.processes.end(1, 0, signal.SIGTERM)  # it is dead already
+        world.exit(1, 5)
+        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 1, 5, unasked=True)
+
+    def test_an_order_to_end_a_worker_of_another_generation_reaches_nobody(self, world: World) -> None:
+        """Nor does a request for its stacks."""
+        hearing = Hearing(world.processes)
+        world.start(0, generation=2)
+        hearing.take(fact.WorkerStarted)
+        world.is_no_python(0)
+        world.processes.dump_stacks(1, 0)
+        world.processes.end(1, 0, signal.SIGKILL)
+        assert hearing.hears_nothing()
+
+    def test_what_a_worker_left_that_was_ended_alone_is_killed_at_once(self, world: World) -> None:
+        """It hung: its children are not worth a grace period."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.leave_behind(0, in_group=True, ignores_term=True)
+        world.processes.end(1, 0, signal.SIGKILL)
+        hearing.take(fact.WorkerExited)
+        world.processes.clear(1)
+        hearing.take(fact.NodeCleared)
+        assert world.left_alive() == 0
+
+    def test_a_worker_that_cannot_show_its_stacks_is_not_asked(self, world: World) -> None:
+        """The signal would end it. Instead it is said why there are none, and the worker lives on."""
+        hearing = Hearing(world.processes)
+        world.start(0)
+        world.is_no_python(0)
+        world.processes.dump_stacks(1, 0)
+        refused = hearing.take(fact.StacksRefused)
+        assert (refused.generation, refused.local_rank) == (1, 0)
+        assert "it is no Python program" in refused.why
+        world.exit(0, 0)
+        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, 0, unasked=True)
 
     def test_an_empty_node_is_clear_at_once(self, world: World) -> None:
         """Whoever asks to clear or kill where nobody is, is answered, once for each order."""

@@ -7,10 +7,12 @@ scribe, journal, signals and loop are made and given to the supervisor, and wher
 from __future__ import annotations
 
 import os
+import sys
 
 import msgspec
 
 from tenax.agent.outlets import Outlets, Views
+from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings
 from tenax.runtime.journal import Journal
@@ -26,15 +28,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tenax.agent.watchdog import WatchdogPlan
+    from tenax.control_plane.sockets import WorkerSockets
     from tenax.core.agent import AgentState
     from tenax.core.commands import StartWorkers
     from tenax.core.model import Verdict
     from tenax.core.policy import RestartPolicy
+    from tenax.health.check import HealthCheck
     from tenax.logs.specs import LogsSpecs
     from tenax.ports import Control
     from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.runtime.journal import Step
     from tenax.runtime.run_journal import RunJournal
+    from tenax.timer.watchdog_pipe import WatchdogPipe
 
 JOURNAL_NAME = "journal.jsonl"
 
@@ -58,6 +64,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     rdzv_backend: str = ""  # its name, for events
     outlets: Outlets | None = None  # where metrics and events go; None: to the handlers that are configured
     tells_its_end: bool = True  # whether the end of this agent is an event
+    watchdog: WatchdogPlan | None = None  # None: nobody watches whether workers leave their scopes in time
+    health: HealthCheck | None = None  # opened before this node meets others, closed last
     narrate: bool = False  # tell the story on the console while it happens
     live_line: bool = True  # ... with a live line, on a terminal
     is_last_act: bool = False  # this process does nothing else afterwards
@@ -72,6 +80,8 @@ class Node:
         self.journal_path = ""
         self.log_dir = ""
         self._notice = NoticeFile()
+        self._sockets: WorkerSockets | None = None  # where workers can be asked
+        self.scopes: WatchdogPipe | None = None  # where they say which scopes they enter
 
     def run(
         self,
@@ -113,23 +123,61 @@ class Node:
 
                     def watch(step: Step, state: AgentState) -> None:
                         for line in views.take(step, state):
-                            logs.say(f"tenax: {line}")
+                            self._complain(line, logs)
+                        if plan.health is not None:
+                            plan.health.observe(state)
                         observe(step, state)
 
                     supervisor = self._supervisor(loop, logs, watch)
+                    self._open_health(loop, logs)
+                    self._open_sockets(logs)
                     verdict = supervisor.run()
                     words = last_words(verdict)
                 finally:
                     # Still under our signal handlers: an impatient Ctrl-C must not cost the report.
                     self._keeper.close()
                     for line in outlets.close():
-                        logs.say(f"tenax: {line}")
+                        self._complain(line, logs)
                     signals.forget()
                     logs.close(words, hurry_descriptor=signals.fileno())
                 return verdict
         finally:
             self._keeper.close()
+            if self._sockets is not None:
+                self._sockets.close()
+            if plan.health is not None:
+                plan.health.close()
+            if self.scopes is not None:
+                self.scopes.close()
             loop.close()
+
+    def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
+        health = self._plan.health
+        if health is not None:
+            run_id = self._plan.settings.run_id
+            health.open(
+                run_id, warn=lambda line: self._complain(line, logs), tell=lambda text: logs.say(f"tenax: {text}")
+            )
+            health.watch(loop)
+            if self.scopes is not None:
+                health.ask_watchdog(self.scopes.last_progress_time)
+
+    def _open_sockets(self, logs: WorkerLogs) -> None:
+        """Where the environment asks for it, every worker gets a socket at which it can be asked."""
+        if not os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
+            return
+        from tenax.control_plane.sockets import open_sockets
+
+        self._sockets = open_sockets(os.environ, lambda line: self._complain(line, logs))
+        if self._sockets is not None:
+            logs.say(f"tenax: workers that use worker_main can be asked with: tenax ask {self._sockets.folder}")
+
+    def _complain(self, line: str, logs: WorkerLogs) -> None:
+        """Something that was asked for is lost: worth a line also where no story is told."""
+        if self._plan.narrate:
+            logs.say(f"tenax: {line}")
+        else:
+            sys.stderr.write(f"tenax: {line}\n")
 
     def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[Step, AgentState], None]) -> Supervisor:
         plan = self._plan
@@ -138,6 +186,8 @@ class Node:
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         for note in plan.places.notes:
             logs.say(f"tenax: {note}")
+        if plan.watchdog is not None:
+            self._open_scopes(plan.watchdog)
         return Supervisor(
             plan.settings,
             loop=loop,
@@ -152,7 +202,14 @@ class Node:
             pass_on_notice=self._notice.write,
             run_journal=self._open_run_journal,
             observe=observe,
+            scopes=self.scopes,
         )
+
+    def _open_scopes(self, watchdog: WatchdogPlan) -> None:
+        from tenax.timer.watchdog_pipe import WatchdogPipe
+
+        self.scopes = WatchdogPipe(self._plan.settings.local_world_size, watchdog.timer_file)
+        self.scopes.make()
 
     def _environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
         plan = self._plan
@@ -161,9 +218,21 @@ class Node:
             rank: {
                 **worker_environment(plan.settings, command.assignment, rank, os.environ, options),
                 **self._notice.env(command.assignment.generation),
+                **self._socket_of(command.assignment.first_global_rank + rank),
+                **self._watched(),
             }
             for rank in range(plan.settings.local_world_size)
         }
+
+    def _socket_of(self, global_rank: int) -> dict[str, str]:
+        return {} if self._sockets is None else self._sockets.env(global_rank)
+
+    def _watched(self) -> dict[str, str]:
+        if self.scopes is None:
+            return {}
+        from tenax.processes.stacks import stacks_env
+
+        return {TORCHELASTIC_TIMER_FILE: self.scopes.path, **stacks_env()}
 
     def return_values(self) -> dict[int, Any]:
         """By local rank, of the last generation."""

@@ -20,6 +20,7 @@ A6  A FAILED verdict names at least one failure, the first cause first; no worke
 A7  While processes are awaited a deadline stands: no wait is without end.
 A8  The kill ladder only climbs.
 A9  A fact of another generation changes nothing.
+A10 A worker is ended alone only if a scope of its had expired, and by SIGKILL at the latest after the grace period.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tenax.core.model import (
     Evidence,
     Failure,
     Outcome,
+    Overdue,
     Stopped,
     Verdict,
     WorkerPhase,
@@ -50,6 +52,7 @@ from tenax.core.model import (
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
 _HURRY = (SIGINT, SIGQUIT)
 _HISTORY_KEPT = 100
+_MOST_OF_SCOPE = 200  # characters in a sentence
 
 
 class Phase(enum.Enum):
@@ -76,6 +79,7 @@ class Deadline(enum.Enum):
     GRACE = "grace"  # asked processes must be gone
     ABANDON = "abandon"  # killed processes must be gone
     EXAMINE = "examine"  # the evidence must be in
+    OVERDUE = "overdue"  # a worker that did not leave a scope in time must be gone, or is pushed harder
 
 
 class AgentState(msgspec.Struct):
@@ -125,6 +129,7 @@ class AgentMachine:
         self._orders = []
         if self.state.phase is not Phase.ENDED and not self._is_stale(event):
             self._take(event, now)
+            self._watch_overdue()
         return self._orders
 
     def _is_stale(self, event: AnyEvent) -> bool:
@@ -164,6 +169,10 @@ class AgentMachine:
                 )
             case fact.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
+            case fact.ScopeExpired():
+                self._on_scope_expired(event, now)
+            case fact.StacksRefused(_, local_rank, why):
+                self._on_stacks_refused(local_rank, why, now)
             case fact.NodeCleared():
                 self._on_node_cleared(now)
             case fact.SignalReceived(signal, grace_s):
@@ -281,6 +290,10 @@ class AgentMachine:
         worker.ended_at = at
         # What never came to life, or had ended already, was not ended by us, whatever we had asked for meanwhile.
         worker.asked_to_end = state.rung >= Rung.ASKED and not unasked
+        overdue = worker.overdue
+        if overdue is not None and (exit_code < 0 or (overdue.sent and not unasked)):
+            # Whoever else asked it to end meanwhile: this is why.
+            overdue.is_cause, worker.asked_to_end, fault = True, False, overdue.reason
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # seen after its generation was decided upon: for the record only
         if exit_code != 0 or fault:
@@ -323,7 +336,8 @@ class AgentMachine:
             global_rank=self._global_rank(worker.local_rank),
             pid=worker.pid,
             exit_code=worker.exit_code,
-            seen_at=worker.ended_at,
+            # What follows from a worker that hangs can be seen before its own end.
+            seen_at=worker.overdue.since if worker.overdue is not None and worker.overdue.is_cause else worker.ended_at,
             reason=fault,
             asked_to_end=worker.asked_to_end,
             evidence=evidence,
@@ -349,6 +363,62 @@ class AgentMachine:
 
     def _all_workers_ended(self) -> bool:
         return all(worker.phase is WorkerPhase.ENDED for worker in self.state.workers.values())
+
+    # --- scopes that were not left in time ----------------------------------------------------------------------------
+
+    def _on_scope_expired(self, event: fact.ScopeExpired, now: float) -> None:
+        """First its stacks, while it still hangs where it hangs; then the signal that it asked for."""
+        state = self.state
+        worker = state.workers.get(event.local_rank)
+        if state.phase is not Phase.RUNNING or worker is None or worker.phase is not WorkerPhase.RUNNING:
+            return  # it is being ended already, or has ended
+        if event.signal <= 0 or event.pid != worker.pid or worker.overdue is not None:
+            return
+        worker.overdue = Overdue(_late(event), event.signal, now, until=now + state.settings.stacks_s)
+        self._orders.append(order.DumpStacks(state.generation, event.local_rank))
+
+    def _on_stacks_refused(self, local_rank: int, why: str, now: float) -> None:
+        worker = self.state.workers.get(local_rank)
+        if worker is None or worker.overdue is None or worker.overdue.sent or not self._is_pushed(worker):
+            return
+        worker.overdue.reason += f" (its stacks are not known: {why})"
+        self._push(worker, worker.overdue, now)
+
+    def _is_pushed(self, worker: WorkerRecord) -> bool:
+        """Whether it is ended as one that is overdue, not as one of all."""
+        return worker.phase is not WorkerPhase.ENDED and self.state.rung < Rung.KILLED
+
+    def _push(self, worker: WorkerRecord, overdue: Overdue, now: float) -> None:
+        """One step further: the signal that it asked for, SIGKILL, and if even that does not help, the kill ladder."""
+        state = self.state
+        if overdue.sent == SIGKILL:
+            overdue.until = None
+            if state.phase is Phase.RUNNING:
+                why = f"rank {self._global_rank(worker.local_rank)} survives SIGKILL"
+                self._stop(SIGTERM, why, state.settings.grace_s, now)
+            return
+        why = overdue.reason if not overdue.sent else "not gone within the grace period"
+        overdue.sent = SIGKILL if overdue.sent else overdue.signal
+        is_last = overdue.sent == SIGKILL
+        overdue.until = now + (state.settings.abandon_s if is_last else state.settings.grace_s)
+        self._orders.append(order.EndWorker(state.generation, worker.local_rank, worker.pid, overdue.sent, why))
+
+    def _on_overdue(self, now: float) -> None:
+        for worker in self.state.workers.values():
+            overdue = worker.overdue
+            if overdue is not None and overdue.until is not None and overdue.until <= now and self._is_pushed(worker):
+                self._push(worker, overdue, now)
+
+    def _watch_overdue(self) -> None:
+        """The deadline is the first of all workers'."""
+        due = [
+            worker.overdue.until
+            for worker in self.state.workers.values()
+            if worker.overdue is not None and worker.overdue.until is not None and self._is_pushed(worker)
+        ]
+        self.state.deadlines.pop(Deadline.OVERDUE, None)
+        if due and self.state.phase is not Phase.ENDED:
+            self.state.deadlines[Deadline.OVERDUE] = min(due)
 
     # --- the kill ladder ----------------------------------------------------------------------------------------------
 
@@ -488,6 +558,8 @@ class AgentMachine:
                     self._abandon()
                 case Deadline.EXAMINE:
                     self._stop_examining(now)
+                case Deadline.OVERDUE:
+                    self._on_overdue(now)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -519,6 +591,14 @@ class AgentMachine:
 
     def _global_rank(self, local_rank: int) -> int:
         return global_rank(self.state, local_rank)
+
+
+def _late(event: fact.ScopeExpired) -> str:
+    scope = event.scope
+    if len(scope) > _MOST_OF_SCOPE:
+        scope = "..." + scope[-_MOST_OF_SCOPE:]  # of a file and a line, the end says more
+    in_time = f"within {event.after_s:g} s" if event.after_s > 0 else "in time"
+    return f"did not leave the scope {scope!r} {in_time}"
 
 
 def global_rank(state: AgentState, local_rank: int) -> int:

@@ -42,6 +42,23 @@ class SignalWorkers(Command, frozen=True):
     why: str
 
 
+class DumpStacks(Command, frozen=True):
+    """Make this worker write down where each of its threads is, if it can."""
+
+    generation: int
+    local_rank: int
+
+
+class EndWorker(Command, frozen=True):
+    """Send the signal to this worker alone. Its end will be a failure like any other."""
+
+    generation: int
+    local_rank: int
+    pid: int
+    signal: int
+    why: str
+
+
 class ClearNode(Command, frozen=True):
     """All workers are gone: end what they left behind.
 
@@ -71,4 +88,15 @@ class Finish(Command, frozen=True):
     verdict: Verdict
 
 
-AnyCommand = Tell | StartWorkers | ExamineFailure | SignalWorkers | ClearNode | KillNode | PassOnNotice | Finish
+AnyCommand = (
+    Tell
+    | StartWorkers
+    | ExamineFailure
+    | SignalWorkers
+    | DumpStacks
+    | EndWorker
+    | ClearNode
+    | KillNode
+    | PassOnNotice
+    | Finish
+)

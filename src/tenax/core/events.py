@@ -110,6 +110,26 @@ class FailureExamined(Event, frozen=True):
     evidence: Evidence
 
 
+class ScopeExpired(Event, frozen=True):
+    """A worker did not leave a scope in time. With a signal, it asked to be ended by that in this case."""
+
+    generation: int
+    local_rank: int
+    pid: int
+    scope: str
+    after_s: float  # how long it may take to leave the scope
+    expiration_time: float  # seconds since the epoch, as the worker asked for it
+    signal: int = 0
+
+
+class StacksRefused(Event, frozen=True):
+    """A worker cannot be asked where its threads are."""
+
+    generation: int
+    local_rank: int
+    why: str
+
+
 class NodeCleared(Event, frozen=True):
     """No process that this generation's workers started, directly or not, is alive on this node."""
 
@@ -153,6 +173,8 @@ AnyEvent = (
     | WorkerStartFailed
     | WorkerExited
     | FailureExamined
+    | ScopeExpired
+    | StacksRefused
     | NodeCleared
     | SignalReceived
     | NoticeReceived

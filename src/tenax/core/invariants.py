@@ -15,7 +15,7 @@ from tenax.core import messages as word
 from tenax.core.agent import AgentState, Deadline, Phase, Rung
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
-from tenax.core.model import Outcome, Verdict, WorkerPhase, when_it_began
+from tenax.core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, when_it_began
 
 _encode = msgspec.json.Encoder().encode
 
@@ -31,6 +31,7 @@ class InvariantChecker:
         self._started = state.generation  # the last generation whose workers were started
         self._occupied = not state.cleared  # processes of the last generation may be alive
         self._clearing = state.rung >= Rung.CLEARING  # the end of all of them was ordered
+        self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # a scope of theirs expired
         self._remember(state)
 
     def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
@@ -40,6 +41,8 @@ class InvariantChecker:
             return
         if self._clearing and isinstance(event, fact.NodeCleared) and event.generation == self._started:
             self._occupied = False
+        if isinstance(event, fact.ScopeExpired) and event.generation == self._started and event.signal > 0:
+            self._late.add(event.local_rank)
         formed = event.assignment.generation if isinstance(event, fact.GenerationFormed) else 0
         for command in commands:
             self._check_command(state, command, formed)
@@ -82,6 +85,10 @@ class InvariantChecker:
                 self._started = generation
                 self._occupied = True
                 self._clearing = False
+                self._late = set()
+            case order.DumpStacks(generation, local_rank) | order.EndWorker(generation, local_rank):
+                if generation != self._started or local_rank not in self._late:
+                    raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
             case order.ClearNode() | order.KillNode():
                 self._clearing = True
             case order.Tell(message):
@@ -110,6 +117,12 @@ class InvariantChecker:
             awaited.add(Deadline.ABANDON if state.rung is Rung.KILLED else Deadline.GRACE)
         if state.phase is Phase.STOPPING and state.unexamined:
             awaited.add(Deadline.EXAMINE)
+        if (
+            state.phase is not Phase.ENDED
+            and state.rung < Rung.KILLED
+            and any(map(_is_awaited_alone, state.workers.values()))
+        ):
+            awaited.add(Deadline.OVERDUE)
         if state.deadlines.keys() != awaited:
             raise InvariantBroken(
                 f"A7: {state.phase.value} awaits {_names(awaited)}, but has deadlines for {_names(state.deadlines)}"
@@ -135,6 +148,11 @@ class InvariantChecker:
 
 def _all_succeeded(state: AgentState) -> bool:
     return all(worker.phase is WorkerPhase.ENDED and worker.exit_code == 0 for worker in state.workers.values())
+
+
+def _is_awaited_alone(worker: WorkerRecord) -> bool:
+    is_alive = worker.phase is not WorkerPhase.ENDED
+    return is_alive and worker.overdue is not None and worker.overdue.until is not None
 
 
 def _names(deadlines: set[Deadline] | dict[Deadline, float]) -> str:

@@ -29,6 +29,8 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     abandon_s: float = 10.0
     # How long the evidence of a failure (error file, last lines) may take before the decision goes on without it.
     examine_s: float = 2.0
+    # How long a worker that did not leave a scope in time may take to write down its stacks before it is ended.
+    stacks_s: float = 1.0
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -62,6 +64,17 @@ class WorkerPhase(enum.Enum):
     ENDED = "ended"  # exited, or never came to life
 
 
+class Overdue(msgspec.Struct):
+    """A worker that did not leave a scope in time, and how far it has been pushed since."""
+
+    reason: str  # "did not leave the scope 'step' within 60 s"
+    signal: int  # what it asked to be ended by
+    since: float
+    until: float | None  # when it is pushed harder; None: never again
+    sent: int = 0  # the signal that it got last; 0: none yet, its stacks are being taken
+    is_cause: bool = False  # it has ended, and this is why
+
+
 class WorkerRecord(msgspec.Struct):
     """What is known of one worker of the current generation."""
 
@@ -71,6 +84,7 @@ class WorkerRecord(msgspec.Struct):
     exit_code: int = 0
     ended_at: float = 0.0
     asked_to_end: bool = False  # we had asked it to end before it did
+    overdue: Overdue | None = None
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -84,6 +98,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     error_file: str = ""
     log_file: str = ""  # where the worker's stderr (or output) was kept, if it was
     raised_at: float | None = None  # on the agent's clock: when the error file says the exception was raised
+    stacks: str = ""  # where each of its threads was when a scope had expired, innermost call first
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,7 +126,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     def brief(self) -> Failure:
         """The same without what is long. Messages between hosts are bounded, and one full story is enough."""
         evidence = msgspec.structs.replace(
-            self.evidence, traceback="", last_lines=(), message=self.evidence.message[:_MOST_OF_MESSAGE]
+            self.evidence, traceback="", last_lines=(), stacks="", message=self.evidence.message[:_MOST_OF_MESSAGE]
         )
         return msgspec.structs.replace(self, evidence=evidence, reason=self.reason[:_MOST_OF_MESSAGE])
 

@@ -1,1 +1,68 @@
-"""Being built."""
+"""Events: what happens to a run, told to programs. TorchElastic's names, and handlers of your own.
+
+``configure(handler)`` sends every event to it, too; ``record(event, destination)`` records one of yours. Everything is
+loaded when it is first used: an agent to which nobody listens comes by here as well.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax.events import api as api
+    from tenax.events import handlers as handlers
+    from tenax.events.api import Event as Event
+    from tenax.events.api import EventMetadataValue as EventMetadataValue
+    from tenax.events.api import EventSource as EventSource
+    from tenax.events.api import NodeState as NodeState
+    from tenax.events.api import RdzvEvent as RdzvEvent
+    from tenax.events.configured import configure as configure
+    from tenax.events.configured import configured_handlers as configured_handlers
+    from tenax.events.configured import unconfigure as unconfigure
+    from tenax.events.handler import EventHandler as EventHandler
+    from tenax.events.handlers import get_logging_handler as get_logging_handler
+    from tenax.events.handlers import make_handlers as make_handlers
+    from tenax.events.handlers import register_handler as register_handler
+    from tenax.events.handlers.console import ConsoleEventHandler as ConsoleEventHandler
+    from tenax.events.handlers.json_lines import JsonLinesEventHandler as JsonLinesEventHandler
+    from tenax.events.handlers.null import NullEventHandler as NullEventHandler
+    from tenax.events.handlers.of_logging import LoggingEventHandler as LoggingEventHandler
+    from tenax.events.recording import construct_and_record_rdzv_event as construct_and_record_rdzv_event
+    from tenax.events.recording import record as record
+    from tenax.events.recording import record_rdzv_event as record_rdzv_event
+
+_HOMES = {
+    "ConsoleEventHandler": "handlers.console",
+    "Event": "api",
+    "EventHandler": "handler",
+    "EventMetadataValue": "api",
+    "EventSource": "api",
+    "JsonLinesEventHandler": "handlers.json_lines",
+    "LoggingEventHandler": "handlers.of_logging",
+    "NodeState": "api",
+    "NullEventHandler": "handlers.null",
+    "RdzvEvent": "api",
+    "configure": "configured",
+    "configured_handlers": "configured",
+    "construct_and_record_rdzv_event": "recording",
+    "get_logging_handler": "handlers",
+    "make_handlers": "handlers",
+    "record": "recording",
+    "record_rdzv_event": "recording",
+    "register_handler": "handlers",
+    "unconfigure": "configured",
+}
+__all__ = [  # noqa: PLE0604 - the names of the table above
+    *_HOMES
+]
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name in ("api", "handlers"):  # TorchElastic's package has them from the beginning
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,6 +22,7 @@ MOST_LAST_LINES = 30
 _MOST_LINE = 400  # characters
 _MOST_MESSAGE = 500
 _MOST_TRACEBACK = 32_000
+_MOST_STACKS = 32_000  # bytes
 
 # How launchers, pools and data loaders tell that SIGKILL ended a child of theirs.
 _CHILD_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|[Ss]ignal 9\b|exit(?: )?code:? -9\b")
@@ -35,6 +36,7 @@ def gather(
     stderr_tail: bytes = b"",
     tail_is_cut: bool = False,
     log_file: str = "",
+    stacks_file: str = "",
     wall_to_agent_clock: float = 0.0,
     started_at: float | None = None,
     seen_at: float | None = None,
@@ -43,6 +45,7 @@ def gather(
     """What can be found out about a worker that ended with this exit code (negative: a signal). Never raises.
 
     ``stderr_tail``: the end of what it wrote to stderr, raw; ``tail_is_cut``: there was more before it.
+    ``stacks_file``: where it wrote its stacks when it hung, if it was asked to.
     ``wall_to_agent_clock``: what to add to the wall clock's time to get the agent's. ``started_at`` and ``seen_at``,
     when the worker started and when its end was seen on the agent's clock, bound what the error file may claim.
     """
@@ -72,7 +75,20 @@ def gather(
         error_file=storable(error_file) if recorded.found else "",
         log_file=storable(log_file),
         raised_at=_plausible(raised_at, started_at, seen_at),
+        stacks=_stacks(stacks_file),
     )
+
+
+def _stacks(path: str) -> str:
+    """What faulthandler wrote. The end may be missing: the process was ended a moment later."""
+    if not path:
+        return ""
+    try:
+        with open(path, "rb") as file:
+            written = file.read(_MOST_STACKS)
+    except OSError:  # it was not asked, or could not write
+        return ""
+    return storable(decoded(written).rstrip())
 
 
 def last_lines(stderr: str, *, cut: bool = False) -> tuple[str, ...]:

@@ -119,13 +119,16 @@ def _first_cause(report: Report) -> list[str]:
     there = f" (on {failure.host})" if failure.host not in ("", report.host) else ""
     facts = {
         "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
-        "ended": failure.reason or _how_it_ended(failure),
+        "ended": _how_and_why(failure),
         "error": evidence.message,
         "memory": evidence.out_of_memory,
         "stderr log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
     }
     lines = [_fact(key, value) for key, value in facts.items() if value]
+    if evidence.stacks:
+        lines += ["", "  Where its threads were when it was late, the innermost call of each first:"]
+        lines += _indented(_without_middle(_safe_lines(evidence.stacks), report.journal), "    ")
     if evidence.traceback:
         whole_is_in = evidence.error_file or evidence.log_file
         whole_is_in = whole_is_in + there if whole_is_in else report.journal
@@ -133,7 +136,7 @@ def _first_cause(report: Report) -> list[str]:
     elif evidence.last_lines:
         shown = _safe_lines("\n".join(evidence.last_lines))
         lines += ["", f"  The last {_count(len(shown), 'line')} of its stderr:", *_indented(shown, "    ")]
-    elif failure.pid > 0:
+    elif failure.pid > 0 and not evidence.stacks:
         lines += ["", "  It wrote nothing to stderr."]
     return lines
 
@@ -280,6 +283,7 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "message": storable(evidence.message),
         "traceback": storable(evidence.traceback),
         "last_lines": [storable(line) for line in evidence.last_lines],
+        "stacks": storable(evidence.stacks),
         "out_of_memory": storable(evidence.out_of_memory),
         "stderr_log": storable(evidence.log_file),
         "error_file": storable(evidence.error_file),
@@ -309,6 +313,12 @@ def _what_happened(failure: Failure) -> str:
         if failure.exit_code == 1 and evidence.error_type
         else f"{ended}: {evidence.message}"
     )
+
+
+def _how_and_why(failure: Failure) -> str:
+    if failure.reason and failure.exit_code < 0:
+        return f"{_how_it_ended(failure)}: it {failure.reason}"
+    return failure.reason or _how_it_ended(failure)
 
 
 def _how_it_ended(failure: Failure) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tenax.agent.node import Node
     from tenax.agent.outlets import Outlets
     from tenax.core.model import Verdict
+    from tenax.health.check import HealthCheck
     from tenax.logs.specs import LogsSpecs
     from tenax.rendezvous.api import RendezvousHandler
 
@@ -45,6 +46,10 @@ def launch_agent(
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError when workers failed, SignalException when the run was stopped."""
+    if health_check_server is None:
+        from tenax.health.port import health_check_port
+
+        health_check_port(os.environ)  # refused before anything has started
     outlets = outlets_of(config)
     return _run_agent(rendezvous_handler(config), config, entrypoint, args, outlets, health_check_server)
 
@@ -127,6 +132,7 @@ def launch(
     """Run for a person at a console: story, report, exit code."""
     from tenax.agent.abandonment import abandon_s_from
     from tenax.agent.node import Node, NodePlan
+    from tenax.agent.watchdog import watchdog_plan
     from tenax.core.model import AgentSettings
     from tenax.failures.exit_codes import exit_code_for
     from tenax.rendezvous.engine import EngineRendezvousHandler
@@ -164,6 +170,8 @@ def launch(
             virtual_local_rank=config.virtual_local_rank,
             places=decide_places(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
+            watchdog=watchdog_plan(os.environ),
+            health=_health_check(),
             rdzv_backend=handler.get_backend(),
             outlets=outlets,
             narrate=True,
@@ -174,6 +182,14 @@ def launch(
     verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))
     _pass_on_first_cause(verdict)
     return exit_code_for(verdict)
+
+
+def _health_check() -> HealthCheck | None:
+    if not os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
+        return None
+    from tenax.health.check import health_check_of
+
+    return health_check_of(None, os.environ)
 
 
 def _pass_on_first_cause(verdict: Verdict) -> None:

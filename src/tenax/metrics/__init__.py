@@ -1,1 +1,99 @@
-"""Being built."""
+"""Metrics: numbers about a run, and the handlers that take them somewhere. TorchElastic's names, and more handlers.
+
+``put_metric`` and ``prof`` are for your code, ``configure`` and ``initialize_metrics`` say where values go. What the
+agent measures itself is derived by ``tenax.metrics.view`` from the facts of the run.
+"""
+
+from __future__ import annotations
+
+from tenax.metrics.api import (
+    ConsoleMetricHandler,
+    MetricData,
+    MetricHandler,
+    MetricsConfig,
+    MetricStream,
+    NullMetricHandler,
+    configure,
+    get_elapsed_time_ms,
+    getStream,
+    handler_in_use,
+    prof,
+    profile,
+    publish_metric,
+    put_metric,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax.metrics.by_name import make_handlers as make_handlers
+    from tenax.metrics.fan_out import FanOutMetricHandler as FanOutMetricHandler
+    from tenax.metrics.json_lines import JsonLinesMetricHandler as JsonLinesMetricHandler
+    from tenax.metrics.opentelemetry import OpenTelemetryMetricHandler as OpenTelemetryMetricHandler
+    from tenax.metrics.prometheus import PrometheusMetricHandler as PrometheusMetricHandler
+    from tenax.metrics.statsd import StatsdMetricHandler as StatsdMetricHandler
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "FanOutMetricHandler",
+    "JsonLinesMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricStream",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "OpenTelemetryMetricHandler",
+    "PrometheusMetricHandler",
+    "StatsdMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "handler_in_use",
+    "initialize_metrics",
+    "make_handlers",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]
+
+# Imported when asked for: most runs use none of them.
+_HOMES = {
+    "FanOutMetricHandler": "fan_out",
+    "JsonLinesMetricHandler": "json_lines",
+    "OpenTelemetryMetricHandler": "opentelemetry",
+    "PrometheusMetricHandler": "prometheus",
+    "StatsdMetricHandler": "statsd",
+    "make_handlers": "by_name",
+}
+
+_initialized: list[MetricHandler] = []  # by us, not by `configure`
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Make the handlers that ``cfg.params["handlers"]`` names, for all groups that have none of their own.
+
+    The text is a list such as ``"prometheus:9464,jsonl:/tmp/metrics.jsonl"``. Without it nothing happens. Called again,
+    it closes what it had made before.
+    """
+    text = cfg.params.get("handlers", "") if cfg is not None else ""
+    if not text:
+        return
+    from tenax.metrics.by_name import make_handlers
+    from tenax.metrics.fan_out import FanOutMetricHandler
+
+    while _initialized:  # before the new ones are made: they may need the same port
+        configure(NullMetricHandler())
+        _initialized.pop().close()
+    handler = FanOutMetricHandler(make_handlers(text))
+    _initialized.append(handler)
+    configure(handler)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -124,6 +124,7 @@ def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload says
 def _run_payload(descriptor: int) -> None:
     from multiprocessing import resource_tracker, spawn
 
+    _answer_for_torchelastic()  # before the user's module is imported
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb") as file:
         preparation, tracker = pickle.load(file)  # noqa: S301 - written by our own agent into a file that only we hold
@@ -141,8 +142,23 @@ def _run_payload(descriptor: int) -> None:
     deliver(wrap, function, args, RESULT_DESCRIPTOR)
 
 
+def _answer_for_torchelastic() -> None:
+    """A fresh interpreter has done it already (see ``tenax.compat``), but the fork server cannot have."""
+    if os.environ.get("TENAX_COMPAT", "0") != "0":
+        import tenax.compat  # noqa: F401
+
+
+def _prepare_stacks() -> None:
+    """Where the agent watches the scopes of its workers."""
+    if "TENAX_STACKS_SIGNAL" in os.environ:
+        from tenax.processes.stacks import prepare
+
+        prepare(os.environ)
+
+
 def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], result: int) -> None:
     """Call the function and hand over what it returns. ``wrap`` records what goes wrong, here or in the function."""
+    _prepare_stacks()
 
     def call_and_hand_over() -> None:
         value = function(*args)

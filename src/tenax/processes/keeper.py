@@ -102,6 +102,14 @@ class KeeperProcess:
     def signal(self, generation: int, number: int) -> None:
         self._send(("signal", generation, int(number)))  # a signal.Signals is not plain
 
+    def dump_stacks(self, generation: int, local_rank: int) -> None:
+        from tenax.processes.stacks import stacks_signal
+
+        self._send(("dump", generation, local_rank, stacks_signal()))
+
+    def end(self, generation: int, local_rank: int, number: int) -> None:
+        self._send(("end", generation, local_rank, int(number)))
+
     def clear(self, generation: int) -> None:
         self._send(("clear", generation))
 
@@ -200,6 +208,8 @@ def _event(message: tuple[Any, ...]) -> fact.AnyEvent:
             return fact.WorkerStartFailed(generation, local_rank, text, _shell_code(number))
         case ("exited", generation, local_rank, exit_code, asked):
             return fact.WorkerExited(generation, local_rank, exit_code, unasked=not asked)
+        case ("dump_refused", generation, local_rank, why):
+            return fact.StacksRefused(generation, local_rank, why)
         case ("cleared", generation):
             return fact.NodeCleared(generation)
         case ("fenced", generation):

@@ -10,11 +10,15 @@ Orders from the agent                                       Answers
   start, generation, local_rank, spec  + descriptors          started, generation, local_rank, pid
                                                               start_failed, generation, local_rank, errno, text
   signal, generation, signum                                  exited, generation, local_rank, exit code, asked
+  dump, generation, local_rank, signum                        dump_refused, generation, local_rank, why
+  end, generation, local_rank, signum
   clear, generation                                           cleared, generation
   kill, generation                                            cleared, generation
   hold, seconds                                               fenced, generation
   keep, name  + descriptor
   release, name
+
+"Dump" and "end" are for one worker. We are its parent, so its number cannot be another's before we have reaped it.
 
 "Hold" is a lease on the workers' lives: unless it is said again in time, everything below is killed, and so is whatever
 is started before it is said again. An agent that was cut off from the other nodes must not keep its workers, and one
@@ -63,7 +67,8 @@ class _Worker:
         self.pid = pid
         self.complaint = complaint  # read end of a pipe that speaks only if the program could not be started
         self.alive = True
-        self.asked = False
+        self.asked = False  # with all others
+        self.ended = False  # alone
 
 
 class Keeper:
@@ -122,6 +127,10 @@ class Keeper:
                     self._start(generation, local_rank, spec, descriptors)
                 case ("signal", generation, number):
                     self._signal(generation, number)
+                case ("dump", generation, local_rank, number):
+                    self._dump(generation, local_rank, number)
+                case ("end", generation, local_rank, number):
+                    self._end(generation, local_rank, number)
                 case ("clear", generation):
                     self._clear(generation)
                 case ("kill", generation):
@@ -199,6 +208,36 @@ class Keeper:
                     os.kill(worker.pid, number)
                     os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
 
+    def _dump(self, generation: int, local_rank: int, number: int) -> None:
+        """The signal would end a worker that does not expect it."""
+        worker = self._living(generation, local_rank)
+        if worker is None:
+            return  # its end says more
+        why = _why_not(worker.pid, number)
+        if not why:
+            try:
+                os.kill(worker.pid, number)
+                os.kill(worker.pid, signal.SIGCONT)
+            except PermissionError:
+                why = "it runs a program of another user"
+        if why:
+            self._channel.send(("dump_refused", generation, local_rank, why))
+
+    def _end(self, generation: int, local_rank: int, number: int) -> None:
+        worker = self._living(generation, local_rank)
+        if worker is not None:
+            worker.ended = True
+            with suppress(PermissionError):
+                os.kill(worker.pid, number)
+                os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
+
+    def _living(self, generation: int, local_rank: int) -> _Worker | None:
+        self._reap()
+        for worker in self._workers.values():
+            if worker.alive and (worker.generation, worker.local_rank) == (generation, local_rank):
+                return worker
+        return None
+
     def _clear(self, generation: int) -> None:
         """The workers are gone. Ask what is left in the group of a worker that was asked; kill everything else."""
         self._clearing = generation
@@ -245,7 +284,8 @@ class Keeper:
             number, _, text = complaint.decode(errors="replace").partition(" ")
             self._channel.send(("start_failed", worker.generation, worker.local_rank, int(number), text))
         else:
-            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, worker.asked))
+            was_ours = worker.asked or worker.ended
+            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, was_ours))
 
     def _kill_below(self, spared_groups: set[int]) -> None:
         """Kill everybody below us. Deaths wake us, and then we look again, until nobody is left."""
@@ -390,6 +430,19 @@ def _kill(pid: int, family: set[int]) -> None:
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
             os.close(handle)
+
+
+def _why_not(pid: int, number: int) -> str:
+    """Why this process cannot be asked for its stacks with that signal."""
+    if not number:
+        return "this system has no signal for that"
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            caught = next((line for line in file if line.startswith(b"SigCgt:")), b"SigCgt: 0")
+    except OSError:
+        return "the system does not tell which signals it catches"
+    is_caught = int(caught.split()[1], 16) >> (number - 1) & 1
+    return "" if is_caught else "it is no Python program, or not one that tenax prepared"
 
 
 def _signal_group(leader: int, number: int) -> None:

@@ -219,7 +219,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._last_round = 0  # that we ever were in
         self._server: Any = None  # of the workers' store, while we are rank 0
         self._teller = Teller(settings.run_id, self._name(), node.id)
-        weakref.finalize(self, self._teller.close)
+        weakref.finalize(self, self._teller.close).atexit = False  # a forked child must not wait for our thread
 
     @property
     def settings(self) -> RendezvousSettings:

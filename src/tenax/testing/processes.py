@@ -36,7 +36,10 @@ class FakeWorker:
         self.pid = pid
         self.launch = launch
         self.is_alive = True
-        self.was_asked = False
+        self.was_asked = False  # with all others
+        self.was_ended = False  # alone
+        self.shows_stacks = True
+        self.dumps = 0  # how often it wrote down its stacks
         self.signals: list[int] = []  # that reached it, in order
         self.ignores: set[int] = set()
         self.is_stuck = False  # in the kernel: even SIGKILL does not end it
@@ -146,6 +149,21 @@ class FakeProcesses:
                 worker.was_asked = True
                 self._deliver(worker, number)
 
+    def dump_stacks(self, generation: int, local_rank: int) -> None:
+        worker = self.workers.get((generation, local_rank))
+        if worker is None or not worker.is_alive:
+            return
+        if worker.shows_stacks:
+            worker.dumps += 1
+        else:
+            self._say(fact.StacksRefused(generation, local_rank, "it is no Python program"))
+
+    def end(self, generation: int, local_rank: int, number: int) -> None:
+        worker = self.workers.get((generation, local_rank))
+        if worker is not None and worker.is_alive:
+            worker.was_ended = True
+            self._deliver(worker, number)
+
     def clear(self, generation: int) -> None:
         self._clearing = generation
         for worker in self._of(generation):
@@ -216,8 +234,8 @@ class FakeProcesses:
     def _end(self, worker: FakeWorker, exit_code: int) -> None:
         assert worker.is_alive, f"the worker with local rank {worker.local_rank} is dead already"
         worker.is_alive = False
-        exited = fact.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not worker.was_asked)
-        self._say(exited)
+        was_ours = worker.was_asked or worker.was_ended
+        self._say(fact.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not was_ours))
 
     def _fence(self) -> None:
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):

@@ -40,6 +40,8 @@ Lines that begin in the first column are the script; blank lines and those that 
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; before the colon may stand
       ``, unasked`` (our request to end had not reached it) and ``, error written`` (it left an error file)
     - ``worker 0 examined`` (``..., raised at TIME``) (``...: MESSAGE``)
+    - ``worker 0 did not leave SCOPE within SECONDS s, SIGNAL`` (without a signal: it only wants it to be said), and
+      ``worker 0 refused its stacks: WHY``
     - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``time passed``
 
     Facts about a worker or the node mean the machine's current generation unless they say ``of generation 1`` after
@@ -300,6 +302,13 @@ def _examined(said: _Said) -> AnyEvent:
     return fact.FailureExamined(int(said["generation"]), int(said["rank"]), evidence(said["message"], raised_at))
 
 
+def _late(said: _Said) -> AnyEvent:
+    generation, rank, after_s = int(said["generation"]), int(said["rank"]), float(said["after_s"])
+    signal = parse_signal(said["signal"]) if said["signal"] else 0
+    pid = 100 * generation + rank  # as ``generation 1 up`` has it
+    return fact.ScopeExpired(generation, rank, pid, said["scope"], after_s, 1e9, signal)
+
+
 def evidence(message: str, raised_at: float | None) -> Evidence:
     """``RuntimeError: boom`` as what was found out."""
     return Evidence(
@@ -345,6 +354,14 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
         (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
         (rf"{_WORKER} killed by (?P<signal>SIG\w+){_HOW}", _killed),
         (rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?:: (?P<message>.+))?", _examined),
+        (
+            rf"{_WORKER} did not leave (?P<scope>\S+) within (?P<after_s>[\d.]+) s(?:, (?P<signal>SIG\w+))?",
+            _late,
+        ),
+        (
+            rf"{_WORKER} refused its stacks: (?P<why>.+)",
+            lambda said: fact.StacksRefused(int(said["generation"]), int(said["rank"]), said["why"]),
+        ),
         (rf"node cleared{_OF}", lambda said: fact.NodeCleared(int(said["generation"]))),
         (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
         (r"keeper lost: (?P<reason>.+)", lambda said: fact.KeeperLost(said["reason"])),
@@ -396,6 +413,11 @@ def describe_command(command: AnyCommand) -> list[str]:
             return [f"examine worker {local_rank} of generation {generation}, pid {pid}: {say_end(exit_code)}"]
         case order.SignalWorkers(generation=generation, signal=signal, why=why):
             return [f"signal generation {generation} with {Signals(signal).name}: {why}"]
+        case order.DumpStacks(generation=generation, local_rank=local_rank):
+            return [f"dump the stacks of worker {local_rank} of generation {generation}"]
+        case order.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
+            whom = f"worker {local_rank} of generation {generation}, pid {pid}"
+            return [f"end {whom}, with {Signals(signal).name}: {why}"]
         case order.ClearNode(generation=generation):
             return [f"clear generation {generation}"]
         case order.KillNode(generation=generation, why=why):

@@ -412,11 +412,13 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - one role
         group = self._worker_group
         spec = group.spec
+        self._come_round("the other nodes")
         self._initialize_workers(group)
         while True:
             time.sleep(spec.monitor_interval)  # these hooks can only be asked, they cannot tell
             result = self._monitor_workers(group)
             group.state = result.state
+            self._come_round("" if result.state is WorkerState.HEALTHY else "the other nodes")
             self._record_look(result.state.value)
             match result.state:
                 case WorkerState.SUCCEEDED:
@@ -430,9 +432,13 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                     self._restart_workers(group)
                 case WorkerState.HEALTHY:
                     if self._handler(spec).num_nodes_waiting() > 0:
+                        self._come_round("the other nodes")
                         self._restart_workers(group)
                 case _:
                     raise RuntimeError(f"[{spec.role}] the workers are in the state {result.state.value}")
+
+    def _come_round(self, waits_for: str = "") -> None:
+        """The loop makes progress, or is about to wait for somebody, for as long as that takes. For a health check."""
 
     def _may_restart(self, result: RunResult) -> bool:
         """Ask the policy, and pay for the restart."""
@@ -456,3 +462,10 @@ def _as_core_failure(result: RunResult) -> Failure:
     rank = min(result.failures, key=lambda each: result.failures[each].timestamp)
     first = result.failures[rank]
     return Failure(0, first.local_rank, rank, first.pid, first.exitcode, time.monotonic())
+
+
+def _get_fq_hostname() -> str:
+    """The full name of this host. torch.distributed.checkpoint takes it from here, under ``tenax.compat`` too."""
+    import socket
+
+    return socket.getfqdn(socket.gethostname())

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from tenax.agent.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.agent.server.self_report import measured
+from tenax.agent.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment, Outcome
+from tenax.health.check import health_check_of
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.rendezvous.api import RendezvousClosedError
@@ -26,6 +28,7 @@ from tenax.runtime.signals import DEFAULT_SIGNALS
 if TYPE_CHECKING:
     from tenax.agent.node import Node
     from tenax.agent.outlets import Outlets
+    from tenax.control_plane.sockets import WorkerSockets
     from tenax.core.agent import AgentState
     from tenax.core.model import Verdict
     from tenax.core.policy import RestartPolicy
@@ -41,9 +44,7 @@ __all__ = [
     "LocalElasticAgent",
 ]
 
-TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
-TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 _OLD_HOOKS = (
     "_start_workers",
@@ -67,7 +68,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     ``exit_barrier_timeout``: for subclasses with hooks of their own; a run of ours needs no barrier.
     ``log_line_prefix_template``: what stands in front of a teed line.
     ``shutdown_timeout``: seconds that a worker may take to end after it was asked to, on every path.
-    ``health_check_server``: started with the run and stopped after it.
+    ``health_check_server``: started before the nodes meet and stopped last; None: one of ours, where the variable
+    ``TORCHELASTIC_HEALTH_CHECK_PORT`` asks for it.
     ``uninterruptible_state_timeout``: seconds after which a process that even SIGKILL does not end is abandoned; None:
     the variable ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, or 10.
     ``restart_policy``: decides what follows a failure; None: restart at once while restarts are left.
@@ -113,7 +115,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._notice_signals = notice_signals
         self._notice_s = notice_s
         self._log_line_prefix_template = log_line_prefix_template
-        self._health_check_server = health_check_server
+        self._health = health_check_of(health_check_server, os.environ)
+        self._sockets: WorkerSockets | None = None  # where workers of the old hooks can be asked
         self._abandon_s = uninterruptible_state_timeout or abandon_s_from(os.environ)
         self._pcontext: PContext | None = None
         self._generation = 0  # of the old hooks
@@ -121,15 +124,21 @@ class LocalElasticAgent(SimpleElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         spec = self._worker_group.spec
         handler = self._handler(spec)
-        if self._health_check_server is not None:
-            self._health_check_server.start()
-        try:
-            if not isinstance(handler, EngineRendezvousHandler) or self._has_old_hooks():
-                return super().run(role)
+        if isinstance(handler, EngineRendezvousHandler) and not self._has_old_hooks():
             return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
+        if self._health is not None:
+            self._health.open(handler.get_run_id(), warn=_complain)
+        if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
+            from tenax.control_plane.sockets import open_sockets
+
+            self._sockets = open_sockets(os.environ, _complain)
+        try:
+            return super().run(role)
         finally:
-            if self._health_check_server is not None:
-                self._health_check_server.stop()
+            if self._sockets is not None:
+                self._sockets.close()
+            if self._health is not None:
+                self._health.close()
 
     def _has_old_hooks(self) -> bool:
         return any(getattr(type(self), name) is not getattr(LocalElasticAgent, name) for name in _OLD_HOOKS)
@@ -155,6 +164,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 virtual_local_rank=spec.virtual_local_rank,
                 places=decide_places(spec.numa_options, spec.local_world_size),
                 policy=self._policy,
+                watchdog=watchdog_plan(os.environ),
+                health=self._health,
                 rdzv_backend=self._backend_name(),
                 outlets=self._open_outlets(),
                 tells_its_end=self._tells_its_end,
@@ -241,6 +252,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         options = WorkerEnvironment(spec.virtual_local_rank, threads)
         ranks = range(spec.local_world_size)
         envs = {rank: worker_environment(self._settings(), part, rank, os.environ, options) for rank in ranks}
+        if self._sockets is not None:
+            for rank in ranks:
+                envs[rank].update(self._sockets.env(first.global_rank + rank))
         prefixes = None
         if self._log_line_prefix_template is not None:
             from tenax.logs.prefix import line_prefix
@@ -268,6 +282,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._pcontext.pids()
 
     @measured
+    def _come_round(self, waits_for: str = "") -> None:
+        if self._health is not None:
+            state = self._worker_group.state
+            is_ready = state is WorkerState.SUCCEEDED or (state is WorkerState.HEALTHY and not waits_for)
+            self._health.turn(state.value.lower(), self._generation, is_ready=is_ready, waits_for=waits_for)
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the hook's signature
         self._close_processes(signal.SIGTERM, self._shutdown_timeout)
 
@@ -298,6 +318,12 @@ class LocalElasticAgent(SimpleElasticAgent):
 
 def _specs_of(spec: WorkerSpec, log_dir: str | None) -> LogsSpecs:
     return DefaultLogsSpecs(log_dir=log_dir, redirects=spec.redirects, tee=spec.tee)
+
+
+def _complain(line: str) -> None:
+    import sys
+
+    sys.stderr.write(f"tenax: {line}\n")
 
 
 def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:

@@ -55,6 +55,18 @@ def _install(path: str) -> None:
     sys.excepthook = record_and_show
 
 
+def _show_stacks_at_signal(mark: str, path: str) -> None:
+    """Where all threads are, written at a signal by C code: also when the interpreter itself is stuck."""
+    try:
+        import faulthandler
+
+        # The file stays open for as long as this process is this program; its children do not have it.
+        file = open(os.path.join(os.path.dirname(path), "stacks.txt"), "w") if path else 2  # noqa: SIM115
+        faulthandler.register(int(mark), file, all_threads=True)
+    except BaseException:  # noqa: S110 - a full disk, a Python without it: the report will say that there are none
+        pass
+
+
 def _write(path: str, kind: "type[BaseException]", error: BaseException, trace: "TracebackType | None") -> None:
     """In TorchElastic's format. Whole or not at all, and never over what is there: the first cause wins."""
     draft = f"{path}.{os.getpid()}.draft"
@@ -94,4 +106,7 @@ if _leave_no_trace():
     _path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if _path:
         _install(_path)
+    _mark = os.environ.pop("TENAX_STACKS_SIGNAL", None)
+    if _mark:
+        _show_stacks_at_signal(_mark, _path or "")
 _run_the_real_one()

@@ -23,7 +23,8 @@ def changes(before: State | None, after: State, node_id: str) -> list[Change]:
     found = [*_of_standing(before, after, node_id), *_of_others(before, after, node_id)]
     is_same_round = before is not None and before.round == after.round
     if after.complete and not (is_same_round and before is not None and before.complete):
-        found.append(Change(f"completes round {after.round} with {len(after.members)} nodes", is_achieved=True))
+        nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
+        found.append(Change(f"completes round {after.round} with {nodes}", is_achieved=True))
     if after.closed and not (before is not None and before.closed):
         found.append(Change(f"closes the run: {after.closed}", is_achieved=True))
     return found

@@ -155,6 +155,8 @@ class AgentProcess(Process):
                 self._finish(verdict)
             case order.PassOnNotice():
                 pass  # workers here do not save anything
+            case order.DumpStacks() | order.EndWorker():
+                raise AssertionError("workers here enter no scopes")
 
     def signal(self, number: int) -> None:
         """Asked to stop. Who stays only to serve is asked twice."""

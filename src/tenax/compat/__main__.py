@@ -1,0 +1,57 @@
+"""``python -m tenax.compat``: run a program under ``tenax.compat``, with all that it starts.
+
+Starts Python once more, with the environment that installs it. So the program is what it always was: ``__main__``, with
+its own arguments, in the same process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.compat import FOLDER, environment, target_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_WRONG_USAGE = 2
+_HELP = """\
+usage: python -m tenax.compat SCRIPT [ARGUMENTS ...]
+       python -m tenax.compat -m MODULE [ARGUMENTS ...]
+       python -m tenax.compat -c CODE [ARGUMENTS ...]
+       python -m tenax.compat --path
+
+Runs a program that was written for TorchElastic: torch.distributed.elastic, torch.distributed.launcher,
+torch.distributed.run and torchelastic are tenax's in it, and in every Python program that it starts.
+For a program that somebody else starts, put the folder that --path prints first on its PYTHONPATH:
+
+  PYTHONPATH="$(python -m tenax.compat --path)"
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Returns only when nothing is to be run."""
+    if not words or words[0] in ("-h", "--help"):
+        (sys.stdout if words else sys.stderr).write(_HELP)
+        return 0 if words else _WRONG_USAGE
+    if words[0] == "--path":
+        sys.stdout.write(f"{FOLDER}\n")
+        return 0
+    if sys.flags.ignore_environment:
+        sys.stderr.write("python -m tenax.compat: with -E or -I Python does not read PYTHONPATH; leave that flag out\n")
+        return _WRONG_USAGE
+    return os.execve(sys.executable, _command(words), {**os.environ, **environment(os.environ)})
+
+
+def _command(words: Sequence[str]) -> list[str]:
+    from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
+
+    own = list(words)
+    if own[0] == "-m" and len(own) > 1:
+        own[1] = target_of(own[1]) or own[1]  # else Python would import torch, to look for it in there
+    return [sys.executable, *_args_from_interpreter_flags(), *own]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

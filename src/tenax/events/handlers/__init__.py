@@ -1,0 +1,178 @@
+"""Event handlers by name: ``console``, ``null``, ``jsonl:PATH``, ``logging:LOGGER``, and those of others.
+
+A name of others is one that was registered here, that an installed package offers under the entry point group
+``tenax.event_handlers``, or that old code has put into ``_log_handlers``, TorchElastic's table of ``logging.Handler``
+by name. That table is made when it is first looked at, and looked into at every event from then on.
+"""
+
+from __future__ import annotations
+
+from tenax.events.handler import EventHandler
+from tenax.events.undo import Undo
+from tenax.handler_names import UnknownHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Callable
+    from typing import Any
+
+    from tenax.events.api import Event, RdzvEvent
+
+    Maker = Callable[[str], EventHandler]
+    _log_handlers: dict[str, logging.Handler]
+
+__all__ = ["ENTRY_POINTS", "UnknownHandler", "get_logging_handler", "make_handlers", "register_handler"]
+
+ENTRY_POINTS = "tenax.event_handlers"
+_KIND = "event handler"
+_OLD_LOGGER = "torchelastic-events-{}"  # what records were called there; old formatters and filters may look
+
+_registered: dict[str, Maker] = {}
+_made: dict[str, list[EventHandler]] = {}  # for record(): a destination is opened once
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_log_handlers":
+        from tenax.events.handlers.of_logging import old_handlers
+
+        _made.clear()  # from now on its names mean what stands there
+        return globals().setdefault("_log_handlers", old_handlers())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def get_logging_handler(destination: str = "null") -> logging.Handler:
+    """TorchElastic's handler of this name, as Python's logging has them. Raises ``ValueError`` if there is none."""
+    table = _table()
+    if destination not in table:
+        raise UnknownHandler(
+            f"there is no logging handler {destination!r} for events; known are {', '.join(sorted(table))}"
+        )
+    return table[destination]
+
+
+def register_handler(name: str, maker: Maker) -> Undo:
+    """Make a handler known by name: ``maker(argument)`` returns one; the argument is what follows a colon, or empty.
+
+    Returns what takes this call back. A name that is taken is refused.
+    """
+    if not name or set(name) & set(":, \t\n"):
+        raise ValueError(f"{name!r} cannot be the name of an event handler; expected a word without ':' and ','")
+    if name in _makers():
+        raise ValueError(f"there is an event handler {name!r} already; choose another name")
+    _registered[name] = maker
+    _made.clear()
+
+    def forget() -> None:
+        _registered.pop(name, None)
+        _made.clear()
+
+    return Undo(forget)
+
+
+def make_handlers(text: str) -> list[EventHandler]:
+    """The handlers of a list such as ``console,jsonl:/var/log/events.jsonl``. Whoever makes them closes them.
+
+    Raises ``ValueError`` with one sentence when a name is nobody's or its handler cannot be made.
+    """
+    from tenax import handler_names
+
+    made: list[EventHandler] = handler_names.make_handlers(text, _KIND, _makers(), ENTRY_POINTS)
+    return made
+
+
+def handlers_of(destination: str) -> list[EventHandler]:
+    """For ``record``: made at the first event, and kept."""
+    if destination == "null" and "_log_handlers" not in globals():
+        return []
+    if destination not in _made:
+        _made[destination] = make_handlers(destination)
+    return _made[destination]
+
+
+def hears_rendezvous() -> bool:
+    """Whether the old table has somebody for events of a rendezvous."""
+    if "_log_handlers" not in globals():
+        return False
+    import logging
+
+    found = _table().get("dynamic_rendezvous")
+    return found is not None and not isinstance(found, logging.NullHandler)
+
+
+def _table() -> dict[str, logging.Handler]:
+    table: dict[str, logging.Handler] = globals().get("_log_handlers") or __getattr__("_log_handlers")
+    return table
+
+
+def _makers() -> dict[str, Maker]:
+    own: dict[str, Maker] = {
+        "console": _make_console,
+        "dynamic_rendezvous": _make_old("dynamic_rendezvous"),
+        "jsonl": _make_json_lines,
+        "logging": _make_logging,
+        "null": _make_null,
+    }
+    # Whoever has looked at the old table may have changed it: from then on its names mean what stands there.
+    old = {name: _make_old(name) for name in globals().get("_log_handlers", ())}
+    return {**own, **_registered, **old}
+
+
+class _OldHandler(EventHandler):
+    """What stands under a name of the old table at that moment."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def record(self, event: Event | RdzvEvent) -> None:
+        from tenax.events.handlers.of_logging import hand_over
+
+        hand_over(event, get_logging_handler(self._name), _OLD_LOGGER.format(self._name))
+
+
+def _make_old(name: str) -> Maker:
+    def make(argument: str) -> EventHandler:
+        _refuse_argument(name, argument)
+        return _OldHandler(name)
+
+    return make
+
+
+def _make_console(argument: str) -> EventHandler:
+    from tenax.events.handlers.console import ConsoleEventHandler
+
+    _refuse_argument("console", argument)
+    return ConsoleEventHandler()
+
+
+def _make_null(argument: str) -> EventHandler:
+    from tenax.events.handlers.null import NullEventHandler
+
+    _refuse_argument("null", argument)
+    return NullEventHandler()
+
+
+def _make_json_lines(argument: str) -> EventHandler:
+    from tenax.events.handlers.json_lines import JsonLinesEventHandler
+
+    if not argument:
+        raise UnknownHandler("the event handler 'jsonl' needs a file to append to: jsonl:PATH")
+    try:
+        return JsonLinesEventHandler(argument)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UnknownHandler(f"the event file {argument!r} cannot be opened for writing: {reason}") from error
+
+
+def _make_logging(argument: str) -> EventHandler:
+    import logging
+
+    from tenax.events.handlers.of_logging import LoggingEventHandler
+
+    name = argument or "tenax.events"
+    return LoggingEventHandler(logging.getLogger(name), name)
+
+
+def _refuse_argument(name: str, argument: str) -> None:
+    if argument:
+        raise UnknownHandler(f"the event handler {name!r} takes nothing after the colon; {argument!r} was given")

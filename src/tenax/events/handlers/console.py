@@ -1,0 +1,26 @@
+"""The console: one line of JSON per event on stderr."""
+
+from __future__ import annotations
+
+import sys
+
+from tenax.events.handler import EventHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from tenax.events.api import Event, RdzvEvent
+
+
+class ConsoleEventHandler(EventHandler):
+    """Writes to ``stream``; None: to what ``sys.stderr`` is at that moment. Whole lines, flushed."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    def record(self, event: Event | RdzvEvent) -> None:
+        stream = sys.stderr if self._stream is None else self._stream
+        if stream is not None:  # a process without a stderr has nobody who reads it
+            stream.write(f"{event.serialize()}\n")  # in one piece, so that lines of other threads stay whole
+            stream.flush()

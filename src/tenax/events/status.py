@@ -1,0 +1,127 @@
+"""Status events: TorchElastic's ``torchelastic.worker.status.*``, made from plain values.
+
+Pure. The keys of the metadata are TorchElastic's. The nested ``metadata``, a JSON text, has its keys and some of ours;
+its values are what they are, where TorchElastic wraps some of them into lists of one.
+"""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+
+from tenax.events.api import Event, EventSource
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenax.events.api import EventMetadataValue
+
+PREFIX = "torchelastic.worker.status."
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """Where an event comes from. The same for all events of an agent."""
+
+    run_id: str
+    role: str
+    hostname: str
+    rdzv_backend: str
+    entry_point: str
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """How the agent stands when something happens."""
+
+    timestamp_ms: int  # since the epoch
+    total_run_time_s: int = 0  # since the run began
+    group_rank: int | None = None  # None: there was no group yet
+    group_world_size: int | None = None
+    restarts_used: int = 0
+
+
+class WorkerOfGroup(msgspec.Struct, frozen=True):
+    """Which worker, and how it ended if it did."""
+
+    local_rank: int
+    global_rank: int
+    role_rank: int
+    role_world_size: int
+    worker_id: str | None = None  # what the agent started it as: of a local agent, its pid
+    pid: int | None = None
+    exit_code: int | None = None  # negative: the number of the signal that ended it
+
+
+def agent_event(
+    state: str,
+    origin: Origin,
+    moment: Moment,
+    *,
+    name: str = "",
+    raw_error: str | None = None,
+    duration_ms: float | None = None,
+    more: Mapping[str, object] = {},
+) -> Event:
+    """An event about an agent. ``name``: empty for the usual one. ``more``: goes into the nested metadata."""
+    nested = {"group_world_size": moment.group_world_size, "entry_point": origin.entry_point, **more}
+    metadata = _metadata(state, origin, moment, None, None, raw_error, nested, duration_ms)
+    return Event(name or PREFIX + state, EventSource.AGENT, moment.timestamp_ms, metadata)
+
+
+def worker_event(
+    state: str,
+    origin: Origin,
+    moment: Moment,
+    worker: WorkerOfGroup,
+    *,
+    raw_error: str | None = None,
+    duration_ms: float | None = None,
+    more: Mapping[str, object] = {},
+) -> Event:
+    """An event about a worker. ``raw_error``: see ``error_as_json``."""
+    nested = {
+        "group_world_size": moment.group_world_size,
+        "entry_point": origin.entry_point,
+        "local_rank": worker.local_rank,
+        "role_rank": worker.role_rank,
+        "role_world_size": worker.role_world_size,
+        "exit_code": worker.exit_code,
+        "worker_pid": worker.pid,
+        **more,
+    }
+    metadata = _metadata(state, origin, moment, worker.global_rank, worker.worker_id, raw_error, nested, duration_ms)
+    return Event(PREFIX + state, EventSource.WORKER, moment.timestamp_ms, metadata)
+
+
+def error_as_json(message: str, traceback: str, timestamp_s: float) -> str:
+    """A worker's error as ``raw_error`` has it: the content of TorchElastic's error file."""
+    extra = {"py_callstack": traceback, "timestamp": str(int(timestamp_s))}
+    return json.dumps({"message": {"message": message, "extraInfo": extra}})
+
+
+def _metadata(
+    state: str,
+    origin: Origin,
+    moment: Moment,
+    global_rank: int | None,
+    worker_id: str | None,
+    raw_error: str | None,
+    nested: dict[str, object],
+    duration_ms: float | None,
+) -> dict[str, EventMetadataValue]:
+    return {
+        "run_id": origin.run_id,
+        "global_rank": global_rank,
+        "group_rank": moment.group_rank,
+        "worker_id": worker_id,
+        "role": origin.role,
+        "hostname": origin.hostname,
+        "state": state,
+        "total_run_time": moment.total_run_time_s,
+        "rdzv_backend": origin.rdzv_backend,
+        "raw_error": raw_error,
+        "metadata": json.dumps(nested),
+        "agent_restarts": moment.restarts_used,
+        "duration_ms": duration_ms,
+    }

@@ -1,0 +1,310 @@
+"""HttpServer: a thread that answers short HTTP requests at a socket, and that no client can hold up.
+
+One thread for all connections; it waits for a descriptor or for the next deadline. Every connection has a bounded
+time, a bounded size and one request. When there are too many, the one that has waited longest without asking goes: a
+probe that connects and asks at once is answered whatever else hangs around. A client that only connects and leaves, as
+a TCP probe does, is none of our concern.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from weakref import WeakSet
+
+import msgspec
+
+from tenax.health.http import INTERNAL_ERROR, TIMED_OUT, UNAVAILABLE, Limits, Request, Response, parse, render, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CHUNK = 1 << 14
+_MOST_THROWN_AWAY = 1 << 18
+_ACCEPT_AT_ONCE = 64
+_DEAF_S = 1.0  # after the system had no descriptor left for one more connection
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_JOIN_S = 2.0  # an answer of somebody else's making may hang; the thread is a daemon
+
+
+class Patience(msgspec.Struct, frozen=True):
+    """How much of this server its clients may have."""
+
+    connections: int = 64
+    ask_s: float = 5.0  # from connecting to the end of the request
+    take_s: float = 5.0  # from the answer to the end of the connection
+    apart: int = 8  # answers that are being made in threads of their own
+
+
+class _Connection:
+    def __init__(self, sock: socket.socket, until: float) -> None:
+        self.sock = sock
+        self.until: float | None = until  # None: for as long as the client wants
+        self.heard = b""
+        self.to_say = b""
+        self.has_asked = False
+        self.is_done = False  # the answer is out; what still comes is thrown away until the client closes
+        self.thrown_away = 0
+
+    @property
+    def interest(self) -> int:
+        if self.to_say:
+            return selectors.EVENT_WRITE
+        return 0 if self.has_asked and not self.is_done else selectors.EVENT_READ
+
+
+class HttpServer:
+    """Serves between ``start`` and ``stop``, once. Takes over the listening socket.
+
+    ``answer`` is called in the server's thread and should be quick; for requests that ``is_apart`` picks, in a thread
+    of its own. What it raises becomes an answer.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        answer: Callable[[Request], Response],
+        *,
+        name: str,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
+        patience: Patience = Patience(),  # noqa: B008 - frozen
+        is_apart: Callable[[Request], bool] = lambda _: False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._listener = listener
+        self._answer = answer
+        self._is_apart = is_apart
+        self._limits = limits
+        self._patience = patience
+        self._now = clock
+        self._selector = selectors.PollSelector()
+        self._connections: dict[int, _Connection] = {}  # by descriptor, oldest first
+        self._answers: deque[tuple[_Connection, Response]] = deque()  # made apart
+        self._apart = 0
+        self._deaf_until: float | None = None
+        self._is_stopping = False
+        # Not a pipe: a thread that answers too late must not write to a number that is somebody else's by now.
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        for each in (self._wake_reader, self._wake_writer, listener):
+            each.setblocking(False)
+        self._selector.register(self._wake_reader, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        _servers.add(self)
+
+    @property
+    def thread(self) -> threading.Thread:
+        return self._thread
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Returns when the thread is gone, which takes no time unless an answer hangs."""
+        self._is_stopping = True
+        if self._thread.ident is None:
+            self._close()
+        elif self._thread.is_alive():
+            self._wake()
+            self._thread.join(_JOIN_S)
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            while not self._is_stopping:
+                ready = self._selector.select(self._seconds_to_wait())
+                for key, _ in ready:
+                    self._attend(key.fd)
+                self._give_answers()
+                self._end_overdue()
+        finally:
+            self._close()
+
+    def _seconds_to_wait(self) -> float | None:
+        moments = [each.until for each in self._connections.values() if each.until is not None]
+        if self._deaf_until is not None:
+            moments.append(self._deaf_until)
+        return max(0.0, min(moments) - self._now()) if moments else None
+
+    def _attend(self, descriptor: int) -> None:
+        if descriptor == self._wake_reader.fileno():
+            with suppress(BlockingIOError):
+                self._wake_reader.recv(_CHUNK)
+        elif descriptor == self._listener.fileno():
+            self._accept()
+        elif descriptor in self._connections:
+            self._go_on(self._connections[descriptor])
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPT_AT_ONCE):
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _FULL:
+                    self._make_room()
+                    self._deaf_until = self._now() + _DEAF_S
+                    self._selector.unregister(self._listener)
+                    return
+                continue  # the client is gone already
+            sock.setblocking(False)
+            if len(self._connections) >= self._patience.connections:
+                self._make_room()
+            connection = _Connection(sock, self._now() + self._patience.ask_s)
+            self._connections[sock.fileno()] = connection
+            self._selector.register(sock, selectors.EVENT_READ)
+            self._go_on(connection)  # who asks in the same breath is not made to wait behind those who do not
+
+    def _make_room(self) -> None:
+        waiting = [each for each in self._connections.values() if not each.has_asked or each.is_done]
+        oldest = next(iter(waiting or self._connections.values()), None)
+        if oldest is not None:
+            self._end(oldest)
+
+    def _go_on(self, connection: _Connection) -> None:
+        try:
+            if connection.to_say:
+                self._say(connection)
+            else:
+                self._hear(connection)
+        except BlockingIOError:
+            pass
+        except OSError:  # it is gone, with or without an answer
+            self._end(connection)
+            return
+        if connection.sock.fileno() in self._connections:
+            self._show_interest(connection)
+
+    def _hear(self, connection: _Connection) -> None:
+        data = connection.sock.recv(_CHUNK)
+        if not data:
+            self._end(connection)
+            return
+        if connection.is_done:
+            connection.thrown_away += len(data)
+            if connection.thrown_away > _MOST_THROWN_AWAY:
+                self._end(connection)
+            return
+        connection.heard += data
+        found = parse(connection.heard, self._limits)
+        if found is None:
+            return
+        connection.has_asked = True
+        connection.heard = b""
+        if isinstance(found, Response):
+            self._begin_to_say(connection, found)
+        elif self._is_apart(found):
+            self._answer_apart(connection, found)
+        else:
+            self._begin_to_say(connection, self._answered(found), with_body=found.method != "HEAD")
+
+    def _answered(self, request: Request) -> Response:
+        try:
+            return self._answer(request)
+        except Exception as error:  # of whoever made the answer; the asking side hears it
+            return text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
+
+    def _answer_apart(self, connection: _Connection, request: Request) -> None:
+        if self._apart >= self._patience.apart:
+            self._begin_to_say(connection, text(UNAVAILABLE, f"{self._apart} other requests are being answered"))
+            return
+        self._apart += 1
+        connection.until = None
+
+        def answer() -> None:
+            self._answers.append((connection, self._answered(request)))
+            self._wake()
+
+        threading.Thread(target=answer, name=f"{self._thread.name}: {request.path}", daemon=True).start()
+
+    def _give_answers(self) -> None:
+        while self._answers:
+            connection, response = self._answers.popleft()
+            self._apart -= 1
+            if connection.sock.fileno() in self._connections:
+                self._begin_to_say(connection, response)
+                self._go_on(connection)
+
+    def _begin_to_say(self, connection: _Connection, response: Response, *, with_body: bool = True) -> None:
+        connection.to_say = render(response, with_body=with_body)
+        connection.until = self._now() + self._patience.take_s
+        with suppress(BlockingIOError):
+            self._say(connection)
+
+    def _say(self, connection: _Connection) -> None:
+        sent = connection.sock.send(connection.to_say)
+        connection.to_say = connection.to_say[sent:]
+        if not connection.to_say:
+            # Closed at once, what the client still sends would be answered by a reset, which may overtake the answer.
+            connection.sock.shutdown(socket.SHUT_WR)
+            connection.is_done = True
+
+    def _show_interest(self, connection: _Connection) -> None:
+        descriptor, interest = connection.sock.fileno(), connection.interest
+        is_registered = descriptor in self._selector.get_map()
+        if interest and not is_registered:
+            self._selector.register(descriptor, interest)
+        elif interest:
+            self._selector.modify(descriptor, interest)
+        elif is_registered:
+            self._selector.unregister(descriptor)
+
+    def _end_overdue(self) -> None:
+        now = self._now()
+        if self._deaf_until is not None and self._deaf_until <= now:
+            self._deaf_until = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
+        for connection in [each for each in self._connections.values() if each.until is not None and each.until <= now]:
+            if connection.has_asked or not connection.heard:
+                self._end(connection)
+                continue
+            connection.has_asked = True
+            response = text(TIMED_OUT, f"the request did not end within {self._patience.ask_s:g} s")
+            try:
+                self._begin_to_say(connection, response)
+                self._show_interest(connection)
+            except OSError:
+                self._end(connection)
+
+    def _end(self, connection: _Connection) -> None:
+        descriptor = connection.sock.fileno()
+        if self._connections.pop(descriptor, None) is not None:
+            if descriptor in self._selector.get_map():
+                self._selector.unregister(descriptor)
+            connection.sock.close()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # full: it wakes up anyway; closed: nobody is left to wake
+            self._wake_writer.send(b"\0")
+
+    def _close(self) -> None:
+        if self in _servers:
+            _servers.discard(self)
+            for connection in self._connections.values():
+                connection.sock.close()
+            self._connections.clear()
+            self._listener.close()
+            self._selector.close()
+            self._wake_reader.close()
+            self._wake_writer.close()
+
+
+_servers: WeakSet[HttpServer] = WeakSet()
+
+
+def _close_copies() -> None:
+    """A forked process has no thread that would serve, and must not hold the port of the one that has."""
+    for server in list(_servers):
+        server._close()
+
+
+os.register_at_fork(after_in_child=_close_copies)

@@ -1,0 +1,182 @@
+"""Metrics as TorchElastic's documents name them: a value now and then, under a name, in a group.
+
+Each group has one handler, and what has none goes to the default one, which throws it away until somebody configures
+another. A call from your code is a plain call: the handler is called before ``put_metric`` returns, and what it raises
+reaches you. (The agent's own metrics never come by here; see ``tenax.delivery``.)
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from functools import wraps
+from typing import NamedTuple
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    F = TypeVar("F", bound=Callable[..., Any])
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricStream",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "handler_in_use",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]
+
+TORCHELASTIC = "torchelastic"  # the group of TorchElastic's own names
+
+
+class MetricData(NamedTuple):
+    """One value. ``timestamp`` is in seconds since 1970."""
+
+    timestamp: float
+    group_name: str
+    name: str
+    value: float
+
+
+class MetricsConfig:
+    """What ``initialize_metrics`` is told: ``params["handlers"]`` names the handlers."""
+
+    __slots__ = ("params",)
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        self.params: dict[str, str] = {} if params is None else params
+
+
+class MetricHandler(ABC):
+    """Takes values somewhere."""
+
+    @abstractmethod
+    def emit(self, metric_data: MetricData) -> None:
+        """Take this value."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """No value will follow."""
+
+
+class ConsoleMetricHandler(MetricHandler):
+    """A line on stdout for each value."""
+
+    def emit(self, metric_data: MetricData) -> None:
+        at, group, name, value = metric_data
+        print(f"[{at}][{group}]: {name}={value}", flush=True)  # noqa: T201
+
+
+class NullMetricHandler(MetricHandler):
+    """Throws everything away."""
+
+    def emit(self, metric_data: MetricData) -> None:
+        pass
+
+
+class MetricStream:
+    """The way from a group to its handler."""
+
+    def __init__(self, group_name: str, handler: MetricHandler) -> None:
+        self.group_name = group_name
+        self.handler = handler
+
+    def add_value(self, metric_name: str, metric_value: float) -> None:
+        """Give the handler this value, now."""
+        self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+
+
+_handlers: dict[str | None, MetricHandler] = {None: NullMetricHandler()}  # by group; None: of all other groups
+
+
+def configure(handler: MetricHandler, group: str | None = None) -> None:
+    """From now on ``handler`` takes the values of ``group``; without a group, of all groups that have none."""
+    _handlers[group] = handler
+
+
+def getStream(group: str) -> MetricStream:
+    """The way to the handler that takes the values of ``group`` now."""
+    return MetricStream(group, _handlers.get(group) or _handlers[None])
+
+
+def handler_in_use(group: str) -> MetricHandler | None:
+    """The handler that takes the values of ``group``; None if they are thrown away."""
+    handler = getStream(group).handler
+    return None if isinstance(handler, NullMetricHandler) else handler
+
+
+def put_metric(metric_name: str, metric_value: float, metric_group: str = TORCHELASTIC) -> None:
+    """Give the group's handler a value."""
+    getStream(metric_group).add_value(metric_name, metric_value)
+
+
+def prof(fn: F | None = None, group: str = TORCHELASTIC) -> Any:
+    """Measure each call of a function: ``@prof``, or ``@prof(group="mine")``.
+
+    ``NAME.success`` or ``NAME.failure`` is 1, ``NAME.duration.ms`` is how long it took. NAME is ``Class.method``, or
+    ``module.function`` with the last part of the module's name.
+    """
+    if fn is not None:
+        return _measured(fn, _name_of(fn), group)
+    return lambda function: _measured(function, _name_of(function), group)
+
+
+def profile(group: str | None = None) -> Callable[[F], F]:
+    """The old ``prof``: NAME is the bare name of the function."""
+    _warn("profile is the old name of prof; use @prof")
+    return lambda function: _measured(function, function.__name__, group)
+
+
+def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
+    """The old ``put_metric``, with the group first."""
+    _warn("publish_metric is the old name of put_metric; use put_metric(name, value, group)")
+    put_metric(metric_name, metric_value, metric_group)
+
+
+def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
+    """Whole milliseconds since a moment that ``time.time()`` told."""
+    return int(1000 * (time.time() - start_time_in_seconds))
+
+
+def _measured(function: F, name: str, group: str | None) -> F:
+    def put(what: str, value: int) -> None:
+        # `profile` has always passed a group of None on as it is.
+        put_metric(f"{name}.{what}", value, group)  # type: ignore[arg-type]
+
+    @wraps(function)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        began = time.monotonic()  # a clock that was set meanwhile must not make a duration negative
+        try:
+            result = function(*args, **kwargs)
+        except Exception:
+            put("failure", 1)
+            raise
+        else:
+            put("success", 1)
+            return result
+        finally:
+            put("duration.ms", int(1000 * (time.monotonic() - began)))
+
+    return measured  # type: ignore[return-value]
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    qualified = function.__qualname__
+    if "." in qualified or not function.__module__:
+        return qualified
+    return f"{function.__module__.rpartition('.')[2]}.{qualified}"
+
+
+def _warn(sentence: str) -> None:
+    import warnings
+
+    warnings.warn(sentence, FutureWarning, stacklevel=3)

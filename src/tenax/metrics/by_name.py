@@ -1,0 +1,127 @@
+"""Handlers by name: the text that ``initialize_metrics`` and ``tenax run --metrics`` take becomes handlers.
+
+    console                     lines on stdout
+    null                        nothing
+    jsonl[:PATH]                a file of JSON lines; without a path, metrics.jsonl
+    prometheus[:[HOST:]PORT]    a page for a Prometheus server
+    statsd[:HOST[:PORT]]        datagrams; dogstatsd: with tags
+    otel[:ENDPOINT]             OTLP over HTTP; without an endpoint, what OpenTelemetry's variables or the program say
+
+Others come from packages, under the entry point group ``tenax.metric_handlers``.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tenax import handler_names
+from tenax.handler_names import UnknownHandler
+from tenax.metrics.api import ConsoleMetricHandler, MetricHandler, NullMetricHandler
+from tenax.metrics.fan_out import FanOutMetricHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    Make = Callable[[str], MetricHandler]
+
+GROUP = "tenax.metric_handlers"
+_MOST_PORT = 65535
+
+
+def make_handlers(
+    text: str, labels: Mapping[str, str] | None = None, directory: str = "", env: Mapping[str, str] | None = None
+) -> list[MetricHandler]:
+    """The handlers of this list, ready to take values. Raises ``UnknownHandler`` with a sentence, and leaves none open.
+
+    ``labels`` are what every value has in common, such as the run: for those of our own handlers that know labels.
+    ``directory`` is where ``jsonl`` without a path writes.
+    """
+    makers = _own_makers(labels or {}, directory, os.environ if env is None else env)
+    made: list[MetricHandler] = []
+    try:
+        for part in text.split(","):
+            made += handler_names.make_handlers(part, "metric handler", makers, GROUP)
+    except BaseException:
+        FanOutMetricHandler(made).close()
+        raise
+    return made
+
+
+def _own_makers(labels: Mapping[str, str], directory: str, env: Mapping[str, str]) -> dict[str, Make]:
+    def json_lines(path: str) -> MetricHandler:
+        from tenax.metrics.json_lines import JsonLinesMetricHandler
+
+        return JsonLinesMetricHandler(path or os.path.join(directory, "metrics.jsonl"), labels)
+
+    def prometheus(argument: str) -> MetricHandler:
+        from tenax.metrics.prometheus import DEFAULT_PORT, PrometheusMetricHandler
+
+        # A number alone is a port here: the host is rarely said.
+        host, port = _host_and_port(f":{argument}" if argument.isdigit() else argument)
+        return PrometheusMetricHandler(DEFAULT_PORT if port is None else port, host or "127.0.0.1", labels)
+
+    def statsd(argument: str, tags: bool = False) -> MetricHandler:
+        from tenax.metrics.statsd import DEFAULT_PORT, StatsdMetricHandler
+
+        host, port = _host_and_port(argument)
+        return StatsdMetricHandler(host or "127.0.0.1", port or DEFAULT_PORT, tags=tags, labels=labels)
+
+    def open_telemetry(endpoint: str) -> MetricHandler:
+        from tenax.metrics.opentelemetry import OpenTelemetryMetricHandler
+
+        if endpoint and not endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"{endpoint!r} is no endpoint; expected one such as http://localhost:4318")
+        return OpenTelemetryMetricHandler(endpoint or _otlp_endpoint(env), labels)
+
+    makers: dict[str, Make] = {
+        "console": lambda _: ConsoleMetricHandler(),
+        "null": lambda _: NullMetricHandler(),
+        "jsonl": json_lines,
+        "prometheus": prometheus,
+        "statsd": statsd,
+        "dogstatsd": lambda argument: statsd(argument, tags=True),
+        "otel": open_telemetry,
+    }
+    return {name: _in_words(name, make) for name, make in makers.items()}
+
+
+def _in_words(name: str, make: Make) -> Make:
+    """What goes wrong becomes one sentence with the handler's name in it."""
+
+    def made(argument: str) -> MetricHandler:
+        written = f"{name}:{argument}" if argument else name
+        try:
+            return make(argument)
+        except ImportError as error:
+            raise UnknownHandler(
+                f"the metric handler {written!r} needs a package that is not installed ({error.name}): "
+                f"pip install 'tenax[{name}]'"
+            ) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UnknownHandler(f"the metric handler {written!r} cannot be made: {reason}") from error
+
+    return made
+
+
+def _otlp_endpoint(env: Mapping[str, str]) -> str:
+    """What OpenTelemetry's own variables say: one for metrics as it is, one for everything without the path."""
+    base = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+    whole = f"{base.rstrip('/')}/v1/metrics" if base else ""
+    return env.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or whole
+
+
+def _host_and_port(text: str) -> tuple[str, int | None]:
+    """``HOST``, ``HOST:PORT``, ``:PORT``, ``[::1]:PORT``. Raises ValueError."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif ":" in text:
+        host, _, port = text.rpartition(":")
+    if not port:
+        return host, None
+    if not port.isdecimal() or int(port) > _MOST_PORT:
+        raise ValueError(f"{port!r} is no port; expected a number up to {_MOST_PORT}")
+    return host, int(port)

@@ -1,0 +1,149 @@
+"""Prometheus: the last values as a page that a Prometheus server reads, ``GET /metrics``.
+
+A counter is the sum of its values and ends in ``_total``. A duration is a summary in seconds: ``_sum`` and ``_count``.
+A gauge is its last value. The group is the first part of the name; what differs from function to function or role to
+role is a label. The text format (version 0.0.4) is written here by hand: it is this file.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from functools import cache
+
+from tenax.metrics.api import MetricHandler
+from tenax.metrics.page_server import PageServer
+from tenax.metrics.reading import COUNTER, DURATION, GAUGE, read
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenax.metrics.api import MetricData
+    from tenax.metrics.reading import Reading
+
+DEFAULT_PORT = 9464
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_MOST_SERIES = 10_000
+_TYPES = {COUNTER: "counter", GAUGE: "gauge", DURATION: "summary"}
+_ENDINGS = {COUNTER: "_total", GAUGE: "", DURATION: ""}
+_NOT_IN_NAMES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n"})
+
+
+class PrometheusMetricHandler(MetricHandler):
+    """Serves the page at once. ``labels`` are on every line. Raises OSError if it cannot listen there."""
+
+    def __init__(
+        self, port: int = DEFAULT_PORT, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
+    ) -> None:
+        self._labels = dict(labels or {})
+        self._families: dict[str, _Family] = {}
+        self._series = 0
+        self._lock = threading.Lock()
+        self._server = PageServer(self.page, path="/metrics", content_type=CONTENT_TYPE, host=host, port=port)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def where(self) -> str:
+        return self._server.url
+
+    def emit(self, metric_data: MetricData) -> None:
+        reading = read(metric_data)
+        name = _family_name(metric_data.group_name, reading)
+        labels = _in_braces({**self._labels, **reading.labels})
+        with self._lock:
+            family = self._families.get(name) or _Family(reading.kind)
+            if family.kind != reading.kind:
+                raise ValueError(
+                    f"the metric {metric_data.name!r} is a {reading.kind}, but {name!r} is a {family.kind} already; "
+                    "give it another name"
+                )
+            is_new = labels not in family.series
+            if is_new and self._series >= _MOST_SERIES:
+                raise ValueError(
+                    f"there are {_MOST_SERIES} series already, and {metric_data.name!r} would be one more; "
+                    "put what varies without end into a value, not into a name"
+                )
+            family.add(labels, reading.value)
+            self._families[name] = family
+            self._series += is_new
+
+    def page(self) -> str:
+        """The text that is served."""
+        with self._lock:
+            return "".join(family.text(name) for name, family in sorted(self._families.items()))
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class _Family:
+    """All series of one name, by their labels as they are written."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.series: dict[str, tuple[float, int]] = {}  # the value or the sum, and how many
+
+    def add(self, labels: str, value: float) -> None:
+        total, count = self.series.get(labels, (0, 0))
+        if self.kind == GAUGE:
+            total = 0
+        elif not value >= 0:
+            raise ValueError(f"a {self.kind} only grows; it cannot take the value {value}")
+        self.series[labels] = (total + value, count + 1)
+
+    def text(self, name: str) -> str:
+        lines = [*_help(name), f"# TYPE {name} {_TYPES[self.kind]}"]
+        for labels, (value, count) in sorted(self.series.items()):
+            if self.kind == DURATION:
+                lines += [f"{name}_sum{labels} {_in_text(value)}", f"{name}_count{labels} {count}"]
+            else:
+                lines.append(f"{name}{labels} {_in_text(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def _help(name: str) -> list[str]:
+    meaning = _meanings().get(name)
+    return [f"# HELP {name} {meaning}"] if meaning else []
+
+
+@cache
+def _meanings() -> dict[str, str]:
+    """By the name of the family. That of all functions together has no sentence of its own."""
+    from tenax.metrics.api import MetricData
+    from tenax.metrics.measured import MEASURED
+
+    found: dict[str, str] = {}
+    for row in MEASURED:
+        reading = read(MetricData(0, row.group, row.name, 0))
+        if "function" not in reading.labels:
+            found[_family_name(row.group, reading)] = row.meaning
+    return found
+
+
+def _family_name(group: str, reading: Reading) -> str:
+    unit = f"_{reading.unit}" if reading.unit else ""
+    return _plain(f"{group}_{reading.name}{unit}{_ENDINGS[reading.kind]}")
+
+
+def _plain(name: str) -> str:
+    text = "".join(each if each.isascii() and (each.isalnum() or each == "_") else "_" for each in name)
+    return f"_{text}" if text[:1].isdigit() else text
+
+
+def _in_braces(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    pairs = (f'{_plain(name)}="{str(value).translate(_NOT_IN_NAMES)}"' for name, value in sorted(labels.items()))
+    return f"{{{','.join(pairs)}}}"
+
+
+def _in_text(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)

@@ -1,0 +1,186 @@
+"""What a timer is: requests, the clients that send them, the queues that carry them and the servers that act on them.
+
+A client acquires a timer for a scope and releases it; a server ends the worker that does not release in time. Whom the
+``worker_id`` names is a matter between a client and its server.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+__all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
+
+logger = logging.getLogger(__name__)
+
+# A queue of somebody else's can only be asked; this is how long a server that is to stop may hang in the question.
+_LONGEST_ASK_S = 0.25
+
+
+class TimerRequest:
+    """Acquires the timer of a scope, or releases it: then ``expiration_time`` is negative."""
+
+    __slots__ = ("expiration_time", "scope_id", "worker_id")
+
+    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
+        self.worker_id = worker_id
+        self.scope_id = scope_id
+        self.expiration_time = expiration_time
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TimerRequest):
+            return False
+        ours = (self.worker_id, self.scope_id, self.expiration_time)
+        return ours == (other.worker_id, other.scope_id, other.expiration_time)
+
+    __hash__ = None  # type: ignore[assignment]  # it can be changed
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.worker_id!r}, {self.scope_id!r}, {self.expiration_time!r})"
+
+
+class TimerClient(ABC):
+    """Acquires and releases timers for the process that it lives in."""
+
+    @abstractmethod
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """From now on this process should have left the scope when ``expiration_time`` (epoch seconds) comes."""
+
+    @abstractmethod
+    def release(self, scope_id: str) -> None:
+        """It has left the scope."""
+
+
+class RequestQueue(ABC):
+    """Where a server gets its requests from."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """How many are there at least. Only ``get`` makes it smaller."""
+
+    @abstractmethod
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Up to ``size`` of them; waits for them no longer than ``timeout`` seconds."""
+
+
+class TimerServer(ABC):
+    """Watches timers in a thread of its own and reaps the workers whose timers expire.
+
+    ``max_interval``: how long, at most, it waits for a request before it looks at its timers. ``daemon``: whether the
+    program may end while the thread is at work.
+    """
+
+    def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
+        self._request_queue = request_queue
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._watchdog_thread: threading.Thread | None = None
+        self._stop_signaled = False
+
+    @abstractmethod
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        """Take these requests, acquisitions and releases (a negative expiration time)."""
+
+    @abstractmethod
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Forget the timers of these workers."""
+
+    @abstractmethod
+    def get_expired_timers(self, deadline: float) -> dict[str, list[TimerRequest]]:
+        """By worker, the timers that expire at the deadline or before it."""
+
+    @abstractmethod
+    def _reap_worker(self, worker_id: Any) -> bool:
+        """End this worker. False: not done, try again. An exception counts as done."""
+
+    def start(self) -> None:
+        if self._watchdog_thread is not None:
+            raise RuntimeError(f"this {type(self).__name__} was started already; stop it first")
+        self._stop_signaled = False
+        self._watchdog_thread = threading.Thread(
+            target=self._watchdog_loop, name=f"tenax {type(self).__name__}", daemon=self._daemon
+        )
+        self._watchdog_thread.start()
+
+    def stop(self) -> None:
+        """Returns when the thread has ended."""
+        self._stop_signaled = True
+        self._wake()
+        thread, self._watchdog_thread = self._watchdog_thread, None
+        if thread is not None:
+            thread.join()
+
+    def _wake(self) -> None:  # noqa: B027 - most need not
+        """For servers that can end their own wait."""
+
+    def _watchdog_loop(self) -> None:
+        while not self._stop_signaled:
+            try:
+                self._run_watchdog()
+            except Exception:
+                # A timer server that died of one bad request would watch nobody any more.
+                logger.exception("%s could not do its round", type(self).__name__)
+
+    def _run_watchdog(self) -> None:
+        self.register_timers(self._wait_for_requests())
+        reaped = set()
+        for worker_id, expired in self.get_expired_timers(time.time()).items():
+            scopes = [request.scope_id for request in expired]
+            logger.info("reaping worker %s: it did not leave %s in time", worker_id, scopes)
+            if self._reap_worker_no_throw(worker_id):
+                reaped.add(worker_id)
+            else:
+                logger.error("worker %s could not be reaped; trying again", worker_id)
+        self.clear_timers(reaped)
+
+    def _wait_for_requests(self) -> list[TimerRequest]:
+        batch = max(1, self._request_queue.size())
+        return self._request_queue.get(batch, min(self._max_interval, _LONGEST_ASK_S))
+
+    def _reap_worker_no_throw(self, worker_id: Any) -> bool:
+        try:
+            return self._reap_worker(worker_id)
+        except Exception:
+            logger.exception("reaping worker %s failed; it is not tried again", worker_id)
+            return True
+
+
+_timer_client: TimerClient | None = None
+
+
+def configure(timer_client: TimerClient) -> None:
+    """The client that ``expires`` uses in this process."""
+    global _timer_client  # noqa: PLW0603 - one for a process, as TorchElastic has it
+    _timer_client = timer_client
+
+
+def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> AbstractContextManager[None]:
+    """``with expires(after=60): ...``: unless the block is left within so many seconds, this process may be ended.
+
+    ``scope`` names the block; None: the file and the line where this stands. ``client``: None: the configured one.
+    """
+    if scope is None:
+        caller = sys._getframe(1)
+        scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"
+    return _held(after, scope, client)
+
+
+@contextmanager
+def _held(after: float, scope: str, client: TimerClient | None) -> Iterator[None]:
+    used = client if client is not None else _timer_client
+    if used is None:
+        raise RuntimeError("there is no timer client; call tenax.timer.configure(client) first, or pass client=")
+    used.acquire(scope, time.time() + after)
+    try:
+        yield
+    finally:
+        used.release(scope)

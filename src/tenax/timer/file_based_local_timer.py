@@ -1,0 +1,322 @@
+"""Timers through a named pipe: any process of the host that may write to it can have one.
+
+One JSON line per request, in TorchElastic's format, so that its clients work with our agent and server, and our client
+with its server. A line is written in one piece (``PIPE_BUF``), so requests of several processes never mix.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import signal as signals
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tenax.core.watchdog import RequestLines
+from tenax.timer.api import TimerClient, TimerRequest
+from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]
+
+logger = logging.getLogger(__name__)
+
+# Nothing tells when somebody opens the other end of a pipe, so a client that is early asks again.
+_TRIES, _PAUSE_S = 10, 0.1
+_FULL_S = 1.0  # how long a client waits for room in the pipe
+_AGAIN_S = 1.0  # before another try to end a process that we may not signal
+_LONGEST_S = 86_400.0  # more than some systems can wait at a stretch
+_READ_BYTES = 1 << 16  # a pipe holds no more
+
+
+class FileTimerRequest(TimerRequest):
+    """A request with the signal that is to end the process; 0 or less: only say that the timer expired."""
+
+    __slots__ = ("signal", "version")
+
+    def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
+        super().__init__(worker_pid, scope_id, expiration_time)
+        self.version = 1
+        self.signal = signal
+
+    @property
+    def worker_pid(self) -> int:
+        return int(self.worker_id)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, FileTimerRequest):
+            return False
+        return super().__eq__(other) and (self.version, self.signal) == (other.version, other.signal)
+
+    __hash__ = None  # it can be changed
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "version": self.version,
+                "pid": self.worker_pid,
+                "scope_id": self.scope_id,
+                "expiration_time": self.expiration_time,
+                "signal": self.signal,
+            }
+        )
+
+
+class FileTimerClient(TimerClient):
+    """Sends requests into the pipe at ``file_path``, for the process that it is used in.
+
+    ``signal``: what ends this process when a timer expires.
+    """
+
+    def __init__(self, file_path: str, signal: int = signals.SIGKILL) -> None:
+        self._file_path = file_path
+        self.signal = signal
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        self._send_request(FileTimerRequest(os.getpid(), scope_id, expiration_time, int(self.signal)))
+
+    def release(self, scope_id: str) -> None:
+        self._send_request(FileTimerRequest(os.getpid(), scope_id, -1, 0))
+
+    def _send_request(self, request: FileTimerRequest) -> None:
+        line = request.to_json().encode() + b"\n"
+        if len(line) > select.PIPE_BUF:
+            raise RuntimeError(
+                f"a timer request of {len(line)} bytes is longer than {select.PIPE_BUF} and could mix with others; "
+                f"give the scope a shorter name than {request.scope_id[:50]!r}..."
+            )
+        descriptor = self._open()
+        try:
+            _write_when_there_is_room(descriptor, line)
+        except (BlockingIOError, BrokenPipeError) as error:
+            raise BrokenPipeError(
+                f"the timer request could not be sent: nobody reads from {self._file_path!r}"
+            ) from error
+        finally:
+            os.close(descriptor)
+
+    def _open(self) -> int:
+        """Without waiting for a reader: there may never be one."""
+        for attempt in range(_TRIES):
+            try:
+                return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)
+            except OSError as error:
+                if attempt == _TRIES - 1:
+                    raise BrokenPipeError(
+                        f"the timer request could not be sent: there is no timer server at {self._file_path!r} "
+                        f"({error.strerror}); set TORCHELASTIC_ENABLE_FILE_TIMER=1 for the agent, or start one"
+                    ) from error
+            time.sleep(_PAUSE_S)
+        raise AssertionError("unreachable")
+
+
+def _write_when_there_is_room(descriptor: int, line: bytes) -> None:
+    try:
+        os.write(descriptor, line)
+    except BlockingIOError:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        poll.poll(_FULL_S * 1000)
+        os.write(descriptor, line)
+
+
+class FileTimerServer:
+    """Watches the pipe in a thread of its own and ends processes whose timers expire, by the signal each asked for.
+
+    It makes the pipe at ``file_path`` when it is made and removes it when it is stopped. ``run_id``: for the log.
+    ``max_interval``: how often, at least, its last progress is noted. ``daemon``: whether the program may end while the
+    thread is at work. ``log_event``: is called with the name of each event, and the request that it is about or None.
+    It never signals the process that it lives in.
+    """
+
+    def __init__(
+        self,
+        file_path: str,
+        run_id: str,
+        max_interval: float = 10,
+        daemon: bool = True,
+        log_event: Callable[[str, FileTimerRequest | None], None] | None = None,
+    ) -> None:
+        self._file_path = file_path
+        self._run_id = run_id
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._log_event = log_event if log_event is not None else lambda *_: None
+        self._timers: dict[tuple[int, str], FileTimerRequest] = {}
+        self._stubborn: set[int] = set()  # pids that could not be ended in the last round
+        self._lines = RequestLines()
+        self._request_count = 0
+        self._last_progress_time = int(time.time())
+        self._is_client_started = False
+        self._watchdog_thread: threading.Thread | None = None
+        self._is_last_round = False
+        self._pipe = self._writer = self._wake_reader = self._wake_writer = -1
+        with suppress(FileNotFoundError):
+            os.remove(file_path)
+        os.mkfifo(file_path, 0o600)
+
+    def start(self) -> None:
+        if self._watchdog_thread is not None:
+            raise RuntimeError("this FileTimerServer was started already; stop it first")
+        self._pipe = os.open(self._file_path, os.O_RDONLY | os.O_NONBLOCK)
+        self._writer = os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)  # so that it never ends when a client does
+        self._wake_reader, self._wake_writer = os.pipe()
+        self._is_last_round = False
+        self._watchdog_thread = threading.Thread(
+            target=self._watchdog_loop, name="tenax FileTimerServer", daemon=self._daemon
+        )
+        self._watchdog_thread.start()
+        self._tell("watchdog started", None)
+
+    def stop(self) -> None:
+        """Returns when the thread has ended."""
+        self._end()
+        self._tell("watchdog stopped", None)
+
+    def run_once(self) -> None:
+        """Take what has been asked for until now, act on it, and stop."""
+        self._end()
+
+    def _end(self) -> None:
+        thread, self._watchdog_thread = self._watchdog_thread, None
+        if thread is not None:
+            self._is_last_round = True
+            os.write(self._wake_writer, b"\0")
+            thread.join()
+        for descriptor in (self._pipe, self._writer, self._wake_reader, self._wake_writer):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._pipe = self._writer = self._wake_reader = self._wake_writer = -1
+        with suppress(FileNotFoundError):
+            os.remove(self._file_path)
+
+    @staticmethod
+    def is_process_running(pid: int) -> bool:
+        """Whether there is such a process, and we may send signals to it."""
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return False
+        return True
+
+    def get_last_progress_time(self) -> int:
+        """Epoch seconds: when this server last looked at its timers; now, as long as it has had no client."""
+        return self._last_progress_time if self._is_client_started else int(time.time())
+
+    # --- timers -------------------------------------------------------------------------------------------------------
+
+    def register_timers(self, timer_requests: list[FileTimerRequest]) -> None:
+        for request in timer_requests:
+            self._request_count += 1
+            key = (request.worker_pid, request.scope_id)
+            if request.expiration_time < 0:
+                self._timers.pop(key, None)
+            else:
+                self._timers[key] = request
+
+    def clear_timers(self, worker_pids: set[int]) -> None:
+        """Forget the timers of these processes, and of those that have ended."""
+        for key in list(self._timers):
+            if key[0] in worker_pids or not self.is_process_running(key[0]):
+                del self._timers[key]
+
+    def get_expired_timers(self, deadline: float) -> dict[int, list[FileTimerRequest]]:
+        """By pid, the timers that expire at the deadline or before it."""
+        expired: dict[int, list[FileTimerRequest]] = {}
+        for request in self._timers.values():
+            if request.expiration_time <= deadline:
+                expired.setdefault(request.worker_pid, []).append(request)
+        return expired
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _watchdog_loop(self) -> None:
+        while True:
+            is_last_round = self._is_last_round
+            self._run_watchdog(0.0 if is_last_round else self._patience_s())
+            if is_last_round:
+                return
+            self._last_progress_time = int(time.time())
+
+    def _patience_s(self) -> float:
+        """Until the first timer expires, if that is soon."""
+        first = min(
+            (each.expiration_time for each in self._timers.values() if each.worker_pid not in self._stubborn),
+            default=float("inf"),
+        )
+        longest = min(self._max_interval, _AGAIN_S if self._stubborn else _LONGEST_S)
+        return max(0.0, min(longest, first - time.time()))
+
+    def _run_watchdog(self, timeout_s: float) -> None:
+        poll = select.poll()
+        poll.register(self._pipe, select.POLLIN)
+        poll.register(self._wake_reader, select.POLLIN)
+        if poll.poll(timeout_s * 1000):
+            self._read()  # also when told to stop: what was asked for before that counts
+        expired = self.get_expired_timers(time.time())
+        if expired:
+            said = {pid: [request.to_json() for request in requests] for pid, requests in expired.items()}
+            log_debug_info_for_expired_timers(self._run_id, said)
+            self._forget_after(expired)
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._pipe, _READ_BYTES)
+        except BlockingIOError:
+            return
+        self._is_client_started = True
+        malformed = self._lines.malformed
+        requests = [
+            FileTimerRequest(each.pid, each.scope_id, each.expiration_time, each.signal)
+            for each in self._lines.feed(data)
+        ]
+        if self._lines.malformed > malformed:
+            logger.warning("%d lines were no timer requests and are ignored", self._lines.malformed - malformed)
+        self.register_timers(requests)
+
+    def _forget_after(self, expired: dict[int, list[FileTimerRequest]]) -> None:
+        """Reap each; who could not be reaped is tried again in the next round."""
+        done = set()
+        for pid, requests in expired.items():
+            reason = self._reason(requests)
+            if pid == os.getpid():
+                logger.error("a timer of the timer server's own process expired; it is not ended")
+            elif reason is not None:
+                if not self._reap_worker(pid, reason.signal):
+                    continue
+                self._tell("kill worker process", reason)
+            done.add(pid)
+        self._stubborn = expired.keys() - done
+        self.clear_timers(done)
+
+    def _reason(self, requests: list[FileTimerRequest]) -> FileTimerRequest | None:
+        """The first that expired among those that ask for a signal."""
+        for request in sorted(requests, key=lambda each: each.expiration_time):
+            self._tell("timer expired", request)
+            if request.signal > 0:
+                return request
+        return None
+
+    def _tell(self, name: str, request: FileTimerRequest | None) -> None:
+        try:
+            self._log_event(name, request)
+        except Exception:
+            # The callback is somebody else's; processes that hang are to be ended all the same.
+            logger.exception("the event %r could not be logged", name)
+
+    def _reap_worker(self, worker_pid: int, signal: int) -> bool:
+        """Whether it got the signal, or does not need it any more."""
+        try:
+            os.kill(worker_pid, signal)
+        except ProcessLookupError:
+            logger.info("process %s has ended by itself", worker_pid)
+        except OSError:
+            logger.exception("process %s could not be ended with signal %s", worker_pid, signal)
+            return False
+        return True

@@ -1,0 +1,135 @@
+"""Timers for processes that a program starts with ``multiprocessing``: requests go through a queue of theirs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from queue import Empty
+from typing import TYPE_CHECKING, Any
+
+from tenax.timer.api import RequestQueue, TimerClient, TimerRequest, TimerServer
+
+if TYPE_CHECKING:
+    import multiprocessing as mp
+
+__all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_S = 86_400.0  # more than some systems can wait at a stretch
+_AGAIN_S = 1.0  # before another try to end a process that we may not signal
+
+
+class LocalTimerClient(TimerClient):
+    """Sends requests through a ``multiprocessing`` queue. A worker is known by its pid."""
+
+    def __init__(self, mp_queue: Any) -> None:
+        self._mp_queue = mp_queue
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, expiration_time))
+
+    def release(self, scope_id: str) -> None:
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, -1))
+
+
+class MultiprocessingRequestQueue(RequestQueue):
+    """A ``multiprocessing`` queue with requests in it."""
+
+    def __init__(self, mp_queue: mp.Queue[TimerRequest]) -> None:
+        self._mp_queue = mp_queue
+
+    def size(self) -> int:
+        return self._mp_queue.qsize()
+
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        requests: list[TimerRequest] = []
+        deadline = time.monotonic() + timeout
+        while len(requests) < size:
+            try:
+                requests.append(self._mp_queue.get(block=True, timeout=max(0.0, deadline - time.monotonic())))
+            except Empty:
+                break
+        return requests
+
+
+class LocalTimerServer(TimerServer):
+    """Kills (SIGKILL) the process that does not release its timer in time."""
+
+    def __init__(self, mp_queue: mp.Queue[TimerRequest], max_interval: float = 60, daemon: bool = True) -> None:
+        super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
+        self._timers: dict[tuple[Any, str], TimerRequest] = {}
+        self._stubborn: set[Any] = set()  # could not be ended in the last round
+        # What a multiprocessing queue reads from: with it we can wait for a request and for our own end together.
+        self._reader = getattr(mp_queue, "_reader", None)
+        self._wake_reader = self._wake_writer = -1
+
+    def start(self) -> None:
+        if self._wake_reader < 0:
+            self._wake_reader, self._wake_writer = os.pipe()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        if self._wake_reader >= 0:
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
+            self._wake_reader = self._wake_writer = -1
+
+    def _wake(self) -> None:
+        if self._wake_writer >= 0:
+            os.write(self._wake_writer, b"\0")
+
+    def _wait_for_requests(self) -> list[TimerRequest]:
+        if self._reader is None:  # another kind of queue, such as a manager's
+            return super()._wait_for_requests()
+        from multiprocessing.connection import wait
+
+        ready = wait([self._reader, self._wake_reader], timeout=self._patience_s())
+        if self._reader not in ready or self._stop_signaled:
+            return []
+        return self._request_queue.get(max(1, self._request_queue.size()), 0)
+
+    def _patience_s(self) -> float:
+        """Until the first timer expires, if that is soon."""
+        first = min(
+            (each.expiration_time for each in self._timers.values() if each.worker_id not in self._stubborn),
+            default=float("inf"),
+        )
+        longest = min(self._max_interval, _AGAIN_S if self._stubborn else _LONGEST_S)
+        return max(0.0, min(longest, first - time.time()))
+
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        for request in timer_requests:
+            key = (request.worker_id, request.scope_id)
+            if request.expiration_time < 0:
+                self._timers.pop(key, None)
+            else:
+                self._timers[key] = request
+
+    def clear_timers(self, worker_ids: set[int]) -> None:
+        self._timers = {key: request for key, request in self._timers.items() if key[0] not in worker_ids}
+        self._stubborn.difference_update(worker_ids)
+
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        expired: dict[Any, list[TimerRequest]] = {}
+        for request in self._timers.values():
+            if request.expiration_time <= deadline:
+                expired.setdefault(request.worker_id, []).append(request)
+        return expired
+
+    def _reap_worker(self, worker_id: int) -> bool:
+        if worker_id <= 0 or worker_id == os.getpid():
+            logger.error("process %s is not reaped: it is this server's own, or none", worker_id)
+            return True
+        try:
+            os.kill(worker_id, signal.SIGKILL)
+        except ProcessLookupError:
+            logger.info("process %s has ended by itself", worker_id)
+        except OSError:
+            logger.exception("process %s could not be killed", worker_id)
+            self._stubborn.add(worker_id)
+            return False
+        return True

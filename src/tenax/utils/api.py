@@ -1,0 +1,54 @@
+"""For launchers: a variable that must be there, a socket with a free port, the macro of a program's arguments."""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterable
+    from typing import Any
+
+__all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]
+
+
+def get_env_variable_or_raise(env_name: str) -> str:
+    """The value of an environment variable, which may be empty. Raises ValueError if it is not set."""
+    value = os.environ.get(env_name)
+    if value is None:
+        raise ValueError(f"the environment variable {env_name} is not set, but it is needed here; set it")
+    return value
+
+
+def get_socket_with_port() -> socket.socket:
+    """A socket that listens on a free port of localhost; ``.getsockname()[1]`` is the port.
+
+    Hand the socket itself on where that is possible. Who closes it to give away the number races with everybody else
+    who looks for a free port.
+    """
+    import socket
+
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo("localhost", 0, type=socket.SOCK_STREAM):
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.bind(address)
+            listener.listen(0)
+        except OSError as error:  # localhost often has an address of a family that this host does not speak
+            listener.close()
+            failure = error
+        else:
+            return listener
+    raise RuntimeError(f"no address of localhost can be listened at: {failure}; check the hosts file") from failure
+
+
+class macros:
+    """What stands in a program's arguments for the worker's local rank."""
+
+    local_rank = "${local_rank}"
+
+    @staticmethod
+    def substitute(args: Iterable[Any], local_rank: str) -> list[Any]:
+        """The arguments with each ``${local_rank}`` replaced. Everything else, such as ``$$``, is the user's own."""
+        return [arg.replace(macros.local_rank, str(local_rank)) if isinstance(arg, str) else arg for arg in args]

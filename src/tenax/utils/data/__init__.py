@@ -1,0 +1,21 @@
+"""Iterating over a dataset in an elastic job. The sampler is made when it is first asked for; see its module."""
+
+from __future__ import annotations
+
+from tenax.utils.data.cycling_iterator import CyclingIterator
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax.utils.data.elastic_distributed_sampler import ElasticDistributedSampler
+
+__all__ = ["CyclingIterator", "ElasticDistributedSampler"]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "ElasticDistributedSampler":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from tenax.utils.data import elastic_distributed_sampler
+
+    return elastic_distributed_sampler.ElasticDistributedSampler

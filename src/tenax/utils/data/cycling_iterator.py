@@ -1,0 +1,36 @@
+"""An iterator over several epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+T = TypeVar("T")
+
+__all__ = ["CyclingIterator"]
+
+
+class CyclingIterator(Iterator[T], Generic[T]):
+    """Everything of ``generator_fn(start_epoch)``, then of the next epoch, and so on up to epoch ``n - 1``."""
+
+    def __init__(self, n: int, generator_fn: Callable[[int], Iterable[T]], start_epoch: int = 0) -> None:
+        self._n = n
+        self._epoch = start_epoch
+        self._generator_fn = generator_fn
+        self._iter = iter(generator_fn(start_epoch))
+
+    def __iter__(self) -> CyclingIterator[T]:
+        return self
+
+    def __next__(self) -> T:
+        while True:
+            try:
+                return next(self._iter)
+            except StopIteration:
+                if self._epoch >= self._n - 1:
+                    raise
+            self._epoch += 1
+            self._iter = iter(self._generator_fn(self._epoch))

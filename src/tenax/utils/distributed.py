@@ -1,0 +1,61 @@
+"""Make a store that others can connect to, and find a port for somebody who cannot find one himself."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+from tenax.utils.api import get_socket_with_port
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.store.client import TCPStore
+
+__all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
+
+_ALL_CONNECTED = "_tcp_store/num_members"  # the name of TorchElastic's barrier, so that its agents may be among us
+
+
+def create_c10d_store(
+    is_server: bool,
+    server_addr: str,
+    server_port: int = -1,
+    world_size: int = 1,
+    timeout: float = 600,
+    wait_for_workers: bool = True,
+    retries: int = 3,  # noqa: ARG001 - there is nothing to try again: the system chooses a port that is free
+    use_libuv: bool | None = None,  # noqa: ARG001 - torch's choice between two servers; there is one here
+) -> TCPStore:
+    """A ``tenax.store.TCPStore``: served from here, or a client of one that torch or tenax serves.
+
+    ``server_port`` of -1: any free one, for a server that is alone. With ``wait_for_workers`` it returns when all of
+    ``world_size`` are connected, and raises TimeoutError when they are not in time.
+    """
+    if server_port == -1 and world_size > 1:
+        raise ValueError(f"world_size is {world_size}, so others must know where to connect; give a server_port")
+    if server_port == -1 and not is_server:
+        raise ValueError("a client must know where to connect; give a server_port")
+    from tenax.store.client import TCPStore
+    from tenax.utils.store import barrier
+
+    store = TCPStore(
+        server_addr,
+        max(server_port, 0),
+        world_size=world_size,
+        is_master=is_server,
+        timeout=timeout,
+        wait_for_workers=wait_for_workers,
+    )
+    if wait_for_workers:
+        try:
+            barrier(store, world_size, _ALL_CONNECTED, barrier_timeout=timeout)
+        except BaseException:
+            store.close()
+            raise
+    return store
+
+
+def get_free_port() -> int:
+    """A port of localhost that is free now. Nobody keeps it: by the time it is used, another may have taken it."""
+    with closing(get_socket_with_port()) as listener:
+        port: int = listener.getsockname()[1]
+        return port

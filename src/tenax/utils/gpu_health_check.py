@@ -1,0 +1,189 @@
+"""GPU health: asks the NVIDIA driver whether a GPU needs to be reset, drained or rebooted.
+
+Drivers from r570 on know of each GPU which *recovery action* it needs. The question goes through NVML (the package
+nvidia-ml-py, extra ``tenax[gpu]``), which is imported when it is asked. Where there is no library, no driver, no GPU or
+no such question, the health is *unknown*, which accuses nobody, and a sentence says why. An error that the driver gives
+for one GPU, above all that it has been lost, is unhealthy.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["GPUHealthCheck", "GpuHealth", "PynvmlMixin", "create_gpu_health_check", "quick_gpu_health_check"]
+
+_RECOVERY_ACTION_FIELD = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, should the Python package be older than the driver
+_FIRST_DRIVER = 570
+_NONE = 0
+_ACTIONS = {
+    1: ("gpu reset", "it must be reset: end the processes that use it, then nvidia-smi --gpu-reset"),
+    2: ("node reboot", "the node must be rebooted"),
+    3: ("drain p2p", "its peer-to-peer traffic must be drained: end the processes that use it, then look again"),
+    4: ("drain and reset", "it works at reduced capacity: give it no more work, then reset it"),
+    5: ("gpu reset bus", "it must be reset together with its bus"),
+}
+# By NVML: uninitialized, not supported, no permission, driver not loaded, library not found, function not found,
+# operating system, argument version mismatch, deprecated. They are about the question, not about the GPU.
+_NOT_THE_GPU = {1, 3, 4, 9, 12, 13, 17, 25, 26}
+
+_one_at_a_time = threading.RLock()  # NVML is told to begin and to end, by everybody in this process
+
+
+class GpuHealth(msgspec.Struct, frozen=True):
+    """What is known of one GPU. ``is_healthy`` None: nobody can say."""
+
+    index: int
+    is_healthy: bool | None
+    action: str = ""  # what it needs, in a word or two
+    why: str = ""
+
+
+class PynvmlMixin:
+    """Finds NVML. ``nvml`` is a module like pynvml, or None: that module, imported when it is needed."""
+
+    def __init__(self, nvml: Any = None) -> None:
+        self.pynvml: Any = nvml
+        self.why_not = ""  # why nothing can be asked; empty: it can
+
+    def check_pynvml_availability(self) -> bool:
+        """Whether the driver can be asked. If not, ``why_not`` says why."""
+        if self.pynvml is None:
+            try:
+                import pynvml
+            except ImportError:
+                self.why_not = "NVML's Python package is not installed; install tenax[gpu], or nvidia-ml-py"
+                return False
+            self.pynvml = pynvml
+        with _one_at_a_time:
+            try:
+                self.pynvml.nvmlInit()
+                self.pynvml.nvmlShutdown()
+            except self.pynvml.NVMLError as error:
+                self.why_not = f"the NVIDIA driver does not answer: {error}"
+                return False
+        self.why_not = ""
+        return True
+
+
+class GPUHealthCheck(PynvmlMixin):
+    """``check()`` returns what is known of every GPU; calling the object, whether none is known to be unhealthy.
+
+    ``device_index``: the only GPU to ask about, as nvidia-smi counts; None: all.
+    ``interval``: seconds between two checks of ``async_check``.
+    ``on_failure``: called without arguments when a check has found an unhealthy GPU.
+    ``nvml``: a module like pynvml; None: that module.
+    """
+
+    def __init__(
+        self,
+        device_index: int | None = None,
+        interval: int = 60,
+        on_failure: Callable[[], object] | None = None,
+        *,
+        nvml: Any = None,
+    ) -> None:
+        super().__init__(nvml)
+        self.device_index = device_index
+        self.interval = interval
+        self.on_failure = on_failure
+        self.pynvml_available = self.check_pynvml_availability()
+        self.enabled = self.pynvml_available and self._driver_is_new_enough()
+
+    def __call__(self) -> bool:
+        """Check once. True also where nothing is known."""
+        is_healthy = all(gpu.is_healthy is not False for gpu in self.check())
+        if not is_healthy and self.on_failure is not None:
+            self.on_failure()
+        return is_healthy
+
+    async def async_check(self) -> None:
+        """Check every ``interval`` seconds, until cancelled. Does not hold up the loop while the driver thinks."""
+        import asyncio
+
+        while True:
+            await asyncio.get_running_loop().run_in_executor(None, self)
+            await asyncio.sleep(self.interval)
+
+    def check(self) -> list[GpuHealth]:
+        """Every GPU that was asked about. Empty when nothing can be asked: ``why_not`` says why."""
+        if not self.enabled:
+            return []
+        with _one_at_a_time:
+            try:
+                self.pynvml.nvmlInit()
+            except self.pynvml.NVMLError as error:
+                self.why_not = f"the NVIDIA driver does not answer: {error}"
+                return []
+            self.why_not = ""
+            try:
+                return [self._health_of(index) for index in self._indices()]
+            except self.pynvml.NVMLError as error:
+                self.why_not = f"the NVIDIA driver does not say how many GPUs there are: {error}"
+                return []
+            finally:
+                self.pynvml.nvmlShutdown()
+
+    def _indices(self) -> list[int]:
+        if self.device_index is not None:
+            return [self.device_index]
+        return list(range(self.pynvml.nvmlDeviceGetCount()))
+
+    def _health_of(self, index: int) -> GpuHealth:
+        nvml = self.pynvml
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            field = getattr(nvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION", _RECOVERY_ACTION_FIELD)
+            (value,) = nvml.nvmlDeviceGetFieldValues(handle, [field])
+            if value.nvmlReturn != 0:
+                raise nvml.NVMLError(value.nvmlReturn)
+        except nvml.NVMLError as error:
+            if error.value in _NOT_THE_GPU:
+                return GpuHealth(index, None, why=f"GPU {index}: its driver cannot say: {error}")
+            return GpuHealth(index, False, "unreachable", f"GPU {index} does not answer: {error}")
+        return _judge(index, int(value.value.uiVal))
+
+    def _driver_is_new_enough(self) -> bool:
+        nvml = self.pynvml
+        with _one_at_a_time:
+            try:
+                nvml.nvmlInit()
+                try:
+                    version = nvml.nvmlSystemGetDriverVersion()
+                finally:
+                    nvml.nvmlShutdown()
+            except nvml.NVMLError as error:
+                self.why_not = f"the NVIDIA driver does not say its version: {error}"
+                return False
+        written = version.decode() if isinstance(version, bytes) else str(version)
+        major = written.partition(".")[0]
+        if major.isdecimal() and int(major) >= _FIRST_DRIVER:
+            return True
+        self.why_not = f"the NVIDIA driver is {written}; GPU health can be asked for from {_FIRST_DRIVER} on"
+        return False
+
+
+def _judge(index: int, action: int) -> GpuHealth:
+    """From the driver's number to words."""
+    if action == _NONE:
+        return GpuHealth(index, True)
+    name, advice = _ACTIONS.get(action, (f"action {action}", f"its driver asks for the recovery action {action}"))
+    return GpuHealth(index, False, name, f"GPU {index}: {advice}")
+
+
+def create_gpu_health_check(
+    device_index: int | None = None, interval: int = 60, on_failure: Callable[[], object] | None = None
+) -> GPUHealthCheck:
+    """A GPU health check, ready to be called."""
+    return GPUHealthCheck(device_index, interval, on_failure)
+
+
+def quick_gpu_health_check(device_index: int | None = None) -> bool:
+    """Check once: False if a GPU is known to be unhealthy."""
+    return GPUHealthCheck(device_index)()

@@ -1,0 +1,90 @@
+"""Pythons for the tests of tenax.compat: one that has tenax and no torch, and one that has neither."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Bench
+
+SRC = Path(__file__).parents[2] / "src"
+# A package that looks like torch as far as imports are concerned.
+LIKE_TORCH = {
+    "torch/__init__.py": "version = 'theirs'",
+    "torch/nn.py": "Module = 'theirs'",
+    "torch/distributed/__init__.py": "def is_torchelastic_launched(): return 'theirs'",
+    "torch/distributed/checkpoint.py": "save = 'theirs'",
+    "torch/distributed/run.py": "main = 'theirs'",
+    "torch/distributed/elastic/__init__.py": "",
+    "torch/distributed/elastic/rendezvous/__init__.py": "RendezvousHandler = 'theirs'",
+    "torch/distributed/elastic/rendezvous/etcd_store.py": "EtcdStore = 'theirs'",
+}
+
+
+class Python:
+    """An interpreter in an environment of its own."""
+
+    def __init__(self, home: Path, *, has_tenax: bool) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", home / "venv"], check=True, timeout=60)
+        self.path = str(home / "venv" / "bin" / "python")
+        self.libraries = home / "libraries"
+        self.libraries.mkdir()
+        if has_tenax:
+            msgspec = importlib.util.find_spec("msgspec")
+            assert msgspec is not None
+            assert msgspec.origin is not None
+            (self.libraries / "msgspec").symlink_to(Path(msgspec.origin).parent)
+            (self.libraries / "tenax").symlink_to(SRC / "tenax")
+        # As installed packages are found, so that nothing depends on PYTHONPATH.
+        (site,) = (home / "venv").glob("lib/python*/site-packages")
+        (site / "libraries.pth").write_text(str(self.libraries))
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        ours = re.compile("PYTHON|TENAX|PET_|TORCH")
+        clean = {key: value for key, value in os.environ.items() if not ours.match(key)}
+        return subprocess.run(
+            [self.path, *words], env={**clean, **env}, capture_output=True, text=True, timeout=60, check=False
+        )
+
+    def says(self, code: str, *words: str, **env: str) -> str:
+        """What a program prints that ends well."""
+        done = self.run("-c", textwrap.dedent(code), *words, **env)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """It has tenax, and no torch."""
+    return Python(tmp_path_factory.mktemp("bare"), has_tenax=True)
+
+
+@pytest.fixture(scope="session")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Python:
+    """It has neither."""
+    return Python(tmp_path_factory.mktemp("stranger"), has_tenax=False)
+
+
+@pytest.fixture(scope="session")
+def like_torch(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a package named torch."""
+    home = tmp_path_factory.mktemp("like_torch")
+    for name, text in LIKE_TORCH.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    return str(home)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield made
+    made.close()

@@ -1,0 +1,314 @@
+"""Programs that were written for TorchElastic, run as they are: workers, launchers, and what they start in turn."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+
+import pytest
+
+from e2e.harness import Bench
+
+from .conftest import Python
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes through /proc")
+has_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+
+# Names from every corner, as their documentation shows their use.
+WORKER = """
+    import datetime, json, os, sys, tempfile
+    {first}
+    from torch.distributed.elastic.agent.server import WorkerSpec
+    from torch.distributed.elastic.events import Event, EventSource
+    import torch.distributed.elastic.events as events
+    import torch.distributed.elastic.metrics as metrics
+    from torch.distributed.elastic.metrics import prof
+    from torch.distributed.elastic.multiprocessing.errors import record
+    import torch.distributed.elastic.rendezvous as rdzv
+    import torch.distributed.elastic.timer as timer
+    from torch.distributed.elastic.utils import get_env_variable_or_raise, macros
+    from torch.distributed.elastic.utils.data import CyclingIterator
+    from torch.distributed.elastic.utils.logging import get_logger
+    from torch.distributed.elastic.utils.store import barrier, synchronize
+    import torch.distributed.launcher as launcher
+
+    log = get_logger(__name__)
+
+    class Seen(metrics.MetricHandler):
+        names = []
+        def emit(self, metric_data):
+            self.names.append(metric_data.name)
+
+    @prof
+    def step(number):
+        return number * 2
+
+    @record
+    def main():
+        rank = int(get_env_variable_or_raise("RANK"))
+        metrics.configure(Seen())
+        events.record(Event(name="began", source=EventSource.WORKER, metadata={{"rank": rank}}))
+        total = sum(step(number) for number in CyclingIterator(2, lambda epoch: iter([epoch, rank])))
+        metrics.put_metric("total", total)
+        {work}
+        things = (record, Event, prof, WorkerSpec, timer.expires, launcher.LaunchConfig)
+        homes = {{thing.__module__ for thing in things}}
+        print(json.dumps([rank, all(home.startswith("tenax.") for home in homes), sorted(set(Seen.names))]), flush=True)
+        if len(sys.argv) > 1:
+            raise rdzv.RendezvousClosedError(sys.argv[1])
+
+    if __name__ == "__main__":
+        main()
+"""
+MEASURED = ["__main__.step.duration.ms", "__main__.step.success", "total"]
+
+
+def worker(work: str, first: str = "") -> str:
+    return WORKER.format(work=work.strip(), first=first)
+
+
+MEET = """
+        import tenax.store
+        store = tenax.store.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        assert synchronize(store, str(rank).encode(), rank, 2, "here/") == [b"0", b"1"]
+        barrier(store, 2, "gate", rank=rank)
+        store.close()
+"""
+TRAIN = """
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
+        value = torch.tensor([float(rank)])
+        dist.all_reduce(value)
+        assert value.item() == 1.0
+        store = dist.distributed_c10d._get_default_store()
+        assert synchronize(store, str(rank).encode(), rank, 2, "here/") == [b"0", b"1"]
+        barrier(store, 2, "gate", rank=rank)
+        assert dist.is_torchelastic_launched()
+        dist.destroy_process_group()
+"""
+
+
+def said(out: str) -> list[object]:
+    return sorted(json.loads(line) for line in out.splitlines() if line.startswith("["))
+
+
+@has_torch
+def test_a_training_script_with_torch(bench: Bench) -> None:
+    """It trains with torch's collectives, and everything of elastic in it is ours."""
+    script = bench.script(worker(TRAIN, "import torch, torch.distributed as dist"))
+    done = bench.run("--compat", "--nproc-per-node", "2", script, timeout_s=100)
+    assert done.code == 0, done
+    assert said(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
+
+
+def test_a_training_script_without_torch(bench: Bench, bare: Python) -> None:
+    """In an environment that has never heard of torch."""
+    words = ("--compat", "--nproc-per-node", "2", bench.script(worker(MEET)))
+    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"])
+    assert done.code == 0, done
+    assert said(done.out) == [[0, True, MEASURED], [1, True, MEASURED]]
+
+
+def test_the_variable_is_as_good_as_the_flag(bench: Bench, bare: Python) -> None:
+    words = ("--nproc-per-node", "2", bench.script(worker(MEET)))
+    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"], env={"PET_COMPAT": "1"})
+    assert done.code == 0, done
+
+
+def test_what_a_script_raises_is_reported(bench: Bench, bare: Python) -> None:
+    """By ``record`` as they know it; with the exception's own home."""
+    script = bench.script(worker("pass"))
+    done = bench.run("--compat", script, "out of time", program=[bare.path, "-m", "tenax", "run"])
+    assert done.code == 1
+    assert done.fact("error") == "RendezvousClosedError: out of time"
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_scripts_that_run_inside(bench: Bench, bare: Python, method: str) -> None:
+    """``--run-path`` starts a function, whatever makes its process."""
+    words = ("--compat", "--run-path", "--start-method", method, bench.script(worker("pass")))
+    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"])
+    assert done.code == 0, done
+    assert said(done.out) == [[0, True, MEASURED]]
+
+
+LAUNCHER = """
+    import json, os, sys
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+    def trainer(factor):
+        from torch.distributed.elastic.utils import get_env_variable_or_raise
+        return int(get_env_variable_or_raise("RANK")) * factor, get_env_variable_or_raise.__module__
+
+    def config():
+        return LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=int(os.environ["WORKERS"]), run_id="mine",
+                            rdzv_backend="c10d", rdzv_endpoint="localhost:0", max_restarts=0, start_method=sys.argv[1],
+                            logs_specs=DefaultLogsSpecs(log_dir="logs", redirects=Std.NONE, tee=Std.NONE))
+
+    if __name__ == "__main__":
+        results = elastic_launch(config(), trainer)(21)
+        print(json.dumps([results[rank] for rank in sorted(results)]), flush=True)
+        if len(sys.argv) > 2:
+            elastic_launch(config(), sys.executable)("-c", sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_launcher(bench: Bench, bare: Python, method: str) -> None:
+    """Its functions and its programs are under it as well."""
+    script = bench.script(LAUNCHER, "launcher.py")
+    look = "import torch.distributed.elastic as e; print('worker', e.__name__)"
+    done = bench.run(script, method, look, program=[bare.path, "-m", "tenax.compat"], env={"WORKERS": "2"})
+    assert done.code == 0, done
+    assert done.out.splitlines() == [
+        '[[0, "tenax.utils.api"], [21, "tenax.utils.api"]]',
+        *["worker tenax"] * 2,
+    ]
+
+
+@has_torch
+def test_a_launcher_with_torch(bench: Bench) -> None:
+    script = bench.script(LAUNCHER, "launcher.py")
+    program = [sys.executable, "-m", "tenax.compat"]
+    done = bench.run(script, "spawn", program=program, env={"WORKERS": "1"}, timeout_s=100)
+    assert done.code == 0, done
+    assert done.out == '[[0, "tenax.utils.api"]]\n'
+
+
+def test_torchruns_own_command_line(bench: Bench, bare: Python) -> None:
+    """``python -m torch.distributed.run`` is ours, and starts workers as ours does."""
+    script = bench.script("import torch.distributed.elastic as e, os; print(e.__name__, os.environ['RANK'])")
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", script)
+    done = bench.run(*words, program=[bare.path, "-m", "tenax.compat"])
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == ["tenax 0", "tenax 1"]
+
+
+@has_torch
+def test_torchs_older_command_line(bench: Bench) -> None:
+    """``torch.distributed.launch`` stays torch's; what it asks to do the work is ours."""
+    script = bench.script("import sys; print(sys.argv[1:])")
+    words = ("-W", "ignore", "-m", "torch.distributed.launch", "--nproc-per-node", "2", script, "--own")
+    done = bench.run(*words, program=[sys.executable, "-m", "tenax.compat"], timeout_s=100)
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == ["['--local-rank=0', '--own']", "['--local-rank=1', '--own']"]
+
+
+def test_a_program_is_what_it_always_was(bench: Bench, bare: Python) -> None:
+    """Its name, its arguments, its folder on the path, its exit code, and Python's own flags."""
+    script = bench.script(
+        """
+        import sys
+        import __main__
+        print(__name__, sys.argv, __main__.__file__, sys.path[0], sys.flags.dev_mode, __main__.__spec__)
+        sys.exit(7)
+        """,
+        "below/program.py",
+    )
+    plain = bench.run("-X", "dev", script, "--path", "-m", program=[bare.path])
+    under = bench.run(script, "--path", "-m", program=[bare.path, "-X", "dev", "-m", "tenax.compat"])
+    assert (under.code, under.out) == (plain.code, plain.out)
+    assert under.code == 7
+
+
+def test_a_program_that_somebody_else_starts(bare: Python) -> None:
+    """The folder that is printed is all that its PYTHONPATH needs."""
+    folder = bare.run("-m", "tenax.compat", "--path").stdout.strip()
+    assert bare.says("import torch.distributed.run as r; print(r.__name__)", PYTHONPATH=folder) == "tenax.run"
+
+
+def test_what_a_worker_starts_is_under_it_too_unless_it_is_told_not_to_be(bench: Bench, bare: Python) -> None:
+    script = bench.script(
+        """
+        import os, subprocess, sys
+        look = "import importlib.util as u; print(u.find_spec('torch.distributed.elastic').origin is not None)"
+        for value in (None, "0"):
+            env = dict(os.environ) if value is None else dict(os.environ, TENAX_COMPAT=value)
+            done = subprocess.run([sys.executable, "-c", look], env=env, capture_output=True, text=True)
+            print(done.stdout.strip() or done.stderr.splitlines()[-1], flush=True)
+        """
+    )
+    done = bench.run("--compat", script, program=[bare.path, "-m", "tenax", "run"])
+    assert done.out.splitlines() == ["True", "ModuleNotFoundError: No module named 'torch'"]
+
+
+def test_a_worker_whose_python_has_no_tenax_says_so_and_goes_on(bench: Bench, stranger: Python) -> None:
+    """In one line; what it starts in turn says nothing any more."""
+    script = bench.script(
+        """
+        import os, subprocess, sys
+        child = subprocess.run([sys.executable, "-c", "print('child')"], capture_output=True, text=True)
+        print("went on", child.stdout.strip(), repr(child.stderr))
+        """
+    )
+    done = bench.run("--compat", script, env={"PYTHON_EXEC": stranger.path})
+    assert done.code == 0, done
+    assert done.out == "went on child ''\n"
+    complaints = [line for line in done.said if "cannot import" in line]
+    assert len(complaints) == 1
+    assert "install tenax for it" in complaints[0]
+
+
+def test_without_the_flag_nothing_changes(bench: Bench, bare: Python) -> None:
+    script = bench.script("import torch.distributed.elastic")
+    done = bench.run(script, program=[bare.path, "-m", "tenax", "run"])
+    assert done.code == 1
+    assert done.fact("error") == "ModuleNotFoundError: No module named 'torch'"
+
+
+def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench, bare: Python) -> None:
+    """Behind the two that we put in front of it."""
+    (bench.home / "lib").mkdir()
+    (bench.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
+    script = bench.script("import sitecustomize, sys; print(sys.customized, sitecustomize.__file__, sys.path[1])")
+    lib = str(bench.home / "lib")
+    done = bench.run("--compat", script, program=[bare.path, "-m", "tenax", "run"], env={"PYTHONPATH": lib})
+    assert done.out.split() == ["True", f"{lib}/sitecustomize.py", lib]
+
+
+def test_a_plug_in_that_was_written_for_torch_is_served_in_the_launcher(bench: Bench, bare: Python) -> None:
+    """A class that decides where logs go, found by its entry point, imports its base from torch's path."""
+    (bench.home / "plug_in.py").write_text(
+        "from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs\n"
+        "class Specs(DefaultLogsSpecs):\n"
+        "    def __init__(self, **options):\n"
+        "        super().__init__(**{**options, 'log_dir': 'theirs'})\n"
+    )
+    info = bench.home / "plug_in-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plug-in\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nmine = plug_in:Specs\n")
+    words = ("--compat", "--logs-specs", "mine", "--redirects", "1", bench.script("print('line')"))
+    env = {"PYTHONPATH": str(bench.home)}
+    done = bench.run(*words, program=[bare.path, "-m", "tenax", "run"], env=env)
+    assert done.code == 0, done
+    assert (bench.run_dir("theirs") / "attempt_0" / "0" / "stdout.log").read_text() == "line\n"
+
+
+def test_the_plan_says_it(bench: Bench) -> None:
+    done = bench.run("--compat", "--dry-run", bench.script(""))
+    assert "imports     torch.distributed.elastic and its like are tenax's (--compat)\n" in done.out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        ((), 2, "usage: python -m tenax.compat SCRIPT"),
+        (("--help",), 0, "usage: python -m tenax.compat SCRIPT"),
+        (("no-such-script.py",), 2, "can't open file"),
+    ],
+)
+def test_how_the_command_answers(bare: Python, words: tuple[str, ...], code: int, told: str) -> None:
+    done = bare.run("-m", "tenax.compat", *words)
+    assert done.returncode == code
+    assert told in done.stdout + done.stderr
+
+
+def test_a_python_that_may_not_read_the_environment_is_refused(bare: Python) -> None:
+    done = subprocess.run(
+        [bare.path, "-E", "-m", "tenax.compat", "train.py"], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "leave that flag out" in done.stderr

@@ -1,0 +1,17 @@
+"""Tests with the real program get a bench, which proves afterwards that nothing was left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    made = Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}")
+    yield made
+    made.close()

@@ -1,0 +1,197 @@
+"""Handlers, each by itself, and how they are found by name."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tenax import events
+from tenax.events import ConsoleEventHandler, Event, JsonLinesEventHandler, NullEventHandler, make_handlers
+from tenax.events.handlers import UnknownHandler, register_handler
+from watching import leaving_nothing, on_linux
+
+from .kit import Keeping, an_event
+
+
+class TestConsole:
+    def test_each_event_is_one_write_and_is_flushed(self) -> None:
+        calls: list[str] = []
+
+        class Noting(io.StringIO):
+            def write(self, text: str) -> int:
+                calls.append(text)
+                return len(text)
+
+            def flush(self) -> None:
+                calls.append("flushed")
+
+        handler = ConsoleEventHandler(Noting())
+        handler.record(an_event("one"))
+        handler.close()
+        assert calls == [an_event("one").serialize() + "\n", "flushed"]
+
+    def test_a_process_without_stderr_goes_on(self) -> None:
+        code = "import sys; sys.stderr = None; from tenax import events; "
+        code += "events.record(events.Event('a', events.EventSource.AGENT), 'console'); print('here')"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == "here\n"
+
+
+class TestJsonLines:
+    def test_it_appends_lines_that_can_be_read_while_it_is_open(self, tmp_path: Path) -> None:
+        path = tmp_path / "events.jsonl"
+        path.write_text("first\n")
+        with leaving_nothing():
+            handler = JsonLinesEventHandler(path)
+            handler.record(an_event(text="two\nlines"))
+            assert path.read_text() == "first\n" + an_event(text="two\nlines").serialize() + "\n"
+            handler.close()
+            handler.close()
+        with pytest.raises(ValueError, match="was closed; configure a new handler"):
+            handler.record(an_event())
+
+    def test_threads_and_processes_write_whole_lines(self, tmp_path: Path) -> None:
+        path = tmp_path / "events.jsonl"
+        code = (
+            "import sys; from tenax.events import *\n"
+            "handler = JsonLinesEventHandler(sys.argv[1])\n"
+            "for n in range(300): handler.record(Event('other', EventSource.WORKER, n, {'long': 'x' * 5000}))\n"
+        )
+        others = [subprocess.Popen([sys.executable, "-c", code, str(path)]) for _ in range(2)]
+        handler = JsonLinesEventHandler(path)
+
+        def write() -> None:
+            for _ in range(300):
+                handler.record(an_event("ours", long="y" * 5000))
+
+        threads = [threading.Thread(target=write) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [other.wait(60) for other in others] == [0, 0]
+        handler.close()
+        names = [Event.deserialize(line).name for line in path.read_text().splitlines()]
+        assert (names.count("other"), names.count("ours")) == (600, 600)
+
+    @on_linux
+    def test_a_full_disk_is_told_to_the_caller(self) -> None:
+        handler = JsonLinesEventHandler("/dev/full")
+        with pytest.raises(OSError, match="No space left"):
+            handler.record(an_event())
+        handler.close()
+
+    def test_half_a_line_spoils_no_other(self, tmp_path: Path) -> None:
+        """A limit on the size of files cuts a line, as a disk does that is about to be full."""
+        path = tmp_path / "events.jsonl"
+        code = (
+            "import resource, signal, sys; from tenax.events import *\n"
+            "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+            "handler = JsonLinesEventHandler(sys.argv[1])\n"
+            "event = Event('whole', EventSource.WORKER)\n"
+            "hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]\n"
+            "handler.record(event)\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))\n"
+            "for _ in range(2):\n"
+            "    try: handler.record(event)\n"
+            "    except OSError: pass\n"
+            "    else: raise SystemExit('it fitted')\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))\n"
+            "handler.record(event)\n"
+            "handler.record(event)\n"
+        )
+        subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)
+        whole = '{"name": "whole", "source": "WORKER", "timestamp": 0, "metadata": {}}'
+        lines = path.read_text().splitlines()
+        assert [line == whole for line in lines] == [True, False, True, True]
+        assert whole.startswith(lines[1])
+
+
+class TestByName:
+    def test_each_name_makes_its_handler(self, tmp_path: Path) -> None:
+        made = make_handlers(f"console,null, jsonl:{tmp_path / 'a:b.jsonl'},,logging:my.logger")
+        kinds = [type(handler).__name__ for handler in made]
+        # Once somebody has looked at the old table, its names lead there.
+        assert kinds[0] in ("ConsoleEventHandler", "_OldHandler")
+        assert kinds[1] in ("NullEventHandler", "_OldHandler")
+        assert kinds[2:] == ["JsonLinesEventHandler", "LoggingEventHandler"]
+        for handler in made:
+            handler.close()
+        assert (tmp_path / "a:b.jsonl").exists()
+
+    def test_nothing_makes_nothing(self) -> None:
+        assert make_handlers("") == []
+
+    @pytest.mark.parametrize(
+        ("text", "sentence"),
+        [
+            ("nope", "there is no event handler 'nope'; known are "),
+            ("jsonl", "the event handler 'jsonl' needs a file to append to: jsonl:PATH"),
+            ("jsonl:/no/such/folder/x", "'/no/such/folder/x' cannot be opened for writing: No such file or directory"),
+            ("jsonl:a\0b", "cannot be opened for writing: embedded null byte"),
+            ("console:red", "the event handler 'console' takes nothing after the colon; 'red' was given"),
+            ("null:x", "the event handler 'null' takes nothing after the colon"),
+        ],
+    )
+    def test_what_cannot_be_made_is_refused_in_a_sentence(self, text: str, sentence: str) -> None:
+        with pytest.raises(UnknownHandler, match=sentence):
+            make_handlers(text)
+        assert issubclass(UnknownHandler, ValueError)
+
+    def test_a_registered_name_gets_its_argument_until_it_is_taken_back(self) -> None:
+        made: list[tuple[str, Keeping]] = []
+
+        def make(argument: str) -> Keeping:
+            made.append((argument, Keeping()))
+            return made[-1][1]
+
+        with register_handler("mine", make):
+            assert isinstance(make_handlers("mine:a:b")[0], Keeping)
+            events.record(an_event("one"), "mine")
+            events.record(an_event("two"), "mine")
+            with pytest.raises(ValueError, match="there is an event handler 'mine' already"):
+                register_handler("mine", make)
+        with pytest.raises(UnknownHandler):
+            events.record(an_event("three"), "mine")
+        assert [argument for argument, _ in made] == ["a:b", ""]
+        assert [event.name for event in made[1][1].kept] == ["one", "two"]
+
+    @pytest.mark.parametrize("name", ["console", "null", "jsonl"])
+    def test_our_own_names_are_taken(self, name: str) -> None:
+        with pytest.raises(ValueError, match=f"there is an event handler {name!r} already"):
+            register_handler(name, lambda _: NullEventHandler())
+
+    @pytest.mark.parametrize("name", ["", "a:b", "a,b", "a b"])
+    def test_a_name_that_nobody_could_write_is_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match="cannot be the name of an event handler"):
+            register_handler(name, lambda _: NullEventHandler())
+
+    def test_an_installed_package_offers_its_own(self, tmp_path: Path) -> None:
+        """Found by its entry point, in a process that sees the package; one that cannot be loaded says so."""
+        info = tmp_path / "offering-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offering\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[tenax.event_handlers]\nfile = offering:make\nbad = offering:no\n")
+        (tmp_path / "offering.py").write_text(
+            "from tenax.events import JsonLinesEventHandler\n\n"
+            "def make(argument):\n    return JsonLinesEventHandler(argument + '.jsonl')\n"
+        )
+        code = (
+            "from tenax import events\n"
+            "events.record(events.Event('a', events.EventSource.AGENT), 'file:out')\n"
+            "try: events.record(events.Event('a', events.EventSource.AGENT), 'bad')\n"
+            "except ValueError as error: print(error)\n"
+        )
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+        )
+        assert json.loads((tmp_path / "out.jsonl").read_text())["name"] == "a"
+        assert "the event handler 'bad' of 'offering:no' cannot be loaded" in done.stdout

@@ -1,0 +1,351 @@
+"""The event view, driven by the real agent machine: whole tables of what each history means, and what always holds."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from core.world import World
+from tenax.core import events as fact
+from tenax.core.agent import AgentMachine
+from tenax.core.events import AnyEvent
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax.events import Event, EventSource
+from tenax.events.view import EventView
+
+SETTINGS = AgentSettings("run-1", "trainer", 2, 3, grace_s=5.0, examine_s=2.0)
+WALL_OFFSET = 1_700_000_000.0
+SIGTERM = 15
+PART = {"group_rank": 1, "group_world_size": 3, "first_global_rank": 2, "world_size": 6}
+FIRST = Assignment(1, **PART, first_role_rank=4, role_world_size=8, why="all 3 nodes are here")  # type: ignore[arg-type]
+SECOND = Assignment(2, **PART, restarts_used=1, why="rank 2 failed; restart 1 of 3")  # type: ignore[arg-type]
+GOOD = Verdict(Outcome.SUCCEEDED, "all workers succeeded")
+BAD = Verdict(Outcome.FAILED, "rank 2 failed and no restart is left", (Failure(1, 0, 2, 100, 1, 3.0),), restarts_used=3)
+
+
+def told(steps: Iterable[tuple[float, AnyEvent]]) -> list[Event]:
+    """What a view says about a history of facts."""
+    machine = AgentMachine(SETTINGS)
+    view = EventView(SETTINGS, "train.py", "host-a", "tcp", WALL_OFFSET)
+    found = []
+    for at, event in steps:
+        commands = machine.step(event, at)
+        found += view.take(at, event, commands, machine.state)
+    return found
+
+
+def table(events: list[Event]) -> list[tuple[object, ...]]:
+    """One row each: seconds since the beginning, source, state, rank, exit code, generation, duration."""
+    rows = []
+    for event in events:
+        nested = json.loads(str(event.metadata["metadata"]))
+        assert event.name == f"torchelastic.worker.status.{event.metadata['state']}"
+        rows.append(
+            (
+                event.timestamp / 1000 - WALL_OFFSET,
+                event.source.value.lower(),
+                event.metadata["state"],
+                event.metadata["global_rank"],
+                nested.get("exit_code"),
+                nested["generation"],
+                event.metadata["duration_ms"],
+            )
+        )
+    return rows
+
+
+JOINED = [(0.0, fact.RunRequested()), (1.5, fact.GenerationFormed(FIRST))]
+STARTED = [*JOINED, (1.625, fact.WorkerStarted(1, 0, 100)), (1.75, fact.WorkerStarted(1, 1, 101))]
+BEGINNING = [
+    (1.5, "agent", "RENDEZVOUS", None, None, 1, 1500.0),
+    (1.5, "agent", "ASSIGN_WORKER_RANKS", None, None, 1, 0.0),
+    (1.625, "worker", "START", 2, None, 1, 125.0),
+    (1.75, "worker", "START", 3, None, 1, 250.0),
+]
+ALL_GOOD = [
+    *STARTED,
+    (4.0, fact.WorkerExited(1, 1, 0)),
+    (5.0, fact.WorkerExited(1, 0, 0)),
+    (5.25, fact.NodeCleared(1)),
+    (6.0, fact.RunEnded(GOOD, 6.0)),
+]
+
+
+def test_a_run_that_succeeds() -> None:
+    assert table(told(ALL_GOOD)) == [
+        *BEGINNING,
+        (4.0, "worker", "SUCCEEDED", 3, 0, 1, 2250.0),
+        (5.0, "worker", "SUCCEEDED", 2, 0, 1, 3375.0),
+        (6.0, "agent", "SUCCEEDED", None, None, 1, 6000.0),
+    ]
+
+
+def test_the_metadata_of_an_agents_event() -> None:
+    """TorchElastic's keys in its order, with real values."""
+    rendezvous, *_, end = told(ALL_GOOD)
+    assert rendezvous.source is EventSource.AGENT
+    assert list(rendezvous.metadata.items()) == [
+        ("run_id", "run-1"),
+        ("global_rank", None),
+        ("group_rank", 1),
+        ("worker_id", None),
+        ("role", "trainer"),
+        ("hostname", "host-a"),
+        ("state", "RENDEZVOUS"),
+        ("total_run_time", 1),
+        ("rdzv_backend", "tcp"),
+        ("raw_error", None),
+        (
+            "metadata",
+            '{"group_world_size": 3, "entry_point": "train.py", "generation": 1, "why": "all 3 nodes are here"}',
+        ),
+        ("agent_restarts", 0),
+        ("duration_ms", 1500.0),
+    ]
+    assert json.loads(str(end.metadata["metadata"])) == {
+        "group_world_size": 3,
+        "entry_point": "train.py",
+        "generation": 1,
+        "outcome": "succeeded",
+        "why": "all workers succeeded",
+        "signal": None,
+    }
+
+
+def test_the_metadata_of_a_workers_event() -> None:
+    """The nested values are what they are; in TorchElastic five of them are lists of one."""
+    event = told(ALL_GOOD)[4]
+    assert event.source is EventSource.WORKER
+    assert (event.metadata["global_rank"], event.metadata["worker_id"]) == (3, "101")
+    assert json.loads(str(event.metadata["metadata"])) == {
+        "group_world_size": 3,
+        "entry_point": "train.py",
+        "local_rank": 1,
+        "role_rank": 5,
+        "role_world_size": 8,
+        "exit_code": 0,
+        "worker_pid": 101,
+        "generation": 1,
+    }
+
+
+FAILED_ONCE = [
+    *STARTED,
+    (3.0, fact.WorkerExited(1, 0, 1)),
+    (3.25, fact.FailureExamined(1, 0, Evidence("E", "E: boom", "Traceback …", raised_at=2.5))),
+    (3.5, fact.WorkerExited(1, 1, -SIGTERM)),
+    (3.75, fact.NodeCleared(1)),
+    (4.0, fact.GenerationEnded(1, "rank 2 failed")),
+    (5.0, fact.GenerationFormed(SECOND)),
+    (5.5, fact.WorkerStarted(2, 0, 200)),
+    (5.5, fact.WorkerStarted(2, 1, 201)),
+]
+AFTER_ONE_FAILURE = [
+    *BEGINNING,
+    (3.0, "worker", "FAILED", 2, 1, 1, 1375.0),
+    (3.5, "worker", "TERMINATED", 3, -SIGTERM, 1, 1750.0),
+    (5.0, "agent", "RENDEZVOUS", None, None, 2, 1250.0),
+    (5.0, "agent", "ASSIGN_WORKER_RANKS", None, None, 2, 0.0),
+    (5.5, "worker", "START", 2, None, 2, 500.0),
+    (5.5, "worker", "START", 3, None, 2, 500.0),
+]
+
+
+def test_a_failure_that_is_tried_again_is_told_too() -> None:
+    """TorchElastic is silent about it."""
+    assert table(told(FAILED_ONCE)) == AFTER_ONE_FAILURE
+
+
+def test_a_failure_says_why_as_an_error_file_does() -> None:
+    """At the time at which the worker ended (V4), although it is told when its error file was read."""
+    events = told(FAILED_ONCE)
+    failed = events[4]
+    assert failed.timestamp == (WALL_OFFSET + 3.0) * 1000
+    assert json.loads(str(failed.metadata["raw_error"])) == {
+        "message": {"message": "E: boom", "extraInfo": {"py_callstack": "Traceback …", "timestamp": "1700000002"}}
+    }
+    terminated = events[5]
+    assert json.loads(str(terminated.metadata["metadata"]))["why"] == "rank 2 failed"
+    assert events[6].metadata["agent_restarts"] == 1
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "evidence", "message"),
+    [
+        (7, Evidence(), "it exited with code 7"),
+        (-9, Evidence(), "it was ended by signal 9"),
+        (-9, Evidence(out_of_memory="the kernel ended it: out of memory"), "the kernel ended it: out of memory"),
+    ],
+)
+def test_a_failure_without_an_error_file_has_a_reason_too(exit_code: int, evidence: Evidence, message: str) -> None:
+    steps = [*STARTED, (3.0, fact.WorkerExited(1, 0, exit_code)), (3.5, fact.FailureExamined(1, 0, evidence))]
+    error = told(steps)[-1].metadata["raw_error"]
+    assert json.loads(str(error))["message"]["message"] == message
+
+
+def test_evidence_that_does_not_come_is_not_waited_for() -> None:
+    steps = [
+        *STARTED,
+        (3.0, fact.WorkerExited(1, 0, 1)),
+        (3.5, fact.WorkerExited(1, 1, -SIGTERM)),
+        (3.75, fact.NodeCleared(1)),
+        (5.0, fact.TimePassed()),
+    ]
+    assert table(told(steps[:-1])) == [*BEGINNING, (3.5, "worker", "TERMINATED", 3, -SIGTERM, 1, 1750.0)]
+    assert table(told(steps))[-1] == (3.0, "worker", "FAILED", 2, 1, 1, 1375.0)
+
+
+def test_a_run_that_fails() -> None:
+    """The agent's own end is FAILED too; in TorchElastic it is SUCCEEDED as long as the launcher itself worked."""
+    events = told([*FAILED_ONCE[:8], (3.875, fact.RunEnded(BAD, 3.875))])
+    assert table(events) == [
+        *AFTER_ONE_FAILURE[:6],
+        (3.875, "agent", "FAILED", None, None, 1, 3875.0),
+    ]
+    assert events[-1].metadata["raw_error"] == BAD.why
+    assert events[-1].metadata["agent_restarts"] == 3
+
+
+def test_a_worker_that_cannot_be_started() -> None:
+    steps = [
+        *JOINED,
+        (1.625, fact.WorkerStarted(1, 0, 100)),
+        (2.0, fact.WorkerStartFailed(1, 1, "no such file", 127)),
+        (2.25, fact.FailureExamined(1, 1, Evidence())),
+        (2.5, fact.WorkerExited(1, 0, 0)),
+    ]
+    events = told(steps)
+    assert table(events) == [
+        *BEGINNING[:3],
+        (2.0, "worker", "FAILED", 3, 127, 1, None),
+        (2.5, "worker", "TERMINATED", 2, 0, 1, 875.0),
+    ]
+    assert events[-2].metadata["worker_id"] is None
+    assert "could not be started: no such file" in str(events[-2].metadata["raw_error"])
+
+
+def test_a_group_that_changes_is_no_failure() -> None:
+    steps = [
+        *STARTED,
+        (3.0, fact.GenerationEnded(1, "host-b joins")),
+        (3.5, fact.WorkerExited(1, 0, 0)),
+        (3.5, fact.WorkerExited(1, 1, -SIGTERM)),
+    ]
+    events = told(steps)
+    assert table(events) == [
+        *BEGINNING,
+        (3.5, "worker", "TERMINATED", 2, 0, 1, 1875.0),
+        (3.5, "worker", "TERMINATED", 3, -SIGTERM, 1, 1750.0),
+    ]
+    assert {json.loads(str(event.metadata["metadata"]))["why"] for event in events[4:]} == {"host-b joins"}
+
+
+def test_a_run_that_is_cancelled() -> None:
+    steps = [
+        *STARTED,
+        (3.0, fact.SignalReceived(SIGTERM)),
+        (3.5, fact.WorkerExited(1, 0, -SIGTERM)),
+        (3.5, fact.WorkerExited(1, 1, -SIGTERM)),
+        (4.0, fact.NodeCleared(1)),
+    ]
+    end = told(steps)[-1]
+    assert table([end]) == [(4.0, "agent", "FAILED", None, None, 1, 4000.0)]
+    nested = json.loads(str(end.metadata["metadata"]))
+    assert (nested["outcome"], nested["signal"]) == ("cancelled", SIGTERM)
+
+
+def test_a_node_that_gets_no_place() -> None:
+    steps = [(0.0, fact.RunRequested()), (2.0, fact.JoinRefused("the token is wrong"))]
+    events = told(steps)
+    assert table(events) == [
+        (2.0, "agent", "RENDEZVOUS", None, None, 0, 2000.0),
+        (2.0, "agent", "FAILED", None, None, 0, 2000.0),
+    ]
+    assert {event.metadata["raw_error"] for event in events} == {"the rendezvous refused this node: the token is wrong"}
+    assert events[0].metadata["group_rank"] is None
+
+
+def test_a_node_that_is_cancelled_while_it_waits() -> None:
+    events = told([*FAILED_ONCE[:8], (4.5, fact.SignalReceived(SIGTERM))])
+    assert table(events)[-2:] == [
+        (4.5, "agent", "RENDEZVOUS", None, None, 1, 750.0),
+        (4.5, "agent", "FAILED", None, None, 1, 4500.0),
+    ]
+
+
+def test_a_spare_that_was_not_needed() -> None:
+    events = told([(0.0, fact.RunRequested()), (9.0, fact.RunEnded(GOOD, 9.0))])
+    assert table(events) == [
+        (9.0, "agent", "RENDEZVOUS", None, None, 0, 9000.0),
+        (9.0, "agent", "SUCCEEDED", None, None, 0, 9000.0),
+    ]
+    assert events[0].metadata["raw_error"] is None
+
+
+def test_a_worker_that_survives_sigkill_is_unhealthy() -> None:
+    steps = [
+        *STARTED,
+        (3.0, fact.SignalReceived(SIGTERM, 1.0)),
+        (3.5, fact.WorkerExited(1, 0, -SIGTERM)),
+        (4.0, fact.TimePassed()),
+        (14.0, fact.TimePassed()),
+    ]
+    assert table(told(steps))[-3:] == [
+        (3.5, "worker", "TERMINATED", 2, -SIGTERM, 1, 1875.0),
+        (14.0, "worker", "UNHEALTHY", 3, None, 1, 12250.0),
+        (14.0, "agent", "FAILED", None, None, 1, 14000.0),
+    ]
+
+
+def test_echoes_and_duplicates_mean_nothing() -> None:
+    doubled = [(at, event) for at, event in ALL_GOOD for _ in range(2)]
+    late = [(9.0, fact.WorkerStarted(1, 0, 999)), (9.0, fact.WorkerExited(0, 1, 1)), (9.0, fact.RunRequested())]
+    assert told([*doubled, *late]) == told(ALL_GOOD)
+
+
+ENDS = {"SUCCEEDED", "FAILED", "TERMINATED", "UNHEALTHY"}
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+def test_what_always_holds_in_random_histories(lies: bool) -> None:
+    """V1 to V5, no history raises, and every event comes back from its text."""
+    seen = set()
+    for seed in range(1_500):
+        world = World(random.Random(seed), lies=lies)
+        world.play()
+        machine = AgentMachine(world.settings)
+        view = EventView(world.settings, "train.py", "host-a", "tcp", WALL_OFFSET)
+        open_workers: dict[object, int] = {}
+        ended: set[tuple[int, object]] = set()
+        is_over = False
+        for event, now, _ in world.steps:
+            commands = machine.step(event, now)
+            for found in view.take(now, event, commands, machine.state):
+                assert Event.deserialize(found.serialize()) == found
+                assert not is_over, f"seed {seed}: {found} after the end"
+                state, rank = found.metadata["state"], found.metadata["global_rank"]
+                generation = json.loads(str(found.metadata["metadata"]))["generation"]
+                seen.add((found.source, state))
+                if found.source is EventSource.AGENT:
+                    assert not open_workers, f"seed {seed}: {state} while {open_workers} have no end"
+                    is_over = state in ENDS
+                elif state == "START":
+                    assert rank not in open_workers
+                    open_workers[rank] = generation
+                else:
+                    assert state in ENDS
+                    assert (generation, rank) not in ended, f"seed {seed}: rank {rank} ends twice"
+                    ended.add((generation, rank))
+                    if rank in open_workers:
+                        assert open_workers.pop(rank) == generation
+                    else:  # V3: nobody had said that it had come to life
+                        assert found.metadata["worker_id"] is None
+                duration = found.metadata["duration_ms"]
+                assert duration is None or (isinstance(duration, float) and duration >= 0)
+        assert is_over
+    agent = {(EventSource.AGENT, state) for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS", "SUCCEEDED", "FAILED")}
+    worker = {(EventSource.WORKER, state) for state in (*ENDS, "START")}
+    assert seen == agent | worker

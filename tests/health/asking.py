@@ -1,0 +1,60 @@
+"""Asks an HTTP server as probes do, over raw sockets, so that the test decides every byte."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from typing import Any, NamedTuple
+
+PATIENCE_S = 30.0
+
+
+class Heard(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def kube_probe(
+    port: int, path: str = "/healthz", method: str = "GET", host: str = "127.0.0.1", **headers: str
+) -> Heard:
+    """As the kubelet sends an httpGet probe."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {host}:{port}",
+        "User-Agent: kube-probe/1.31",
+        *(f"{name}: {value}" for name, value in ({"Accept": "*/*"} | headers).items()),
+        "Connection: close",
+    ]
+    return raw(port, "".join(f"{line}\r\n" for line in [*lines, ""]).encode(), host)
+
+
+def raw(port: int, data: bytes, host: str = "127.0.0.1") -> Heard:
+    """Send these bytes, and read until the other side closes."""
+    with socket.create_connection((host, port), PATIENCE_S) as sock:
+        sock.sendall(data)
+        return heard_from(sock)
+
+
+def heard_from(sock: socket.socket) -> Heard:
+    return understood(until_closed(sock))
+
+
+def until_closed(sock: socket.socket) -> bytes:
+    parts = []
+    while data := sock.recv(1 << 16):
+        parts.append(data)
+    return b"".join(parts)
+
+
+def understood(data: bytes) -> Heard:
+    head, end, body = data.partition(b"\r\n\r\n")
+    assert end, f"this is no answer: {data!r}"
+    first, *rest = head.decode().split("\r\n")
+    match = re.fullmatch(r"HTTP/1\.1 (\d{3}) .+", first)
+    assert match, first
+    return Heard(int(match[1]), dict(line.split(": ", 1) for line in rest), body)

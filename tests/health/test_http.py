@@ -1,0 +1,92 @@
+"""HTTP from bytes: a whole request, more to come, or the answer to what is none."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenax.health.http import Limits, Request, Response, json, parse, render, text
+
+SMALL = Limits(head_bytes=200, body_bytes=10)
+
+
+def test_a_request_is_its_method_path_parameters_headers_and_body() -> None:
+    """Names of headers lose their case, escapes their percent signs."""
+    data = b"POST /handler/a%20b?x=1&y=&x=2 HTTP/1.1\r\nHost: h\r\nX-Odd:  v \r\nContent-Length: 3\r\n\r\nabcdef"
+    assert parse(data, SMALL) == Request(
+        "POST", "/handler/a b", {"x": "2", "y": ""}, {"host": "h", "x-odd": "v", "content-length": "3"}, b"abc"
+    )
+
+
+def test_the_oldest_form_is_understood() -> None:
+    """HTTP/1.0 without any header, an absolute address, and empty lines in front."""
+    assert parse(b"GET / HTTP/1.0\r\n\r\n", SMALL) == Request("GET")
+    assert parse(b"\r\nGET http://host:1/livez?a=b HTTP/1.1\r\n\r\n", SMALL) == Request("GET", "/livez", {"a": "b"})
+
+
+def test_a_request_in_pieces_is_waited_for() -> None:
+    """Every beginning of a request asks for more; the whole one is the request."""
+    data = b"POST /x HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
+    assert {parse(data[:length], SMALL) for length in range(len(data))} == {None}
+    assert isinstance(parse(data, SMALL), Request)
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (b"\x16\x03\x01\x02\x00", 400),  # somebody who speaks TLS
+        (b"hello\r\n", 400),
+        (b"GET /\r\n\r\n", 400),
+        (b"GET / HTTP/2.0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\nHost: x\n\n", 400),
+        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nA: x\r\n folded\r\n\r\n", 400),
+        (b"GET //[ HTTP/1.1\r\n\r\n", 400),
+        (b"GET /?" + b"&".join(b"a=1" for _ in range(40)) + b" HTTP/1.1\r\n\r\n", None),
+        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 1e3\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 501),
+        (b"GET /" + b"a" * 300, 431),
+        (b"GET /" + b"a" * 300 + b" HTTP/1.1\r\n\r\n", 431),
+    ],
+)
+def test_what_is_no_request_is_answered(data: bytes, status: int | None) -> None:
+    """With the code that says what is wrong with it."""
+    found = parse(data, SMALL)
+    assert (found.status if isinstance(found, Response) else None) == status
+
+
+def test_without_room_for_a_body_it_is_not_waited_for() -> None:
+    """A GET that announces a body is answered at once."""
+    request = parse(b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", Limits())
+    assert isinstance(request, Request)
+    assert request.body == b""
+
+
+@given(st.binary(max_size=400))
+def test_no_bytes_whatever_make_it_raise(data: bytes) -> None:
+    """Garbage, and garbage behind a good beginning."""
+    for sent in (data, b"GET /?" + data, b"GET / HTTP/1.1\r\n" + data + b"\r\n\r\n"):
+        found = parse(sent, SMALL)
+        assert found is None or isinstance(found, Request | Response)
+
+
+def test_json_is_for_who_asks_for_it() -> None:
+    """By a header or by the address, where the address wins."""
+    assert Request("GET", headers={"accept": "application/json, */*"}).wants_json
+    assert Request("GET", params={"format": "json"}).wants_json
+    assert not Request("GET", params={"format": "text"}, headers={"accept": "application/json"}).wants_json
+    assert not Request("GET", headers={"accept": "*/*"}).wants_json
+
+
+def test_an_answer_says_its_length_and_that_it_is_the_last() -> None:
+    """Also without its body, which a HEAD does not get."""
+    answer = render(text(405, "no", Allow="GET"))
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.split(b"\r\n")[0] == b"HTTP/1.1 405 Method Not Allowed"
+    assert {b"Content-Length: 3", b"Connection: close", b"Allow: GET"} <= set(head.split(b"\r\n"))
+    assert body == b"no\n"
+    assert render(text(405, "no", Allow="GET"), with_body=False) == head + b"\r\n\r\n"
+    assert render(json(200, {"a": 1})).endswith(b'{"a":1}\n')

@@ -1,0 +1,131 @@
+"""A real ``tenax run`` under the probes of a scheduler: startup, liveness, readiness; httpGet and tcpSocket."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+
+from e2e.harness import Bench, Running, until
+from tenax.store.listening import listen
+from watching import on_linux
+
+from .asking import PATIENCE_S, kube_probe
+
+pytestmark = on_linux
+
+STAYS = "from worker_kit import ready, stay; ready(); stay()"
+ON = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
+
+
+def port_of(run: Running) -> int:
+    """Where it says that it answers."""
+    run.until_said("health checks are answered at port ")
+    match = re.search(r"answered at port (\d+)", run.err)
+    assert match
+    return int(match[1])
+
+
+def free_address() -> str:
+    """An address that nobody else in this test run uses, so that its port is free and stays so."""
+    pid = os.getpid()
+    return f"127.{100 + pid // 256 % 60}.{pid % 256}.7:29417"
+
+
+def test_waiting_for_nodes_is_alive_and_not_ready(bench: Bench) -> None:
+    """Before the second node has come: alive, not ready. When it has, both are ready. At the end nobody listens."""
+    words = ["--nnodes", "2", "--rdzv-endpoint", free_address(), "--rdzv-id", "probes", bench.script(STAYS)]
+    first = bench.start(*words, env=ON)
+    port = port_of(first)
+    first.until_said("waiting for")
+    assert kube_probe(port, "/livez").status == 200
+    heard = kube_probe(port, "/readyz?format=json")
+    assert (heard.status, heard.json()["phase"], heard.json()["run_id"]) == (503, "joining", "probes")
+    second = bench.start(*words, env=ON)
+    for run in (first, second):
+        until(lambda run=run: kube_probe(port_of(run), "/readyz").status == 200, "both to be ready")
+    assert bench.pids(2)
+    assert kube_probe(port, "/readyz?format=json").json()["generation"] == 1
+    for run in (first, second):
+        run.send(signal.SIGTERM)
+    assert {first.wait().code, second.wait().code} == {143}
+
+
+def test_a_restart_is_alive_and_not_ready_meanwhile(bench: Bench) -> None:
+    """The worker fails and takes its time to be replaced; then the next generation is ready."""
+    script = bench.script("""
+        import os, signal
+        from worker_kit import ATTEMPT, RANK, note, ready, stay, wait_for
+        if ATTEMPT == 0 and RANK == 1:
+            signal.signal(signal.SIGTERM, lambda *_: (note("asked"), wait_for("may_end"), os._exit(0)))
+        ready()
+        if ATTEMPT == 0 and RANK == 0:
+            wait_for("may_fail")
+            os._exit(3)
+        stay()
+    """)
+    run = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env=ON)
+    port = port_of(run)
+    bench.pids(2)
+    until(lambda: kube_probe(port, "/readyz").status == 200, "generation 1 to be ready")
+    bench.tell("may_fail", 0)
+    bench.note("asked", 1)
+    heard = kube_probe(port, "/readyz?format=json")
+    assert (heard.status, heard.json()["phase"]) == (503, "stopping")
+    assert kube_probe(port, "/livez").status == 200
+    bench.tell("may_end", 1)
+    bench.pids(2, attempt=1)
+    until(lambda: kube_probe(port, "/readyz").status == 200, "generation 2 to be ready")
+    assert kube_probe(port, "/readyz?format=json").json()["generation"] == 2
+    run.send(signal.SIGTERM)
+    assert run.wait().code == 143
+
+
+def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(bench: Bench) -> None:
+    """SIGSTOP: the kernel takes the connection, nobody answers, and the probe runs out of time. SIGCONT: as before."""
+    run = bench.start(bench.script(STAYS), env=ON)
+    port = port_of(run)
+    bench.pids(1)
+    run.send(signal.SIGSTOP)
+    try:
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
+            sock.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            sock.settimeout(0.2)
+            try:
+                answer = sock.recv(1)
+            except TimeoutError:
+                answer = b""
+            assert not answer
+    finally:
+        run.send(signal.SIGCONT)
+    assert kube_probe(port, "/livez").status == 200
+    run.send(signal.SIGTERM)
+    assert run.wait().code == 143
+
+
+def test_a_port_in_use_is_said_and_the_job_runs(bench: Bench) -> None:
+    """One sentence; exit code 0."""
+    with listen("", 0) as taken:
+        port = str(taken.getsockname()[1])
+        done = bench.run(bench.script("print('done')"), env={"TORCHELASTIC_HEALTH_CHECK_PORT": port})
+    assert (done.code, done.out) == (0, "done\n")
+    (said,) = [line for line in done.said if "health" in line]
+    assert said.startswith(f"health checks are not answered: port {port} cannot be had (Address already in use); ")
+
+
+def test_a_wrong_number_is_refused(bench: Bench) -> None:
+    """At the command line, before anything starts."""
+    done = bench.run(bench.script("print('done')"), env={"TORCHELASTIC_HEALTH_CHECK_PORT": "http"})
+    assert (done.code, done.out) == (2, "")
+    assert "TORCHELASTIC_HEALTH_CHECK_PORT is 'http'; expected the number of a port" in done.err
+
+
+def test_without_the_variable_nobody_listens_and_nothing_is_imported(bench: Bench) -> None:
+    """The cold start pays nothing for health checks."""
+    program = [sys.executable, "-X", "importtime", "-m", "tenax", "run"]
+    done = bench.run(bench.script("pass"), program=program)
+    assert done.code == 0, done
+    assert "tenax.health" not in done.err
+    assert "health check" not in "".join(done.said)

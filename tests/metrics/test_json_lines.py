@@ -1,0 +1,112 @@
+"""JSON lines, read back from the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tenax.metrics import JsonLinesMetricHandler, MetricData
+from watching import leaving_nothing
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_value_is_a_line(tmp_path: Path) -> None:
+    """With its time, group, name and value; labels only if there are any. Nothing that was there is lost."""
+    path = tmp_path / "m.jsonl"
+    for labels in (None, {"run_id": "r1"}):
+        with leaving_nothing():
+            handler = JsonLinesMetricHandler(str(path), labels)
+            handler.emit(MetricData(1.5, "g", 'a "name"\n', 2))
+            handler.close()
+            handler.close()
+    assert lines(path) == [
+        {"timestamp": 1.5, "group": "g", "name": 'a "name"\n', "value": 2},
+        {"timestamp": 1.5, "group": "g", "name": 'a "name"\n', "value": 2, "labels": {"run_id": "r1"}},
+    ]
+
+
+def test_a_value_that_json_does_not_know_is_null(tmp_path: Path) -> None:
+    """NaN and infinity are numbers, but not in JSON."""
+    path = tmp_path / "m.jsonl"
+    handler = JsonLinesMetricHandler(str(path))
+    handler.emit(MetricData(1.0, "g", "n", float("nan")))
+    handler.close()
+    assert lines(path)[0]["value"] is None
+
+
+def test_several_writers_share_a_file(tmp_path: Path) -> None:
+    """Lines stay whole, whoever writes at the same time."""
+    path = tmp_path / "m.jsonl"
+
+    def write(number: int) -> None:
+        handler = JsonLinesMetricHandler(str(path))
+        for value in range(200):
+            handler.emit(MetricData(1.0, f"writer {number}", "n" * 500, value))
+        handler.close()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = [(line["group"], line["value"]) for line in lines(path)]
+    assert sorted(found) == sorted((f"writer {number}", value) for number in range(4) for value in range(200))
+
+
+def test_the_file_may_be_read_by_others(tmp_path: Path) -> None:
+    """As the umask allows: a collector of metrics is often another user."""
+    path = tmp_path / "m.jsonl"
+    before = os.umask(0o022)
+    try:
+        JsonLinesMetricHandler(str(path)).close()
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_closed_handler_says_so(tmp_path: Path) -> None:
+    """It must not write to a descriptor that is somebody else's by now."""
+    handler = JsonLinesMetricHandler(str(tmp_path / "m.jsonl"))
+    handler.close()
+    with pytest.raises(ValueError, match="was closed"):
+        handler.emit(MetricData(1.0, "g", "n", 1))
+
+
+_FULL = """
+import os, resource, signal, sys
+from tenax.metrics import JsonLinesMetricHandler, MetricData
+
+path = sys.argv[1]
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+handler = JsonLinesMetricHandler(path)
+handler.emit(MetricData(1.0, "g", "first", 1))
+resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 10, resource.RLIM_INFINITY))
+try:
+    handler.emit(MetricData(1.0, "g", "torn", 2))
+except OSError as error:
+    print(error.strerror)
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+handler.emit(MetricData(1.0, "g", "last", 3))
+"""
+
+
+def test_a_line_that_did_not_fit_spoils_no_other(tmp_path: Path) -> None:
+    """A disk that is full in the middle of a line: the caller is told, and the next line begins at its beginning."""
+    path = tmp_path / "m.jsonl"
+    done = subprocess.run([sys.executable, "-c", _FULL, str(path)], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "No space left on device"
+    first, torn, last = path.read_text().splitlines()
+    assert json.loads(first)["name"] == "first"
+    assert json.loads(last)["name"] == "last"
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(torn)

@@ -1,0 +1,344 @@
+"""The view: what a run of the real machine gives as metrics, as tables and in random histories."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from core.test_every_cell import SITUATIONS, versions
+from core.world import World
+from tenax.core import events as fact
+from tenax.core.agent import SIGTERM, AgentMachine
+from tenax.core.events import AnyEvent
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax.metrics.api import MetricData
+from tenax.metrics.measured import CALLS, FAILURE_KINDS, MEASURED, STATES
+from tenax.metrics.reading import DURATION, read
+from tenax.metrics.view import MetricView, failure_kind
+
+WALL = 1_700_000_000.0
+
+
+def watch(history: list[tuple[float, AnyEvent]], workers: int = 2, max_restarts: int = 3) -> dict[float, list[str]]:
+    """What is said at each time at which something is."""
+    settings = AgentSettings("run", "trainer", workers, max_restarts)
+    machine, view = AgentMachine(settings), MetricView(settings, WALL)
+    said: dict[float, list[str]] = {}
+    for at, event in history:
+        for data in view.take(at, event, machine.step(event, at), machine.state):
+            assert data.timestamp == WALL + at
+            said.setdefault(at, []).append(f"{data.group_name}: {data.name}={data.value}")
+    return said
+
+
+def table(text: str) -> list[str]:
+    return [line.strip() for line in text.strip().splitlines()]
+
+
+def formed(generation: int, restarts_used: int = 0) -> fact.GenerationFormed:
+    return fact.GenerationFormed(Assignment(generation, group_world_size=3, world_size=6, restarts_used=restarts_used))
+
+
+def up(generation: int, at: float, restarts_used: int = 0) -> list[tuple[float, AnyEvent]]:
+    """Formed, and after a quarter of a second two workers run."""
+    return [
+        (at, formed(generation, restarts_used)),
+        (at + 0.125, fact.WorkerStarted(generation, 0, 100)),
+        (at + 0.25, fact.WorkerStarted(generation, 1, 101)),
+    ]
+
+
+def succeeded(generation: int, at: float) -> list[tuple[float, AnyEvent]]:
+    return [
+        (at, fact.WorkerExited(generation, 0, 0)),
+        (at, fact.WorkerExited(generation, 1, 0)),
+        (at + 0.5, fact.NodeCleared(generation)),
+    ]
+
+
+def failed(generation: int, at: float) -> list[tuple[float, AnyEvent]]:
+    """Worker 1 raises, worker 0 is stopped, half a second later the node is clear."""
+    return [
+        (at, fact.WorkerExited(generation, 1, 1)),
+        (at + 0.25, fact.FailureExamined(generation, 1, Evidence("RuntimeError", "RuntimeError: boom"))),
+        (at + 0.25, fact.WorkerExited(generation, 0, -SIGTERM)),
+        (at + 0.5, fact.NodeCleared(generation)),
+    ]
+
+
+RUN: list[tuple[float, AnyEvent]] = [(0.0, fact.RunRequested())]
+
+
+def test_a_run_without_trouble() -> None:
+    """One generation, and every worker succeeds."""
+    over = fact.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded"), 0.0)
+    said = watch([*RUN, *up(1, 2.0), *succeeded(1, 12.0), (13.0, over)])
+    assert list(said) == [2.0, 2.25, 12.0, 13.0]
+    assert said[2.0] == table("""
+        tenax: forming_ms=2000
+        torchelastic: SimpleElasticAgent._rendezvous.success=1
+        torchelastic: SimpleElasticAgent._rendezvous.duration.ms=2000
+        torchelastic: SimpleElasticAgent._assign_worker_ranks.success=1
+        torchelastic: SimpleElasticAgent._assign_worker_ranks.duration.ms=0
+        tenax: generation=1
+        tenax: world_size=6
+        tenax: nodes=3
+        tenax: restarts_used=0
+        torchelastic: workers.trainer.remaining_restarts=3
+        torchelastic: workers.trainer.healthy=1
+    """)
+    assert said[2.25] == table("""
+        torchelastic: LocalElasticAgent._start_workers.success=1
+        torchelastic: LocalElasticAgent._start_workers.duration.ms=250
+        torchelastic: SimpleElasticAgent._initialize_workers.success=1
+        torchelastic: SimpleElasticAgent._initialize_workers.duration.ms=2250
+        tenax: running=1
+    """)
+    assert said[12.0] == table("""
+        torchelastic: LocalElasticAgent._monitor_workers.success=1
+        torchelastic: LocalElasticAgent._monitor_workers.duration.ms=10000
+        tenax: running_s=10.0
+        tenax: running=0
+        torchelastic: workers.trainer.healthy=0
+        torchelastic: workers.trainer.succeeded=1
+    """)
+    assert said[13.0] == table("""
+        torchelastic: workers.trainer.flakiness=0
+        torchelastic: workers.trainer.run_total=1
+        torchelastic: workers.trainer.run_success_with_retries=0
+        torchelastic: workers.trainer.run_success_no_retries=1
+        torchelastic: workers.trainer.run_failed_with_retries=0
+        torchelastic: workers.trainer.run_failed_no_retries=0
+        torchelastic: SimpleElasticAgent.run.success=1
+        torchelastic: SimpleElasticAgent.run.duration.ms=13000
+        tenax: run_ended.succeeded=1
+    """)
+
+
+def test_a_failure_and_what_follows() -> None:
+    """A worker fails, the next generation runs again: how long it took, what it cost, how it failed."""
+    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), *up(2, 13.0, restarts_used=1)])
+    assert said[12.0] == table("""
+        torchelastic: LocalElasticAgent._monitor_workers.success=1
+        torchelastic: LocalElasticAgent._monitor_workers.duration.ms=10000
+        tenax: running_s=10.0
+        tenax: running=0
+        torchelastic: workers.trainer.healthy=0
+        torchelastic: workers.trainer.failed=1
+    """)
+    assert said[12.5] == table("""
+        torchelastic: LocalElasticAgent._stop_workers.success=1
+        torchelastic: LocalElasticAgent._stop_workers.duration.ms=500
+        tenax: worker_failures.exception=1
+    """)
+    assert said[13.0][0] == "tenax: forming_ms=500"
+    assert said[13.0][-4:] == table("""
+        tenax: restarts_used=1
+        torchelastic: workers.trainer.remaining_restarts=2
+        torchelastic: workers.trainer.failed=0
+        torchelastic: workers.trainer.healthy=1
+    """)
+    assert said[13.25] == table("""
+        torchelastic: LocalElasticAgent._start_workers.success=1
+        torchelastic: LocalElasticAgent._start_workers.duration.ms=250
+        torchelastic: SimpleElasticAgent._initialize_workers.success=1
+        torchelastic: SimpleElasticAgent._initialize_workers.duration.ms=750
+        torchelastic: SimpleElasticAgent._restart_workers.success=1
+        torchelastic: SimpleElasticAgent._restart_workers.duration.ms=1250
+        tenax: running=1
+        tenax: recovery_ms=1250
+    """)
+
+
+def test_a_run_that_failed_in_the_end() -> None:
+    """The budget is spent: the flakiness is 100, and the run of the agent is a success all the same, as in torch."""
+    verdict = Verdict(Outcome.FAILED, "no restart is left", (Failure(1, 1, 1, 101, 1, 12.0),), restarts_used=1)
+    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, fact.RunEnded(verdict, 13.0))], max_restarts=1)
+    assert said[13.0] == table("""
+        tenax: restarts_used=1
+        torchelastic: workers.trainer.remaining_restarts=0
+        torchelastic: workers.trainer.flakiness=100
+        torchelastic: workers.trainer.run_total=1
+        torchelastic: workers.trainer.run_success_with_retries=0
+        torchelastic: workers.trainer.run_success_no_retries=0
+        torchelastic: workers.trainer.run_failed_with_retries=1
+        torchelastic: workers.trainer.run_failed_no_retries=0
+        torchelastic: SimpleElasticAgent._initialize_workers.failure=1
+        torchelastic: SimpleElasticAgent._initialize_workers.duration.ms=500
+        torchelastic: SimpleElasticAgent._rendezvous.failure=1
+        torchelastic: SimpleElasticAgent._rendezvous.duration.ms=500
+        torchelastic: SimpleElasticAgent._restart_workers.failure=1
+        torchelastic: SimpleElasticAgent._restart_workers.duration.ms=1000
+        torchelastic: SimpleElasticAgent.run.success=1
+        torchelastic: SimpleElasticAgent.run.duration.ms=13000
+        tenax: run_ended.failed=1
+    """)
+
+
+def test_a_node_that_comes_or_goes_is_no_recovery() -> None:
+    """A generation that ends for that reason has a name of its own for the time without workers."""
+    ended = fact.GenerationEnded(1, "c joins", is_free=True)
+    history = [*RUN, *up(1, 2.0), (12.0, ended), *((at, event) for at, event in failed(1, 12.0) if at > 12.0)]
+    history.insert(-1, (12.25, fact.WorkerExited(1, 1, -SIGTERM)))
+    said = watch([*history, *up(2, 13.0)])
+    assert "torchelastic: workers.trainer.stopped=1" in said[12.0]
+    assert "tenax: membership_change_ms=1250" in said[13.25]
+    assert not [line for lines in said.values() for line in lines if "recovery" in line or "worker_failures" in line]
+
+
+def test_a_recovery_lasts_until_workers_really_run() -> None:
+    """An attempt that could not even start does not end it."""
+    attempt: list[tuple[float, AnyEvent]] = [
+        (13.0, formed(2, 1)),
+        (13.0, fact.WorkerStartFailed(2, 0, "no more processes")),
+        (13.0, fact.WorkerStartFailed(2, 1, "no more processes")),
+        (13.25, fact.FailureExamined(2, 0, Evidence())),
+        (13.25, fact.FailureExamined(2, 1, Evidence())),
+        (13.5, fact.NodeCleared(2)),
+    ]
+    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), *attempt, *up(3, 14.0, restarts_used=2)])
+    assert "torchelastic: LocalElasticAgent._start_workers.failure=1" in said[13.0]
+    assert "torchelastic: SimpleElasticAgent._restart_workers.failure=1" in said[13.0]
+    assert "tenax: running=1" not in said[13.0]
+    assert said[13.5].count("tenax: worker_failures.not_started=1") == 2
+    assert "tenax: recovery_ms=2250" in said[14.25]
+
+
+def test_a_cancelled_run_has_no_result() -> None:
+    """As in torch, where it is an exception: the run of the agent failed, and nothing is said of the workers' run."""
+    said = watch([*RUN, (1.0, fact.SignalReceived(SIGTERM))])
+    assert said[1.0] == table("""
+        torchelastic: SimpleElasticAgent._initialize_workers.failure=1
+        torchelastic: SimpleElasticAgent._initialize_workers.duration.ms=1000
+        torchelastic: SimpleElasticAgent._rendezvous.failure=1
+        torchelastic: SimpleElasticAgent._rendezvous.duration.ms=1000
+        torchelastic: SimpleElasticAgent.run.failure=1
+        torchelastic: SimpleElasticAgent.run.duration.ms=1000
+        tenax: run_ended.cancelled=1
+    """)
+
+
+def test_losing_the_keeper() -> None:
+    """Nobody knows what became of the workers, and watching them failed."""
+    said = watch([*RUN, *up(1, 2.0), (12.0, fact.KeeperLost("it was killed"))])
+    assert said[12.0] == table("""
+        torchelastic: LocalElasticAgent._monitor_workers.failure=1
+        torchelastic: LocalElasticAgent._monitor_workers.duration.ms=10000
+        tenax: running_s=10.0
+        tenax: running=0
+        torchelastic: workers.trainer.healthy=0
+        torchelastic: workers.trainer.unknown=1
+        torchelastic: SimpleElasticAgent.run.failure=1
+        torchelastic: SimpleElasticAgent.run.duration.ms=12000
+        tenax: run_ended.broken=1
+    """)
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind"),
+    [
+        (Failure(1, 0, 0, 0, 127, 1.0, "could not be started: no such file"), "not_started"),
+        (Failure(1, 0, 0, 9, -9, 1.0, evidence=Evidence(out_of_memory="the kernel says so")), "out_of_memory"),
+        (Failure(1, 0, 0, 9, 1, 1.0, evidence=Evidence("ValueError", "ValueError: x")), "exception"),
+        (Failure(1, 0, 0, 9, -15, 1.0, evidence=Evidence(raised_at=0.5), asked_to_end=True), "exception"),
+        (Failure(1, 0, 0, 9, -11, 1.0), "signal"),
+        (Failure(1, 0, 0, 9, 3, 1.0), "exit_code"),
+        (Failure(1, 0, 0, 9, 0, 1.0, "its result cannot be read"), "result"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_every_failure_has_a_kind(failure: Failure, kind: str) -> None:
+    """One word, and the evidence says more than the exit code does."""
+    assert failure_kind(failure) == kind
+    assert kind in FAILURE_KINDS
+
+
+# --- any history ------------------------------------------------------------------------------------------------------
+
+_PARTS = {"{role}": ("trainer",), "{state}": STATES, "{kind}": FAILURE_KINDS, "{outcome}": [it.value for it in Outcome]}
+
+
+def rows_of(group: str, name: str) -> list[str]:
+    """The names of the table that this one is an instance of."""
+    found = []
+    for row in MEASURED:
+        pattern = re.escape(row.name)
+        for part, values in _PARTS.items():
+            pattern = pattern.replace(re.escape(part), f"(?:{'|'.join(values)})")
+        if row.group == group and re.fullmatch(pattern, name):
+            found.append(row.name)
+    return found
+
+
+def play(seed: int, *, lies: bool) -> list[tuple[str, str, float]]:
+    """All that the view says in one random history, checked as it comes."""
+    world = World(random.Random(seed), lies=lies)
+    world.play()
+    machine, view = AgentMachine(world.settings), MetricView(world.settings, WALL)
+    said = []
+    for event, now, commands in world.steps:
+        assert machine.step(event, now) == commands
+        for data in view.take(now, event, commands, machine.state):
+            assert data.timestamp == WALL + now
+            said.append((data.group_name, data.name, data.value))
+    return said
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+def test_any_history_gives_sane_metrics(lies: bool) -> None:
+    """V1-V3: no exception, no negative number, one end for each span, nothing twice at the end; all names are known."""
+    seen = set()
+    for seed in range(1_500):
+        said = play(seed, lies=lies)
+        names = [name for _, name, _ in said]
+        assert all(value >= 0 for _, _, value in said), f"seed {seed}"
+        assert names.count("SimpleElasticAgent.run.duration.ms") == 1, f"seed {seed}"
+        assert names[-1].startswith("run_ended."), f"seed {seed}"
+        for call in CALLS:
+            ends = names.count(f"{call}.success") + names.count(f"{call}.failure")
+            assert ends == names.count(f"{call}.duration.ms"), f"seed {seed}: {call}"
+        generations = names.count("generation")
+        for call in ("LocalElasticAgent._start_workers", "LocalElasticAgent._monitor_workers"):
+            assert names.count(f"{call}.duration.ms") == generations, f"seed {seed}: {call}"
+        assert names.count("running_s") == generations, f"seed {seed}"
+        seen |= {(group, name) for group, name, _ in said}
+    rows = {name: rows_of(*name) for name in seen}
+    assert [name for name, found in rows.items() if len(found) != 1] == []
+    if not lies:
+        never = {
+            "SimpleElasticAgent._assign_worker_ranks.failure",  # it begins and ends in the same step
+            "membership_change_ms",  # in this world no node comes or goes
+        }
+        assert {row.name for row in MEASURED} - {found[0] for found in rows.values()} == never
+
+
+def test_any_soup_of_facts_is_taken() -> None:
+    """However absurd the facts and their order, the view does not raise, and no number is negative."""
+    kinds = AnyEvent.__args__
+    facts = {kind: versions(kind) for kind in kinds}
+    for seed in range(500):
+        dice = random.Random(seed)
+        situation = dice.choice(list(SITUATIONS))
+        machine = AgentMachine(AgentSettings("run", "trainer", 2, 3))
+        view = MetricView(machine.state.settings, WALL)
+        at = 0.0
+        for event in [*SITUATIONS[situation][1], *(dice.choice(facts[dice.choice(kinds)]) for _ in range(30))]:
+            at += dice.choice((0.0, 0.1, 50.0))
+            for data in view.take(at, event, machine.step(event, at), machine.state):
+                assert data.value >= 0, (seed, situation, event, data)
+
+
+def test_nothing_is_said_after_the_verdict() -> None:
+    """V3."""
+    said = watch([*RUN, (1.0, fact.SignalReceived(SIGTERM)), (2.0, fact.SignalReceived(SIGTERM)), (3.0, formed(1))])
+    assert list(said) == [1.0]
+
+
+def test_the_table_knows_the_kinds() -> None:
+    """What the table calls a counter, a gauge or a duration is read as one by the handlers."""
+    for row in MEASURED:
+        reading = read(MetricData(0.0, row.group, row.name, 1000))
+        assert reading.kind == row.kind, row
+        assert (reading.value == 1.0) is (row.kind == DURATION), row

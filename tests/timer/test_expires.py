@@ -1,0 +1,142 @@
+"""``expires`` and the clients' side: what is acquired and released, when, and under which name."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import time
+
+import pytest
+
+from tenax import timer
+from tenax.timer import TimerClient, TimerRequest
+from tenax.timer import api as timer_api
+from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
+
+
+class Notebook(TimerClient):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str, float]] = []
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        self.told.append(("acquire", scope_id, expiration_time))
+
+    def release(self, scope_id: str) -> None:
+        self.told.append(("release", scope_id, 0.0))
+
+
+@pytest.fixture
+def nobody_is_configured():
+    before = timer_api._timer_client
+    timer_api._timer_client = None
+    yield
+    timer_api._timer_client = before
+
+
+def test_a_block_acquires_and_releases() -> None:
+    """The expiration is so many seconds from the moment the block is entered, on the wall clock."""
+    notes = Notebook()
+    before = time.time()
+    with timer.expires(after=60, scope="step", client=notes):
+        ((verb, scope, expires_at),) = notes.told
+        assert (verb, scope) == ("acquire", "step")
+        assert before + 60 <= expires_at <= time.time() + 60
+    assert notes.told[1] == ("release", "step", 0.0)
+
+
+def test_a_block_that_raises_is_left_too() -> None:
+    notes = Notebook()
+    with pytest.raises(ZeroDivisionError), timer.expires(1, "step", notes):
+        raise ZeroDivisionError
+    assert [verb for verb, *_ in notes.told] == ["acquire", "release"]
+
+
+def test_without_a_name_a_block_is_named_by_its_place() -> None:
+    """File and line of the ``with``, so that a report says where the program hung."""
+    notes = Notebook()
+    line = sys._getframe().f_lineno + 1
+    with timer.expires(after=1, client=notes):
+        pass
+    assert notes.told[0][1] == f"{__file__}#{line}"
+
+
+def test_a_function_can_be_decorated() -> None:
+    """The client is looked for when it is called, not when the module is imported."""
+    notes = Notebook()
+
+    @timer.expires(after=1, scope="step", client=notes)
+    def step() -> int:
+        return len(notes.told)
+
+    assert notes.told == []
+    assert (step(), step()) == (1, 3)
+
+
+def test_the_configured_client_is_used(nobody_is_configured) -> None:
+    notes = Notebook()
+    timer.configure(notes)
+    with timer.expires(after=1):
+        pass
+    assert len(notes.told) == 2
+
+
+def test_without_a_client_it_is_said_what_to_do(nobody_is_configured) -> None:
+    with pytest.raises(RuntimeError, match=r"tenax\.timer\.configure"), timer.expires(after=1):
+        pass
+
+
+def test_requests_are_equal_by_value() -> None:
+    assert TimerRequest(1, "a", 2.0) == TimerRequest(1, "a", 2.0)
+    assert TimerRequest(1, "a", 2.0) != TimerRequest(1, "a", 3.0)
+    assert TimerRequest(1, "a", 2.0) != "a"
+    assert timer.FileTimerRequest(1, "a", 2.0, 9) == timer.FileTimerRequest(1, "a", 2.0, 9)
+    assert timer.FileTimerRequest(1, "a", 2.0, 9) != timer.FileTimerRequest(1, "a", 2.0, 15)
+    assert timer.FileTimerRequest(1, "a", 2.0) != TimerRequest(1, "a", 2.0)
+
+
+def test_expired_timers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """At INFO, and nothing is logged when nothing has expired."""
+    caplog.set_level("INFO")
+    log_debug_info_for_expired_timers("run", {})
+    assert caplog.records == []
+    log_debug_info_for_expired_timers("run", {7: ["{}"]})
+    assert "the run run" in caplog.text
+
+
+NAMES = {
+    "": (
+        "TimerClient TimerRequest TimerServer FileTimerClient FileTimerRequest FileTimerServer LocalTimerClient "
+        "LocalTimerServer configure expires"
+    ),
+    ".api": "RequestQueue TimerClient TimerRequest TimerServer configure expires",
+    ".local_timer": "LocalTimerClient LocalTimerServer MultiprocessingRequestQueue",
+    ".file_based_local_timer": "FileTimerClient FileTimerRequest FileTimerServer",
+    ".debug_info_logging": "log_debug_info_for_expired_timers",
+}
+
+
+def test_names_and_parameters_are_torchelastics() -> None:
+    """Whatever is called by position or by name there is called the same way here."""
+    pytest.importorskip("torch")
+    for module, names in NAMES.items():
+        theirs = importlib.import_module(f"torch.distributed.elastic.timer{module}")
+        ours = importlib.import_module(f"tenax.timer{module}")
+        for name in names.split():
+            assert name in ours.__all__
+            assert_same_parameters(getattr(ours, name), getattr(theirs, name), name)
+
+
+def assert_same_parameters(ours, theirs, name: str) -> None:
+    assert parameters(ours) == parameters(theirs), name
+    if inspect.isclass(theirs):
+        for method, value in vars(theirs).items():
+            if callable(value) and not method.startswith("_"):
+                assert parameters(getattr(ours, method)) == parameters(value), f"{name}.{method}"
+
+
+def parameters(thing) -> list[tuple[str, object]]:
+    found = inspect.signature(thing).parameters.values()
+    return [(each.name, each.default) for each in found if each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)]

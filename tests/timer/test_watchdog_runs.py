@@ -1,0 +1,392 @@
+"""The watchdog in real runs: scripts that hang in every way, under the real program."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Bench, Done
+from tenax.failures.report import Report
+from tenax.processes.stacks import stacks_signal
+from tenax.runtime.journal import read_journal
+from tenax.runtime.replay import replay
+from watching import is_alive, on_linux
+
+pytestmark = on_linux
+
+ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+assert Report  # the report is read as text and as JSON below
+
+# What scripts begin with. ``first_try`` is true until the workers were started again.
+HEAD = """
+import os, signal, sys, threading, time
+from worker_kit import RANK, ATTEMPT, note, stay, ignore, ready
+from tenax import timer
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+def hang_in_here(how):
+    with timer.expires(after=0.3, scope="the step"):
+        how()
+"""
+
+
+def script(bench: Bench, body: str) -> str:
+    return bench.script(HEAD + body)
+
+
+def stacks_of(done: Done) -> str:
+    """The part of the report that shows them."""
+    heading = "  Where its threads were when it was late, the innermost call of each first:\n"
+    assert heading in done.report, done
+    return done.report.partition(heading)[2].partition("\n\n")[0]
+
+
+HANGS = {
+    "in a sleep": "hang_in_here(lambda: time.sleep(600))",
+    "in C code that holds the interpreter lock": "hang_in_here(lambda: sum(range(10**15)))",
+    "in a loop": "hang_in_here(lambda: any(False for _ in iter(int, 1)))",
+}
+
+
+@pytest.mark.parametrize("body", HANGS.values(), ids=HANGS)
+def test_a_worker_that_hangs_is_ended_and_the_report_shows_where(bench: Bench, body: str) -> None:
+    """One sentence says what happened; the stacks say where; the exit code is the signal's."""
+    done = bench.run("--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
+    assert done.code == 128 + signal.SIGKILL, done
+    assert "did not leave the scope 'the step' within 0.3 s" in done.report.splitlines()[1]
+    assert done.fact("ended") == "ended by SIGKILL (killed): it did not leave the scope 'the step' within 0.3 s"
+    assert "in hang_in_here" in stacks_of(done)
+    cause = json.loads((bench.home / "report.json").read_text())["first_cause"]
+    assert "in hang_in_here" in cause["stacks"]
+    assert cause["reason"] == "did not leave the scope 'the step' within 0.3 s"
+    assert (cause["exit_code"], cause["signal"]) == (-9, "SIGKILL")
+
+
+def test_a_thread_that_hangs_is_shown_with_all_others(bench: Bench) -> None:
+    body = """
+thread = threading.Thread(target=hang_in_here, args=(lambda: time.sleep(600),))
+thread.start()
+def wait_for_it():
+    thread.join()
+wait_for_it()
+"""
+    stacks = stacks_of(bench.run(script(bench, body), env=ON))
+    assert "in hang_in_here" in stacks
+    assert "in wait_for_it" in stacks
+
+
+def test_after_a_restart_the_run_goes_on(bench: Bench) -> None:
+    """Siblings are stopped and started again as after any failure; the second attempt succeeds."""
+    body = """
+note("pid", os.getpid())
+if ATTEMPT == 0:
+    ready()
+    if RANK == 1:
+        hang_in_here(stay)
+    stay()
+with timer.expires(after=600):
+    print("rank", RANK, "is done")
+"""
+    done = bench.run("--nproc-per-node=3", "--max-restarts=1", "--log-dir=logs", script(bench, body), env=ON)
+    assert done.code == 0, done
+    assert sorted(done.out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
+    pid = bench.note("pid", 1)
+    assert f"rank 1 (pid {pid}) did not leave the scope 'the step' within 0.3 s" in done.said
+    assert "ending rank 1 with SIGKILL (killed)" in done.said
+    assert "generation 2 (restart 1 of 1): starting 3 workers, ranks 0 to 2 of 3" in done.said
+    assert not any("rank 0" in line for line in done.said), "siblings end as asked"
+
+
+def test_the_journal_replays(bench: Bench) -> None:
+    """The fact, what was decided about it, and everything that events want to know are in it."""
+    bench.run("--log-dir=logs", "--max-restarts=1", script(bench, "ATTEMPT or hang_in_here(stay)"), env=ON)
+    header, steps, footer = read_journal(str(bench.run_dir() / "journal.jsonl"))
+    replayed = replay(header, steps, footer)
+    assert replayed.differences == []
+    assert replayed.is_complete
+    (late,) = [step for step in steps if type(step.event).__name__ == "ScopeExpired"]
+    assert [type(command).__name__ for command in late.commands] == ["DumpStacks"]
+    assert (late.event.scope, late.event.signal) == ("the step", 9)
+    assert late.event.expiration_time == pytest.approx(header.wall_time + late.at - header.at, abs=5)
+    (ended,) = [command for step in steps for command in step.commands if type(command).__name__ == "EndWorker"]
+    assert (ended.pid, ended.signal) == (late.event.pid, 9)
+
+
+def test_a_worker_that_ignores_the_signal_it_asked_for_is_killed_after_the_grace(bench: Bench) -> None:
+    body = """
+ignore("SIGTERM")
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], signal.SIGTERM))
+hang_in_here(stay)
+"""
+    done = bench.run("--shutdown-timeout=1", script(bench, body), env=ON)
+    assert done.code == 128 + signal.SIGKILL, done
+    assert "ending rank 0 with SIGTERM (asked to end)" in done.said
+    assert "ending rank 0 with SIGKILL (killed): not gone within the grace period" in done.said
+
+
+def test_a_worker_that_leaves_its_scopes_is_left_alone(bench: Bench) -> None:
+    """Thousands of them, some nested, some in threads; and nothing is left on the disk."""
+    body = """
+def work():
+    for _ in range(300):
+        with timer.expires(after=30), timer.expires(after=60, scope=f"outer {threading.get_ident()}"):
+            pass
+threads = [threading.Thread(target=work) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+    done = bench.run("--nproc-per-node=2", script(bench, body), env=ON)
+    assert done.code == 0, done
+    assert not list((bench.home / "tmp").glob("tenax-watchdog-*"))
+
+
+def test_torchelastics_own_client_works_with_our_agent(bench: Bench) -> None:
+    """A script that was written for TorchElastic, and does not know tenax."""
+    pytest.importorskip("torch")
+    body = """
+import os, time
+import torch.distributed.elastic.timer as timer
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+with timer.expires(after=60):
+    pass
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    with timer.expires(after=0.3, scope="the step"):
+        time.sleep(600)
+"""
+    done = bench.run("--max-restarts=1", bench.script(body), env=ON, timeout_s=100)
+    assert done.code == 0, done
+    assert any("did not leave the scope 'the step' within 0.3 s" in line for line in done.said)
+
+
+# --- who may ask for what ---------------------------------------------------------------------------------------------
+
+
+def test_garbage_and_a_flood_do_no_harm(bench: Bench) -> None:
+    """One worker writes megabytes of nonsense; the other one's scopes are watched all the same."""
+    body = """
+if RANK == 0:
+    pipe = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY)
+    for chunk in (b"\\n" * 4096, b"{" * 4096, b'{"pid": 1}\\n' * 300, os.urandom(4096)) * 200:
+        os.write(pipe, chunk)
+    os.write(pipe, b"\\n")
+    note("flooded")
+    stay()
+for _ in range(100):
+    with timer.expires(after=60):
+        pass
+while not os.path.exists(os.path.join(os.environ["E2E_NOTES"], "flooded.0.0")):
+    with timer.expires(after=60):
+        pass
+hang_in_here(stay)
+"""
+    done = bench.run("--nproc-per-node=2", script(bench, body), env=ON)
+    assert done.code == 128 + signal.SIGKILL, done
+    assert "rank 1" in done.report.splitlines()[1]
+    assert sum("is no request" in line for line in done.said) == 1
+
+
+def test_a_request_for_a_foreign_process_kills_nobody(bench: Bench) -> None:
+    """Neither a process of somebody else, nor the agent, nor a child of the worker; a person hears of it."""
+    foreign = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    body = f"""
+import json, subprocess
+child = subprocess.Popen(["sleep", "600"])
+pipe = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY)
+agent = os.stat
+for pid in ({foreign.pid}, child.pid, os.getppid(), {os.getpid()}):
+    fields = {{"version": 1, "pid": pid, "scope_id": "x", "expiration_time": 1.0, "signal": 9}}
+    os.write(pipe, json.dumps(fields).encode() + b"\\n")
+with timer.expires(after=60):
+    pass
+print(child.poll())
+"""
+    try:
+        done = bench.run(script(bench, body), env=ON)
+        assert done.code == 0, done
+        assert done.out == "None\n"
+        assert is_alive(foreign.pid)
+        assert sum("it is no worker of this node" in line for line in done.said) == 1
+    finally:
+        foreign.kill()
+        foreign.wait()
+
+
+def test_a_program_without_python_is_ended_without_stacks(bench: Bench) -> None:
+    """It would die of the question. It is ended at once, and the report says why there are none."""
+    bench.script(
+        """\
+        #!/bin/sh
+        request="{\\"version\\": 1, \\"pid\\": $$, \\"scope_id\\": \\"shell\\", \\"expiration_time\\": 1.0, \\"signal\\": 15}"
+        echo "$request" > "$TORCHELASTIC_TIMER_FILE"
+        sleep 600
+        """,
+        "work.sh",
+    )
+    (bench.home / "work.sh").chmod(0o755)
+    done = bench.run("--no-python", "./work.sh", env=ON)
+    assert done.code == 128 + signal.SIGTERM, done
+    assert "did not leave the scope 'shell' in time (its stacks are not known: it is no Python program" in done.report
+
+
+# --- where ------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_log_folder_the_stacks_are_on_stderr(bench: Bench) -> None:
+    done = bench.run("--log-dir=/dev/null", script(bench, "hang_in_here(stay)"), env=ON)
+    assert done.code == 128 + signal.SIGKILL, done
+    assert "in hang_in_here" in done.err.partition("=" * 80)[0]
+    assert "in hang_in_here" in done.report
+
+
+def test_stacks_leave_no_trace_for_what_a_worker_starts(bench: Bench) -> None:
+    """No variable, no descriptor, no signal that is caught."""
+    body = """
+import subprocess
+note("own", open("/proc/self/status").read())
+code = "import os; print(os.environ.get('TENAX_STACKS_SIGNAL'), len(os.listdir('/proc/self/fd')), flush=True); "
+code += "print(open('/proc/self/status').read())"
+note("child", subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, close_fds=False).stdout)
+"""
+    done = bench.run("--log-dir=logs", script(bench, body), env=ON)
+    assert done.code == 0, done
+    assert catches(bench.note("own"))
+    child = bench.note("child")
+    assert child.splitlines()[0] == "None 4"  # three streams, and the folder that is being listed
+    assert not catches(child)
+
+
+def catches(status: str) -> bool:
+    (caught,) = [line for line in status.splitlines() if line.startswith("SigCgt:")]
+    return bool(int(caught.split()[1], 16) >> (stacks_signal() - 1) & 1)
+
+
+def test_the_pipe_can_be_where_the_user_wants_it(bench: Bench) -> None:
+    """Only its owner may use it. One that a killed agent left there is replaced; ours is gone afterwards."""
+    path = bench.home / "my timers"
+    os.mkfifo(path, 0o666)
+    body = """
+note("path", os.environ["TORCHELASTIC_TIMER_FILE"])
+note("mode", os.stat(os.environ["TORCHELASTIC_TIMER_FILE"]).st_mode)
+ATTEMPT or hang_in_here(stay)
+"""
+    done = bench.run("--max-restarts=1", script(bench, body), env={**ON, "TORCHELASTIC_TIMER_FILE": str(path)})
+    assert done.code == 0, done
+    assert bench.note("path") == str(path)
+    assert stat.S_IMODE(int(bench.note("mode"))) == 0o600
+    assert not path.exists()
+
+
+def test_by_default_the_pipe_is_in_a_folder_of_its_own(bench: Bench) -> None:
+    """That nobody else may enter, with a name that no other agent has."""
+    body = """
+path = os.environ["TORCHELASTIC_TIMER_FILE"]
+note("path", path)
+note("modes", f"{os.stat(path).st_mode:o} {os.stat(os.path.dirname(path)).st_mode:o}")
+"""
+    paths = set()
+    for _ in range(2):
+        assert bench.run(script(bench, body), env=ON).code == 0
+        paths.add(bench.note("path"))
+        assert bench.note("modes") == "10600 40700"
+    assert len(paths) == 2
+    assert not any(os.path.exists(os.path.dirname(path)) for path in paths)
+
+
+@pytest.mark.parametrize("place", ["a file", "no folder", "in use"])
+def test_a_pipe_that_cannot_be_had_is_refused_before_anything_starts(bench: Bench, place: str) -> None:
+    """Two agents on one pipe would each read half of what both should hear."""
+    path = bench.home / ("missing/timers" if place == "no folder" else "timers")
+    reader = -1
+    if place == "a file":
+        path.write_text("precious")
+    elif place == "in use":
+        os.mkfifo(path)
+        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    done = bench.run(script(bench, ""), env={**ON, "TORCHELASTIC_TIMER_FILE": str(path)})
+    assert done.code == 2, done
+    assert f"TORCHELASTIC_TIMER_FILE is {str(path)!r}" in done.err
+    assert "Traceback" not in done.err
+    if place == "a file":
+        assert path.read_text() == "precious"
+    if reader >= 0:
+        os.close(reader)
+
+
+def test_a_run_inside_a_worker_has_a_pipe_of_its_own(bench: Bench) -> None:
+    """It inherits both variables, and does not take the pipe of the agent above it."""
+    bench.script(HEAD + 'note("inner", os.environ["TORCHELASTIC_TIMER_FILE"])', "inner.py")
+    body = """
+import subprocess
+note("outer", os.environ["TORCHELASTIC_TIMER_FILE"])
+sys.exit(subprocess.run([sys.executable, "-m", "tenax", "run", "inner.py"]).returncode)
+"""
+    done = bench.run(script(bench, body), env=ON)
+    assert done.code == 0, done
+    assert bench.note("inner") != bench.note("outer")
+
+
+@pytest.mark.parametrize("value", [None, "0", "true"])
+def test_it_is_off_unless_it_is_asked_for(bench: Bench, value: str | None) -> None:
+    """No pipe, no variable, no signal that is caught, and nothing of it is even imported."""
+    body = """
+import os
+from worker_kit import note
+note("env", [name for name in os.environ if "TIMER_FILE" in name or "STACKS" in name])
+note("status", open("/proc/self/status").read())
+"""
+    program = [sys.executable, "-X", "importtime", "-m", "tenax", "run"]
+    env = {} if value is None else {"TORCHELASTIC_ENABLE_FILE_TIMER": value}
+    done = bench.run("--log-dir=logs", bench.script(body), program=program, env=env)
+    assert done.code == 0, done
+    assert bench.note("env") == "[]"
+    assert not catches(bench.note("status"))
+    assert not list(Path(bench.home).rglob("stacks.txt"))
+    assert "tenax.runtime.supervisor" in done.err
+    assert "tenax.timer" not in done.err
+    assert "tenax.core.watchdog" not in done.err
+
+
+# --- functions --------------------------------------------------------------------------------------------------------
+
+FUNCTIONS = """
+import os, signal, sys
+from tenax import timer
+from tenax.launcher import LaunchConfig, elastic_launch
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.multiprocessing.errors import ChildFailedError
+
+def train():
+    assert "TENAX_STACKS_SIGNAL" not in os.environ
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    with timer.expires(after=0.3, scope="the step"):
+        if os.environ["RANK"] == "1":
+            while True:
+                signal.pause()
+    return "done"
+
+if __name__ == "__main__":
+    config = LaunchConfig(1, 1, 2, start_method=sys.argv[1], max_restarts=0, logs_specs=DefaultLogsSpecs("logs"))
+    try:
+        elastic_launch(config, train)()
+    except ChildFailedError as error:
+        ((rank, failure),) = error.failures.items()
+        print(rank, failure.exitcode, failure.message["message"])
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_functions_are_watched_too(bench: Bench, method: str) -> None:
+    """However their processes are made."""
+    done = bench.run(program=[sys.executable, bench.script(FUNCTIONS), method], env=ON)
+    assert done.code == 0, done
+    assert done.out == "1 -9 did not leave the scope 'the step' within 0.3 s\n", done
+    (stacks,) = bench.run_dir().glob("attempt_0/1/stacks.txt")
+    assert "in train" in stacks.read_text()

@@ -1,0 +1,202 @@
+"""Meeting in a store: the same with a store of ours and with one of torch's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from store.servers import our_server
+from tenax.store import MemoryStore, StoreTimeoutError, TCPStore
+from tenax.utils.distributed import create_c10d_store, get_free_port
+from tenax.utils.store import barrier, get_all, store_timeout, synchronize
+
+SOON_S = 0.05  # for what never comes
+MEANWHILE_S = 30.0  # for what comes
+
+
+@contextmanager
+def ours() -> Iterator[Callable[[], Any]]:
+    with our_server() as server:
+        yield lambda: TCPStore(server.host, server.port, timeout=MEANWHILE_S)
+
+
+@contextmanager
+def torchs() -> Iterator[Callable[[], Any]]:
+    """Torch's server and clients. They wait for each other outside of Python."""
+    dist = pytest.importorskip("torch.distributed", reason="torch is not installed")
+    patience = timedelta(seconds=MEANWHILE_S)
+    server = dist.TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)
+    yield lambda: dist.TCPStore("127.0.0.1", server.port, None, False, patience, wait_for_workers=False)
+
+
+@pytest.fixture(params=[ours, torchs], ids=["ours", "torch's"])
+def connect(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
+    with request.param() as connected:
+        yield connected
+
+
+def at_once(actions: list[Callable[[], Any]]) -> list[Any]:
+    """What each of them returns or raises, each in a thread of its own."""
+    results: list[Any] = [None] * len(actions)
+
+    def act(number: int) -> None:
+        try:
+            results[number] = actions[number]()
+        except Exception as error:
+            results[number] = error
+
+    threads = [threading.Thread(target=act, args=(number,)) for number in range(len(actions))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(MEANWHILE_S)
+        assert not thread.is_alive()
+    return results
+
+
+def test_synchronize_gives_everybody_everything_in_the_order_of_ranks(connect: Callable[[], Any]) -> None:
+    stores = [connect() for _ in range(3)]
+    actions = [lambda r=r: synchronize(stores[r], f"data {r}".encode(), r, 3, "here/") for r in (2, 0, 1)]
+    assert at_once(actions) == [[b"data 0", b"data 1", b"data 2"]] * 3
+
+
+def test_rank_0_leaves_last(connect: Callable[[], Any]) -> None:
+    """It has to wait until the others have read, because it may be the one that serves."""
+    store, other = connect(), connect()
+    for rank in range(2):
+        store.set(f"x{rank}", str(rank))
+    with store_timeout(store, SOON_S), pytest.raises(RuntimeError):
+        get_all(store, 0, "x", 2)
+    assert get_all(other, 1, "x", 2) == [b"0", b"1"]
+
+
+def test_a_barrier_opens_for_all(connect: Callable[[], Any]) -> None:
+    stores = [connect() for _ in range(3)]
+    assert at_once([lambda s=s: barrier(s, 3, "gate", rank=0) for s in stores]) == [None] * 3
+
+
+def test_rank_0_says_who_is_missing(connect: Callable[[], Any]) -> None:
+    """It names those who gave no sign, in order."""
+    store, other = connect(), connect()
+    other.set("gate2/TRACE", "rank 2 gave up waiting as well")
+    with pytest.raises(RuntimeError) as caught:
+        barrier(store, 5, "gate", SOON_S, 0, lambda rank: f"host{rank}", SOON_S)
+    assert str(caught.value).endswith("missing_ranks=[host1, host3, host4]")
+    assert other.check(["gate/TRACING_GATE"])
+
+
+def test_the_others_point_to_rank_0(connect: Callable[[], Any]) -> None:
+    store, other = connect(), connect()
+    other.set("gate/TRACING_GATE", "rank 0 has looked")
+    with pytest.raises(RuntimeError, match=r"missing_ranks=\[<rank 0 \(host0\) knows>\]"):
+        barrier(store, 5, "gate", SOON_S, 2, lambda rank: f"host{rank}")
+    assert other.check(["gate2/TRACE"])
+
+
+def test_when_rank_0_is_missing_itself_the_stores_own_error_comes_through(connect: Callable[[], Any]) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        barrier(connect(), 5, "gate", SOON_S, 2)
+    assert "missing_ranks" not in str(caught.value)
+
+
+def test_without_a_rank_the_stores_own_error_comes_through(connect: Callable[[], Any]) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        barrier(connect(), 2, "gate", barrier_timeout=SOON_S)
+    assert "missing_ranks" not in str(caught.value)
+
+
+def test_a_decoder_without_a_rank_is_refused() -> None:
+    with pytest.raises(AssertionError, match="rank is needed"):
+        barrier(MemoryStore(), 1, "gate", rank_tracing_decoder=str)
+
+
+def test_many_missing_ranks_are_not_all_named() -> None:
+    """Sixteen say enough, and nobody waits for the others."""
+    with pytest.raises(StoreTimeoutError) as caught:
+        barrier(MemoryStore(), 1000, "gate", barrier_timeout=SOON_S, rank=0, trace_timeout=SOON_S)
+    assert str(caught.value).endswith(f"missing_ranks=[{', '.join(map(str, range(1, 17)))}]")
+
+
+def test_the_timeout_is_put_back_whatever_happens(connect: Callable[[], Any]) -> None:
+    """Also after an error inside the block."""
+    store = connect()
+    before = store.timeout
+    with pytest.raises(KeyError) as caught, store_timeout(store, 7):
+        raise KeyError(store.timeout)
+    assert caught.value.args == (timedelta(seconds=7),)
+    assert store.timeout == before
+
+
+def test_who_made_the_store_and_who_came_meet() -> None:
+    port = get_free_port()
+    server, client = at_once(
+        [
+            lambda: create_c10d_store(True, "127.0.0.1", port, world_size=2, timeout=MEANWHILE_S),
+            lambda: create_c10d_store(False, "127.0.0.1", port, world_size=2, timeout=MEANWHILE_S),
+        ]
+    )
+    with server, client:
+        server.set("key", "value")
+        assert client.get("key") == b"value"
+
+
+def test_a_server_alone_chooses_its_port() -> None:
+    with create_c10d_store(True, "127.0.0.1") as store:
+        assert store.port > 0
+        store.set("key", "value")
+        with create_c10d_store(False, "127.0.0.1", store.port, wait_for_workers=False) as other:
+            assert other.get("key") == b"value"
+
+
+def test_too_few_members_are_a_timeout() -> None:
+    with pytest.raises(TimeoutError):
+        create_c10d_store(True, "127.0.0.1", get_free_port(), world_size=2, timeout=SOON_S)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"is_server": True, "world_size": 2}, "others must know"), ({"is_server": False}, "client must know")],
+)
+def test_a_port_that_somebody_needs_must_be_given(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        create_c10d_store(server_addr="127.0.0.1", **options)
+
+
+def test_a_port_that_is_taken_is_an_error() -> None:
+    with (
+        create_c10d_store(True, "127.0.0.1") as store,
+        pytest.raises(RuntimeError, match="in use"),
+    ):
+        create_c10d_store(True, "127.0.0.1", store.port, timeout=MEANWHILE_S)
+
+
+def test_members_of_both_kinds_meet_in_one_store() -> None:
+    """TorchElastic's own helper in another process, ours here: one barrier, one exchange."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    theirs = """
+        import sys
+        from torch.distributed.elastic.utils.distributed import create_c10d_store
+        from torch.distributed.elastic.utils.store import barrier, synchronize
+        store = create_c10d_store(False, "127.0.0.1", int(sys.argv[1]), world_size=2, timeout=60)
+        print(synchronize(store, b"theirs", 1, 2, "meeting/"))
+        barrier(store, 2, "gate", rank=1)
+    """
+    port = get_free_port()
+    command = [sys.executable, "-c", textwrap.dedent(theirs), str(port)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        create_c10d_store(True, "127.0.0.1", port, world_size=2, timeout=60) as store,
+    ):
+        assert synchronize(store, b"ours", 0, 2, "meeting/") == [b"ours", b"theirs"]
+        barrier(store, 2, "gate", rank=0)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert said.strip() == "[b'ours', b'theirs']"
