@@ -16,17 +16,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 _MOST_WAITING = 10_000
-_PATIENCE_S = 2.0  # for what is left when a run is over
+PATIENCE_S = 2.0  # for what is left when a run is over
 
 
 class Delivery:
     """One receiver, and the queue before it. The thread begins with the first thing and is nobody's concern at exit."""
 
-    def __init__(self, name: str, take: Callable[[Any], object], most_waiting: int = _MOST_WAITING) -> None:
+    def __init__(
+        self,
+        name: str,
+        take: Callable[[Any], object],
+        end: Callable[[], object] | None = None,
+        most_waiting: int = _MOST_WAITING,
+    ) -> None:
+        """``end`` is called after the last thing, in the same thread."""
         self.name = name  # as a person would call the receiver: "the metric handler 'statsd'"
         self.failed = 0
         self.dropped = 0
         self._take = take
+        self._end = end
         self._most_waiting = most_waiting
         self._waiting: deque[Any] = deque()
         self._changed = threading.Condition()
@@ -42,10 +50,13 @@ class Delivery:
                 self.dropped += 1
                 return
             self._waiting.append(thing)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._deliver, name=f"tenax: {self.name}", daemon=True)
-                self._thread.start()
+            self._begin()
             self._changed.notify()
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._deliver, name=f"tenax: {self.name}", daemon=True)
+            self._thread.start()
 
     def first_trouble(self) -> str:
         """A sentence as soon as something is wrong for the first time, once; empty otherwise."""
@@ -54,11 +65,17 @@ class Delivery:
         self._has_said_first = True
         return f"{self._trouble()}; the job is not affected"
 
-    def close(self, patience_s: float = _PATIENCE_S) -> str:
-        """Wait a little for what is left. Returns a sentence about what was lost; empty when nothing was."""
+    def finish(self) -> None:
+        """Nothing more will come. Does not wait."""
         with self._changed:
             self._is_closed = True
+            if self._end is not None:
+                self._begin()
             self._changed.notify()
+
+    def close(self, patience_s: float = PATIENCE_S) -> str:
+        """Wait a little for what is left. Returns a sentence about what was lost; empty when nothing was."""
+        self.finish()
         if self._thread is not None:
             self._thread.join(patience_s)
             with self._changed:
@@ -71,13 +88,18 @@ class Delivery:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or self._is_closed)
                 if not self._waiting:
-                    return
+                    break
                 thing = self._waiting.popleft()
-            try:
-                self._take(thing)
-            except BaseException as error:  # the code of others: whatever it raises is counted, and told
-                self.failed += 1
-                self._last_error = f"{type(error).__name__}: {error}"
+            self._call(self._take, thing)
+        if self._end is not None:
+            self._call(self._end)
+
+    def _call(self, receiver: Callable[..., object], *things: Any) -> None:
+        try:
+            receiver(*things)
+        except BaseException as error:  # the code of others: whatever it raises is counted, and told
+            self.failed += 1
+            self._last_error = f"{type(error).__name__}: {error}"
 
     def _trouble(self) -> str:
         parts = []

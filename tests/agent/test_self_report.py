@@ -131,10 +131,10 @@ def usual_metrics() -> Any:
 
 
 @pytest.mark.usefixtures("usual_metrics")
-def test_a_metric_handler_that_raises_is_told_on_stderr_and_costs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_handler_that_raises_is_told_on_stderr_and_costs_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     metrics.configure(Rude())
     assert Quick(spec()).run().return_values == {0: "done"}
-    said = capsys.readouterr().err
+    said = capfd.readouterr().err
     assert "the metric handler 'Rude' failed" in said
     assert "OSError: the sink is full" in said
 

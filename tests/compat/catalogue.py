@@ -21,11 +21,14 @@ Question = tuple[str, Callable[[], Any]]
 
 
 def outcome(ask: Callable[[], Any]) -> str:
-    """The answer in words. An exception counts by its type alone: its words are each project's own."""
+    """The answer in words. An exception counts by its documented type alone: its words are each project's own."""
     try:
         return repr(ask())
     except (Exception, SystemExit) as error:
-        return f"raises {type(error).__name__}"
+        documented = (
+            each for each in type(error).__mro__ if each.__module__ == "builtins" or "Rendezvous" in str(each)
+        )
+        return f"raises {next(documented).__name__}"
 
 
 class Store:
@@ -127,7 +130,7 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
         "RendezvousParameters: attributes",
         lambda: [getattr(params(a="1"), name) for name in ("backend", "endpoint", "run_id", "local_addr", "config")],
     )
-    words = [*"1 0 t f y n T Y true FALSE Yes NO on off 2 -1".split(), "", " true ", "1.0", "0x1", "１"]
+    words = [*"10tfynTY", "true", "FALSE", "Yes", "NO", "on", "off", "2", "-1", "", " true ", "1.0", "0x1", "１"]
     for value in [*words, True, False, 1, 0, 2, 3.7, None]:
         yield f"RendezvousParameters.get({value!r})", lambda value=value: params(key=value).get("key", 7)
         yield f"RendezvousParameters.get_as_bool({value!r})", lambda value=value: params(key=value).get_as_bool("key")
@@ -187,7 +190,6 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
     yield "RendezvousStoreInfo.build: a free port", lambda: 0 < built(0, Store(), "here")[1] < 65536
     yield "RendezvousStoreInfo.build: another rank", lambda: built(1, told, "here", 5)
     yield "RendezvousStoreInfo.build: nobody has told", lambda: built(1, Store(), "here", 5)
-    yield "RendezvousStoreInfo.build: no address", lambda: bool(built(0, Store(), None)[0])
     met = rendezvous.RendezvousInfo("store", 1, 2, info("a", 1))
     yield (
         "RendezvousInfo: its parts",
@@ -217,8 +219,13 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
     def read(**config: Any) -> Any:
         found = dynamic.create_handler(Store(), Backend(), params(**config)).settings
         times = [getattr(found.timeout, name).total_seconds() for name in names]
-        return found.run_id, found.min_nodes, found.max_nodes, times, found.keep_alive_interval.total_seconds(), (
-            found.keep_alive_max_attempt
+        return (
+            found.run_id,
+            found.min_nodes,
+            found.max_nodes,
+            times,
+            found.keep_alive_interval.total_seconds(),
+            (found.keep_alive_max_attempt),
         )
 
     yield "create_handler: defaults", read
@@ -228,9 +235,10 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
     ]:
         yield f"create_handler: {key}", lambda key=key: read(**{key: "9"})
     yield "create_handler: no number", lambda: read(join_timeout="soon")
-    yield "create_handler: an own handler's name", lambda: dynamic.create_handler(
-        Store(), Backend(), params()
-    ).get_backend()
+    yield (
+        "create_handler: an own handler's name",
+        lambda: dynamic.create_handler(Store(), Backend(), params()).get_backend(),
+    )
     yield "RendezvousBackend: is abstract", lambda: dynamic.RendezvousBackend()
 
     yield "c10d: DEFAULT_PORT", lambda: c10d.DEFAULT_PORT
@@ -290,7 +298,7 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
             words["root"] = specs.root_log_dir
             text = json.dumps(words, sort_keys=True).replace(folder, "<folder>")
             found = [path.partition("/logs/")[2] for path, _, _ in os.walk(folder)]
-        run = next((each.partition("/")[0] for each in found if each.startswith("job_")), "")
+        run = next((part for each in found for part in each.split("/") if part.startswith("job_")), "")
         return text.replace(run, "<run>") if run else text, len(run)
 
     yield "logs: as they are", layout
@@ -338,9 +346,9 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
 
     failure = errors.ProcessFailure
     yield "ProcessFailure: a signal", lambda: dataclasses.astuple(failure(1, 22, -15, "/none"))[:6]
-    yield "ProcessFailure: an exit code", lambda: (failure(1, 22, 3, "").error_file_data, failure(1, 22, 3, "").error_file)
+    exited = failure(1, 22, 3, "")
+    yield "ProcessFailure: an exit code", lambda: (exited.error_file_data, exited.error_file, type(exited.message))
     yield "ProcessFailure: its signal", lambda: [failure(1, 22, code, "").signal_name() for code in (-9, -999, 0, 9)]
-    yield "ProcessFailure: an empty error file is no message", lambda: type(failure(1, 22, 3, "").message).__name__
 
     def from_file(content: Any) -> Any:
         with tempfile.NamedTemporaryFile("w") as file:
@@ -406,14 +414,16 @@ def launcher_questions(home: str, run: str, numa: str) -> Iterator[Question]:
         yield f"LaunchConfig: {given}", lambda given=given: config(1, 1, 1, **given).rdzv_configs
     for text in ["1", "1:4", "2:2", "1:2:3", "", "x", "1:", ":1", "0", "4:1", " 1"]:
         yield f"parse_min_max_nnodes({text!r})", lambda text=text: torchrun.parse_min_max_nnodes(text)
-    for text in ["1", "4", "x", "0", "-1"]:
+    for text in ["1", "4", "1.5", "0", "-1"]:
         yield f"determine_local_world_size({text!r})", lambda text=text: torchrun.determine_local_world_size(text)
     for line in _ENDPOINTS:
-        yield f"get_rdzv_endpoint: {line}", lambda line=line: torchrun.get_rdzv_endpoint(
-            torchrun.parse_args([*line.split(), "t.py"])
+        yield (
+            f"get_rdzv_endpoint: {line}",
+            lambda line=line: torchrun.get_rdzv_endpoint(torchrun.parse_args([*line.split(), "t.py"])),
         )
     for line in _LINES:
-        yield f"config_from_args: {line}", lambda line=line: configured(torchrun, line)
+        yield f"config_from_args: {line}", lambda line=line: configured(torchrun, line, _FIELDS)
+        yield f"where they meet: {line}", lambda line=line: configured(torchrun, line, _MEETING)
     yield "AffinityMode", lambda: [(each.name, each.value) for each in binding.AffinityMode]
     options = binding.NumaOptions(binding.AffinityMode.NODE)
     yield "NumaOptions: the default", lambda: options.should_fall_back_if_binding_fails
@@ -421,7 +431,6 @@ def launcher_questions(home: str, run: str, numa: str) -> Iterator[Question]:
 
 
 _ENDPOINTS = [
-    "--rdzv-backend=static",
     "--rdzv-backend=static --master-addr=h --master-port=5",
     "--rdzv-backend=static --rdzv-endpoint=h:5",
     "--rdzv-backend=c10d --rdzv-endpoint=h:5",
@@ -450,19 +459,19 @@ _LINES = [
     "--standalone t.py",
     "--event-log-handler console t.py",
 ]
+_MEETING = ["run_id", "rdzv_endpoint", "rdzv_backend", "rdzv_configs"]
 _FIELDS = [
-    *("min_nodes", "max_nodes", "nproc_per_node", "run_id", "role", "rdzv_endpoint", "rdzv_backend", "rdzv_configs"),
+    *("min_nodes", "max_nodes", "nproc_per_node", "role"),
     *("max_restarts", "monitor_interval", "start_method", "log_line_prefix_template", "local_addr"),
     *("event_log_handler", "signals_to_handle", "duplicate_stdout_filters", "duplicate_stderr_filters"),
     *("virtual_local_rank", "shutdown_timeout"),
 ]
 
 
-def configured(torchrun: Any, line: str) -> Any:
+def configured(torchrun: Any, line: str, names: list[str]) -> Any:
     """The config, the command and its arguments."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # so that nobody has to decide, and to say so
     made, command, args = torchrun.config_from_args(torchrun.parse_args(line.split()))
-    fields = {name: getattr(made, name) for name in _FIELDS}
+    fields = {name: getattr(made, name) for name in names}
     fields["numa"] = made.numa_options and made.numa_options.affinity_mode.value
     name = command if isinstance(command, str) else command.__name__
     return {**fields, "command": name.replace(sys.executable, "<python>"), "args": list(args)}
@@ -470,6 +479,7 @@ def configured(torchrun: Any, line: str) -> Any:
 
 def main(root: str) -> None:
     """Answer everything."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # so that nobody has to decide, and to say so
     home = "torch.distributed.elastic" if root == "torch" else root
     run = "torch.distributed.run" if root == "torch" else f"{root}.run"
     numa = "torch.numa.binding" if root == "torch" else f"{root}.numa.binding"

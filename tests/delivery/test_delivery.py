@@ -100,3 +100,20 @@ def test_a_receiver_that_wants_to_leave_is_counted_too(kind: type[BaseException]
     delivery.put(1)
     delivery.put(2)
     assert "failed 2 times" in delivery.close(PATIENCE_S)
+
+
+def test_the_end_is_told_after_everything_else_and_even_when_there_was_nothing() -> None:
+    for things in ([], [1, 2]):
+        got: list[object] = []
+        delivery = Delivery("the list", got.append, end=lambda got=got: got.append("end"))  # type: ignore[misc]
+        for thing in things:
+            delivery.put(thing)
+        assert delivery.close(PATIENCE_S) == ""
+        assert got == [*things, "end"]
+
+
+def test_a_receiver_that_does_not_end_holds_up_nobody() -> None:
+    may_end = threading.Event()
+    delivery = Delivery("the slow one", print, end=lambda: may_end.wait(PATIENCE_S))
+    assert delivery.close(patience_s=0) == ""
+    may_end.set()

@@ -188,3 +188,13 @@ def test_the_error_survives_a_process_boundary(tmp_path: Path) -> None:
     error = ChildFailedError("x", {3: ProcessFailure(0, 10, 1, written(tmp_path / "e"))})
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.name, copy.failures, str(copy)) == (error.name, error.failures, str(error))
+
+
+def test_the_second_is_the_one_that_the_file_names(tmp_path: Path) -> None:
+    """Also of torch's files, which know no fraction: the latest moment that is possible only decides who was first."""
+    data = {"message": {"message": "E: x", "extraInfo": {"py_callstack": "", "timestamp": "1717171717"}}}
+    (tmp_path / "e").write_text(json.dumps(data))
+    failure = ProcessFailure(0, 1, 1, str(tmp_path / "e"))
+    assert (failure.timestamp, failure.raised_at) == (1_717_171_717, 1_717_171_718.0)
+    (tmp_path / "old").write_text('{"message": "text", "timestamp": 12}')
+    assert ProcessFailure(0, 1, 1, str(tmp_path / "old")).timestamp == 12

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -13,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import Bench, Done
-from tenax.failures.report import Report
 from tenax.processes.stacks import stacks_signal
 from tenax.runtime.journal import read_journal
 from tenax.runtime.replay import replay
@@ -22,9 +22,10 @@ from watching import is_alive, on_linux
 pytestmark = on_linux
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
-assert Report  # the report is read as text and as JSON below
+# The number is what was written, less what the request took to arrive on a busy machine.
+LATE = re.compile(r"did not leave the scope 'the step' (within 0\.\d+ s|in time)")
 
-# What scripts begin with. ``first_try`` is true until the workers were started again.
+# What scripts begin with.
 HEAD = """
 import os, signal, sys, threading, time
 from worker_kit import RANK, ATTEMPT, note, stay, ignore, ready
@@ -44,7 +45,7 @@ def stacks_of(done: Done) -> str:
     """The part of the report that shows them."""
     heading = "  Where its threads were when it was late, the innermost call of each first:\n"
     assert heading in done.report, done
-    return done.report.partition(heading)[2].partition("\n\n")[0]
+    return done.report.partition(heading)[2].partition("\nWhat was done")[0]
 
 
 HANGS = {
@@ -59,12 +60,12 @@ def test_a_worker_that_hangs_is_ended_and_the_report_shows_where(bench: Bench, b
     """One sentence says what happened; the stacks say where; the exit code is the signal's."""
     done = bench.run("--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
     assert done.code == 128 + signal.SIGKILL, done
-    assert "did not leave the scope 'the step' within 0.3 s" in done.report.splitlines()[1]
-    assert done.fact("ended") == "ended by SIGKILL (killed): it did not leave the scope 'the step' within 0.3 s"
+    assert LATE.search(done.report.splitlines()[1])
+    assert re.fullmatch(rf"ended by SIGKILL \(killed\): it {LATE.pattern}", done.fact("ended"))
     assert "in hang_in_here" in stacks_of(done)
     cause = json.loads((bench.home / "report.json").read_text())["first_cause"]
     assert "in hang_in_here" in cause["stacks"]
-    assert cause["reason"] == "did not leave the scope 'the step' within 0.3 s"
+    assert LATE.fullmatch(cause["reason"])
     assert (cause["exit_code"], cause["signal"]) == (-9, "SIGKILL")
 
 
@@ -97,7 +98,7 @@ with timer.expires(after=600):
     assert done.code == 0, done
     assert sorted(done.out.splitlines()) == [f"rank {rank} is done" for rank in range(3)]
     pid = bench.note("pid", 1)
-    assert f"rank 1 (pid {pid}) did not leave the scope 'the step' within 0.3 s" in done.said
+    assert any(re.fullmatch(rf"rank 1 \(pid {pid}\) {LATE.pattern}", line) for line in done.said)
     assert "ending rank 1 with SIGKILL (killed)" in done.said
     assert "generation 2 (restart 1 of 1): starting 3 workers, ranks 0 to 2 of 3" in done.said
     assert not any("rank 0" in line for line in done.said), "siblings end as asked"
@@ -157,13 +158,13 @@ import torch.distributed.elastic.timer as timer
 timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
 with timer.expires(after=60):
     pass
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    with timer.expires(after=0.3, scope="the step"):
-        time.sleep(600)
+with timer.expires(after=0.3, scope="the step"):
+    time.sleep(600)
 """
-    done = bench.run("--max-restarts=1", bench.script(body), env=ON, timeout_s=100)
-    assert done.code == 0, done
-    assert any("did not leave the scope 'the step' within 0.3 s" in line for line in done.said)
+    done = bench.run(bench.script(body), env=ON, timeout_s=100)
+    assert done.code == 128 + signal.SIGKILL, done
+    assert LATE.search(done.report)
+    assert 'train.py", line 8 in <module>' in stacks_of(done)
 
 
 # --- who may ask for what ---------------------------------------------------------------------------------------------
@@ -200,7 +201,6 @@ def test_a_request_for_a_foreign_process_kills_nobody(bench: Bench) -> None:
 import json, subprocess
 child = subprocess.Popen(["sleep", "600"])
 pipe = os.open(os.environ["TORCHELASTIC_TIMER_FILE"], os.O_WRONLY)
-agent = os.stat
 for pid in ({foreign.pid}, child.pid, os.getppid(), {os.getpid()}):
     fields = {{"version": 1, "pid": pid, "scope_id": "x", "expiration_time": 1.0, "signal": 9}}
     os.write(pipe, json.dumps(fields).encode() + b"\\n")
@@ -224,8 +224,8 @@ def test_a_program_without_python_is_ended_without_stacks(bench: Bench) -> None:
     bench.script(
         """\
         #!/bin/sh
-        request="{\\"version\\": 1, \\"pid\\": $$, \\"scope_id\\": \\"shell\\", \\"expiration_time\\": 1.0, \\"signal\\": 15}"
-        echo "$request" > "$TORCHELASTIC_TIMER_FILE"
+        late='"scope_id": "shell", "expiration_time": 1.0, "signal": 15'
+        echo "{\\"version\\": 1, \\"pid\\": $$, $late}" > "$TORCHELASTIC_TIMER_FILE"
         sleep 600
         """,
         "work.sh",
@@ -387,6 +387,6 @@ def test_functions_are_watched_too(bench: Bench, method: str) -> None:
     """However their processes are made."""
     done = bench.run(program=[sys.executable, bench.script(FUNCTIONS), method], env=ON)
     assert done.code == 0, done
-    assert done.out == "1 -9 did not leave the scope 'the step' within 0.3 s\n", done
+    assert re.fullmatch(rf"1 -9 {LATE.pattern}\n", done.out), done
     (stacks,) = bench.run_dir().glob("attempt_0/1/stacks.txt")
     assert "in train" in stacks.read_text()

@@ -129,6 +129,8 @@ class Node:
                         observe(step, state)
 
                     supervisor = self._supervisor(loop, logs, watch)
+                    for place in outlets.places:
+                        logs.say(f"tenax: {place}")
                     self._open_health(loop, logs)
                     self._open_sockets(logs)
                     verdict = supervisor.run()

@@ -12,7 +12,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from tenax.core.agent import AgentState
@@ -30,11 +30,18 @@ _METRIC_GROUPS = ("torchelastic", "tenax")
 class Outlets:
     """The handlers of one run. ``close`` waits a little for what is left and says what was lost."""
 
-    def __init__(self, event_log_handler: str = "null", metric_handlers: str = "") -> None:
-        """Raises ``ValueError`` when a name is nobody's."""
-        self._own: list[Any] = []  # handlers made here, from names: closed here
+    def __init__(
+        self, event_log_handler: str = "null", metric_handlers: str = "", labels: Mapping[str, str] | None = None
+    ) -> None:
+        """``labels`` are on every metric, for handlers that know such. Raises ValueError when a name is nobody's."""
+        self.places: list[str] = []  # where the handlers that were made here can be found, for people
         self._events = self._open_events(event_log_handler)
-        self._metrics = self._open_metrics(metric_handlers)
+        try:
+            self._metrics = self._open_metrics(metric_handlers, labels or {})
+        except BaseException:
+            self._metrics = {}
+            self.close()
+            raise
 
     @property
     def has_events(self) -> bool:
@@ -57,44 +64,40 @@ class Outlets:
         return [said for delivery in self._all() if (said := delivery.first_trouble())]
 
     def close(self) -> list[str]:
-        """Sentences about what was lost."""
-        said = [lost for delivery in self._all() if (lost := delivery.close())]
-        for handler in self._own:
-            close = getattr(handler, "close", None)
-            if close is None:
-                continue
-            try:
-                close()
-            except Exception as error:
-                said.append(f"{_name_of(handler)} could not be closed ({type(error).__name__}: {error})")
-        self._own.clear()
-        return said
+        """Sentences about what was lost. All handlers together have a moment for what is left."""
+        deliveries = self._all()
+        if not deliveries:
+            return []
+        from tenax.delivery import PATIENCE_S
+
+        for delivery in deliveries:
+            delivery.finish()
+        until = time.monotonic() + PATIENCE_S
+        return [lost for delivery in deliveries if (lost := delivery.close(max(0.0, until - time.monotonic())))]
 
     def _all(self) -> list[Delivery]:
         metrics = {id(each): each for deliveries in self._metrics.values() for each in deliveries}
         return [*self._events, *metrics.values()]
 
     def _open_events(self, names: str) -> list[Delivery]:
-        handlers: list[Any] = []
+        found: list[Delivery] = []
         if names and names != "null":
             from tenax.events.handlers import make_handlers
 
-            self._own += (made := make_handlers(names))
-            handlers += made
+            found += [self._made("event", handler, handler.record) for handler in make_handlers(names)]
         if "tenax.events" in sys.modules:  # otherwise nobody can have configured one
             from tenax.events import configured_handlers
 
-            handlers += configured_handlers()
-        return [_delivery("event", each, each.record) for each in handlers]
+            found += [_delivery("event", handler, handler.record) for handler in configured_handlers()]
+        return found
 
-    def _open_metrics(self, names: str) -> dict[str, list[Delivery]]:
+    def _open_metrics(self, names: str, labels: Mapping[str, str]) -> dict[str, list[Delivery]]:
         """By group. A handler of several groups has one queue."""
-        made: list[Any] = []
+        of_all: list[Delivery] = []
         if names:
             from tenax.metrics import make_handlers
 
-            self._own += (made := make_handlers(names))
-        of_all = [_delivery("metric", handler, handler.emit) for handler in made]
+            of_all = [self._made("metric", handler, handler.emit) for handler in make_handlers(names, labels)]
         found = {group: list(of_all) for group in _METRIC_GROUPS}
         if "tenax.metrics" in sys.modules:
             from tenax.metrics import handler_in_use
@@ -104,6 +107,12 @@ class Outlets:
                 if (handler := handler_in_use(group)) is not None:
                     found[group].append(queues.setdefault(id(handler), _delivery("metric", handler, handler.emit)))
         return {group: deliveries for group, deliveries in found.items() if deliveries}
+
+    def _made(self, kind: str, handler: Any, take: Callable[[Any], object]) -> Delivery:
+        """One that was made here from its name, and is closed with the run. Others belong to who configured them."""
+        if where := getattr(handler, "where", ""):
+            self.places.append(f"{kind}s go to {where}")
+        return _delivery(kind, handler, take, getattr(handler, "close", None))
 
 
 class Views:
@@ -145,11 +154,9 @@ def _is_the_agents_end(event: Event) -> bool:
     return event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
 
 
-def _delivery(kind: str, handler: object, take: Callable[[Any], object]) -> Delivery:
+def _delivery(
+    kind: str, handler: object, take: Callable[[Any], object], end: Callable[[], object] | None = None
+) -> Delivery:
     from tenax.delivery import Delivery  # with it come threads, which a job that nobody listens to does not need
 
-    return Delivery(f"the {kind} handler {_name_of(handler)}", take)
-
-
-def _name_of(handler: object) -> str:
-    return repr(type(handler).__name__)
+    return Delivery(f"the {kind} handler {type(handler).__name__!r}", take, end)

@@ -374,7 +374,9 @@ class AgentMachine:
             return  # it is being ended already, or has ended
         if event.signal <= 0 or event.pid != worker.pid or worker.overdue is not None:
             return
-        worker.overdue = Overdue(_late(event), event.signal, now, until=now + state.settings.stacks_s)
+        worker.overdue = Overdue(
+            _late(event), event.scope, event.expiration_time, event.signal, now, until=now + state.settings.stacks_s
+        )
         self._orders.append(order.DumpStacks(state.generation, event.local_rank))
 
     def _on_stacks_refused(self, local_rank: int, why: str, now: float) -> None:
@@ -401,7 +403,17 @@ class AgentMachine:
         overdue.sent = SIGKILL if overdue.sent else overdue.signal
         is_last = overdue.sent == SIGKILL
         overdue.until = now + (state.settings.abandon_s if is_last else state.settings.grace_s)
-        self._orders.append(order.EndWorker(state.generation, worker.local_rank, worker.pid, overdue.sent, why))
+        self._orders.append(
+            order.EndWorker(
+                generation=state.generation,
+                local_rank=worker.local_rank,
+                pid=worker.pid,
+                signal=overdue.sent,
+                why=why,
+                scope=overdue.scope,
+                expiration_time=overdue.expiration_time,
+            )
+        )
 
     def _on_overdue(self, now: float) -> None:
         for worker in self.state.workers.values():

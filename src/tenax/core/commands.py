@@ -57,6 +57,8 @@ class EndWorker(Command, frozen=True):
     pid: int
     signal: int
     why: str
+    scope: str  # that it did not leave
+    expiration_time: float  # seconds since the epoch
 
 
 class ClearNode(Command, frozen=True):

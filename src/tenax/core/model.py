@@ -68,6 +68,8 @@ class Overdue(msgspec.Struct):
     """A worker that did not leave a scope in time, and how far it has been pushed since."""
 
     reason: str  # "did not leave the scope 'step' within 60 s"
+    scope: str
+    expiration_time: float  # seconds since the epoch
     signal: int  # what it asked to be ended by
     since: float
     until: float | None  # when it is pushed harder; None: never again

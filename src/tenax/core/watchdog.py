@@ -18,6 +18,8 @@ It reads no clock: both are arguments, ``now`` (the agent's) and ``wall`` (secon
 
 from __future__ import annotations
 
+from math import ceil
+
 import msgspec
 
 from tenax.core import commands as order
@@ -289,5 +291,12 @@ _NO_DIGITS = {ord(digit): None for digit in "0123456789"}
 
 
 def _as_asked(after_s: float) -> float:
-    """The number that the worker's author wrote: what is missing was spent on the way to us."""
-    return max(0.0, round(after_s, 2 if after_s < 10 else 1))
+    """The number that the worker's author wrote, most likely: what is missing was spent on the way to us."""
+    written = _up_to(after_s, 0.5)
+    if written - after_s > 0.1:
+        written = _up_to(after_s, 0.05)
+    return max(0.0, written)
+
+
+def _up_to(number: float, step: float) -> float:
+    return round(ceil(number / step - 1e-6) * step, 2)

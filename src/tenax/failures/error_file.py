@@ -42,7 +42,10 @@ _FILE_CLOCK_LAG_S = 0.01
 class ErrorFile:
     """What was found at a path. Every field may be empty; then ``problem`` says why, unless there is simply no file."""
 
-    __slots__ = ("data", "error_code", "error_type", "found", "message", "path", "problem", "timestamp", "traceback")
+    __slots__ = (
+        *("data", "error_code", "error_type", "found", "message"),
+        *("path", "problem", "said_s", "timestamp", "traceback"),
+    )
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -54,6 +57,7 @@ class ErrorFile:
         # When it was raised: seconds since the epoch. Where the content only knows the second, or nothing, this is the
         # latest moment that the file's own time allows, so that nobody takes a consequence for a cause.
         self.timestamp: float | None = None
+        self.said_s: int | None = None  # the second that the content itself names
         self.error_code: int | None = None
         self.data: dict[str, Any] = {}  # the whole content as it was decoded
 
@@ -171,6 +175,7 @@ def read(path: str) -> ErrorFile:
     if not result.error_type:
         result.error_type = _type_of(result.message)
     if result.message or result.traceback:
+        result.said_s = None if result.timestamp is None else int(result.timestamp)
         result.timestamp = _sharpened(result.timestamp, result.data, status.st_mtime)
     return result
 

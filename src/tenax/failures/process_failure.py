@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["NOT_AVAILABLE", "ProcessFailure"]
 
 NOT_AVAILABLE = "<N/A>"
+_MOST_SHARPENING_S = 2.0  # how far the file's own time may be behind the second that it names
 
 
 @dataclass
@@ -42,7 +43,7 @@ class ProcessFailure:
 
     def __post_init__(self) -> None:
         found = error_files.read(self.error_file)
-        self._set_time(found.timestamp)
+        self._set_time(found.timestamp, found.said_s)
         self.error_file_data = {"message": "<NONE>"}
         self.message = ""
         if found.data and not found.problem:
@@ -66,7 +67,7 @@ class ProcessFailure:
         evidence = failure.evidence
         this = cls(failure.local_rank, failure.pid, failure.exit_code, evidence.error_file)
         began = failure.seen_at if evidence.raised_at is None else evidence.raised_at
-        this._set_time(began - wall_to_agent_clock)
+        this._set_time(began - wall_to_agent_clock, this.timestamp if this.error_file != NOT_AVAILABLE else None)
         this.host = failure.host
         if this.error_file == NOT_AVAILABLE:
             message = evidence.message or evidence.out_of_memory or failure.reason
@@ -82,7 +83,7 @@ class ProcessFailure:
     @property
     def raised_at(self) -> float:
         """``timestamp``, but exact: two workers often fail within one second."""
-        return self._raised_at if int(self._raised_at) == self.timestamp else float(self.timestamp)
+        return self._raised_at if self.timestamp == self._given_s else float(self.timestamp)
 
     def signal_name(self) -> str:
         """``SIGSEGV``, or ``<N/A>`` if no signal with a name ended it."""
@@ -98,11 +99,13 @@ class ProcessFailure:
         except (ValueError, OverflowError, OSError):
             return NOT_AVAILABLE
 
-    def _set_time(self, seconds: float | None) -> None:
+    def _set_time(self, seconds: float | None, said_s: int | None) -> None:
+        """``said_s``: the second that the error file names. What is known more exactly may lie a little later."""
         import time
 
         self._raised_at = time.time() if seconds is None else seconds
-        self.timestamp = int(self._raised_at)
+        is_true = said_s is not None and 0 <= self._raised_at - said_s <= _MOST_SHARPENING_S
+        self.timestamp = self._given_s = said_s if is_true and said_s is not None else int(self._raised_at)
 
     def _explain_exit_code(self, problem: str) -> None:
         if self.exitcode < 0:

@@ -58,7 +58,14 @@ def outlets_of(config: LaunchConfig) -> Outlets:
     """Where the run's metrics and events go. Raises ValueError for a name that is nobody's."""
     from tenax.agent.outlets import Outlets
 
-    return Outlets(config.event_log_handler, config.metrics_cfg.get("handlers", ""))
+    _name_run(config)
+    labels = {"run_id": config.run_id, "role": config.role}
+    return Outlets(config.event_log_handler, config.metrics_cfg.get("handlers", ""), labels)
+
+
+def _name_run(config: LaunchConfig) -> None:
+    if not config.run_id:
+        config.run_id = new_run_id()
 
 
 def _run_agent(
@@ -252,8 +259,7 @@ def rendezvous_handler(config: LaunchConfig) -> RendezvousHandler:
     from tenax.rendezvous.api import RendezvousParameters
     from tenax.rendezvous.registry import get_rendezvous_handler
 
-    if not config.run_id:
-        config.run_id = new_run_id()
+    _name_run(config)
     return get_rendezvous_handler(
         RendezvousParameters(
             backend=config.rdzv_backend,

@@ -1,4 +1,7 @@
-"""Iterating over a dataset in an elastic job. The sampler is made when it is first asked for; see its module."""
+"""Iterating over a dataset in an elastic job: ``CyclingIterator``, and
+``ElasticDistributedSampler(dataset, num_replicas=None, rank=None, start_index=0)``, each rank's share of the rest of a
+dataset. The sampler is made when it is first asked for, of torch where that is installed; its module says how.
+"""
 
 from __future__ import annotations
 
