@@ -28,6 +28,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+# DDP imports this one too, but later, when there is a group. Its functions have the group of that moment as a default
+# value and would keep it: gloo's threads would outlive the group, and may abort a process that has ended well.
+import torch.distributed.nn.functional
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset

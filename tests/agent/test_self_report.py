@@ -14,6 +14,7 @@ import pytest
 from tenax import events, metrics
 from tenax.agent.outlets import Outlets
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from watching import PATIENCE_S
 
 _TOY = Path(__file__).parent / "toy_agent_main.py"
@@ -31,6 +32,7 @@ def heard(root: str, codes: list[list[int]], max_restarts: int) -> dict[str, lis
         pytest.param([[0, 0]], 0, id="success"),
         pytest.param([[0, 3], [0, 0]], 2, id="success after a restart"),
         pytest.param([[4, 0]], 0, id="failure"),
+        pytest.param([[4, 5]], 0, id="failure of all"),
     ],
 )
 def test_an_agent_of_others_is_heard_as_under_torch(codes: list[list[int]], max_restarts: int) -> None:
@@ -153,6 +155,59 @@ def test_a_metric_handler_that_never_returns_holds_up_nothing(
     assert not agent.run().is_failed()
     stuck.may_end.set()
     assert "the metric handler 'Stuck' was too slow and missed" in capfd.readouterr().err
+
+
+class Meter(metrics.MetricHandler):
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        self.names.add(metric_data.name)
+
+
+class Alone(RendezvousHandler):
+    """A handler of others: asked, so that the local agent's own hooks run."""
+
+    def get_backend(self) -> str:
+        return "alone"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return RendezvousInfo(None, 0, 1, RendezvousStoreInfo("localhost", 1))
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None: ...
+
+    def num_nodes_waiting(self) -> int:
+        return 0
+
+    def get_run_id(self) -> str:
+        return "run"
+
+    def shutdown(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("usual_metrics")
+def test_every_hook_of_the_local_agent_is_measured(tmp_path: Path) -> None:
+    """Under torch's names, and nothing else is."""
+    meter = Meter()
+    metrics.configure(meter)
+    again = WorkerSpec(
+        role="quick",
+        entrypoint="/bin/sh",
+        args=("-c", "exit $((1 - TORCHELASTIC_RESTART_COUNT))"),
+        monitor_interval=0.01,
+        max_restarts=1,
+        rdzv_handler=Alone(),
+    )
+    assert not LocalElasticAgent(again, log_dir=str(tmp_path)).run().is_failed()
+    simple = ("run", "_rendezvous", "_assign_worker_ranks", "_initialize_workers", "_restart_workers")
+    hooks = [f"SimpleElasticAgent.{name}" for name in simple]
+    hooks += [f"LocalElasticAgent.{name}" for name in ("_start_workers", "_stop_workers", "_monitor_workers")]
+    measured = {name for name in meter.names if "Agent" in name}
+    assert measured == {f"{hook}.{what}" for hook in hooks for what in ("success", "duration.ms")}
 
 
 def test_an_event_handler_that_nobody_knows_is_refused_before_anything_starts() -> None:

@@ -19,7 +19,7 @@ from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent,
 from tenax.core.model import Failure
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
 from tenax.logs.specs import DefaultLogsSpecs
-from tenax.multiprocessing import Std
+from tenax.multiprocessing import SignalException, Std
 from tenax.multiprocessing.errors import ProcessFailure
 from tenax.rendezvous import (
     RendezvousClosedError,
@@ -247,8 +247,6 @@ class Interrupted(Toy):
 
 def test_a_signal_shuts_down_with_that_signal() -> None:
     """The hook that blocks is interrupted, _shutdown gets the signal, and the handlers are put back."""
-    from tenax.multiprocessing import SignalException
-
     before = signal.getsignal(signal.SIGUSR1)
     agent = Interrupted(spec_of("exec sleep 60"), signals_to_handle="SIGUSR1")
     with pytest.raises(SignalException) as caught:
@@ -301,6 +299,39 @@ def test_a_peer_that_does_not_come_is_no_failure() -> None:
     agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), exit_barrier_timeout=0.01)
     with pytest.warns(RuntimeWarning, match="did not finish with us"):
         assert agent.run().state is WorkerState.SUCCEEDED
+
+
+class Lost(Store):
+    """Its server is gone when the barrier begins."""
+
+    def add(self, key: str, amount: int) -> int:
+        raise ConnectionError("connection reset by peer")
+
+
+def test_a_store_that_is_gone_at_the_end_is_no_failure() -> None:
+    """All workers have succeeded; whoever served the store has only left before us."""
+    store = Lost()
+    store.set("torchelastic/role_info/1", '{"role": "trainer", "rank": 1, "local_world_size": 1}')
+    agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"))
+    with pytest.warns(RuntimeWarning, match="connection reset by peer"):
+        assert agent.run().state is WorkerState.SUCCEEDED
+
+
+class Interrupting(Store):
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        if keys == ["torchelastic/agent/terminal_state/last_member"]:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        super().wait(keys, timeout)
+
+
+def test_a_signal_ends_the_wait_for_the_others() -> None:
+    """What ends the wait is the signal, as everywhere else, and not a peer that does not come."""
+    store = Interrupting()
+    store.set("torchelastic/role_info/1", '{"role": "trainer", "rank": 1, "local_world_size": 1}')
+    agent = Toy(spec_of("exit 0", Handler(store, 0, 2), local_addr="here"), signals_to_handle="SIGUSR1")
+    with pytest.raises(SignalException):
+        agent.run()
+    assert agent.death_sig is signal.SIGUSR1
 
 
 def test_a_rendezvous_that_refuses() -> None:

@@ -11,8 +11,22 @@ from typing import Any
 
 import pytest
 
-from .test_names import MODULES
-
+_ELASTIC = (
+    *("agent.server", "agent.server.api", "agent.server.local_elastic_agent", "agent.server.health_check_server"),
+    *("multiprocessing", "multiprocessing.api", "multiprocessing.errors", "multiprocessing.errors.error_handler"),
+    *("multiprocessing.redirects", "multiprocessing.tail_log", "multiprocessing.subprocess_handler"),
+    *("rendezvous", "rendezvous.api", "rendezvous.c10d_rendezvous_backend", "rendezvous.dynamic_rendezvous"),
+    *("rendezvous.static_tcp_rendezvous", "rendezvous.utils", "rendezvous.registry"),
+    *("events", "events.api", "metrics", "metrics.api", "timer", "timer.api", "timer.file_based_local_timer"),
+    *("timer.local_timer", "control_plane", "utils", "utils.api", "utils.store", "utils.distributed", "utils.logging"),
+    *("utils.data", "utils.process_state"),
+)
+MODULES = {f"torch.distributed.elastic.{name}": f"tenax.{name}" for name in _ELASTIC} | {
+    "torch.distributed.launcher": "tenax.launcher",
+    "torch.distributed.launcher.api": "tenax.launcher.api",
+    "torch.distributed.run": "tenax.run",
+    "torch.numa.binding": "tenax.numa.binding",
+}
 _SHAPES = Path(__file__).with_name("shapes.py")
 
 # class.part -> why ours is not torch's

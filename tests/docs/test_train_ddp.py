@@ -8,7 +8,6 @@ import os
 import re
 import select
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -60,10 +59,10 @@ def begun(agent: Agent) -> dict[int, tuple[int, int]]:
 def taken(folder: Path, generation: int, world_size: int, first: int, last: int) -> list[list[int]]:
     """By step, the samples that all ranks of a generation took between these two steps."""
     share = BATCH // world_size
-    ranks = [[int(line) for line in (folder / f"{generation}-{rank}").read_text().split()] for rank in range(world_size)]
-    return [
-        [sample for mine in ranks for sample in mine[at * share : (at + 1) * share]] for at in range(last - first)
+    ranks = [
+        [int(line) for line in (folder / f"{generation}-{rank}").read_text().split()] for rank in range(world_size)
     ]
+    return [[sample for mine in ranks for sample in mine[at * share : (at + 1) * share]] for at in range(last - first)]
 
 
 def loss_at_the_end(agent: Agent) -> str:
@@ -146,9 +145,7 @@ def test_a_step_that_hangs_is_ended(start: Start, tmp_path: Path) -> None:
     """The agent watches: it says which scope was not left, starts again, and the training comes to its end."""
     pipe = Pipe(tmp_path / "hangs")
     env = {"WATCHED": str(tmp_path), "FATES": json.dumps({"1-0": [5 * BATCH + 1, pipe.path]})}
-    agent = start(
-        [*words("--max-restarts", "5"), "--step-seconds", "2"], **env, TORCHELASTIC_ENABLE_FILE_TIMER="1"
-    )
+    agent = start([*words("--max-restarts", "5"), "--step-seconds", "2"], **env, TORCHELASTIC_ENABLE_FILE_TIMER="1")
     pipe.until_here([agent])
     assert agent.ended() == 0, agent
     assert any("'a step'" in each for each in agent.said), agent

@@ -202,3 +202,16 @@ def test_hostile_names_and_texts_can_be_stored(tmp_path: Path) -> None:
     found = gather(pid=1, exit_code=1, error_file=path, log_file=path)
     assert msgspec.json.decode(msgspec.json.encode(found), type=Evidence) == found
     assert found.message == "E: \\ud800"
+
+
+def test_stacks_are_what_the_worker_wrote_when_it_hung(tmp_path: Path) -> None:
+    """Bounded, and without what cannot be stored. A worker that was not asked has none."""
+    path = tmp_path / "stacks.txt"
+    path.write_bytes(b'Current thread 0x1 (most recent call first):\n  File "t.py", line 3 in step\xff\n\n')
+    found = gather(pid=1, exit_code=-9, stacks_file=str(path))
+    assert found.stacks.startswith('Current thread 0x1 (most recent call first):\n  File "t.py", line 3 in step')
+    assert msgspec.json.decode(msgspec.json.encode(found), type=Evidence) == found
+    path.write_bytes(b"  File x\n" * 100_000)
+    assert len(gather(pid=1, exit_code=-9, stacks_file=str(path)).stacks) <= 32_000
+    for nothing in (str(tmp_path / "none"), str(tmp_path), ""):
+        assert gather(pid=1, exit_code=-9, stacks_file=nothing).stacks == ""

@@ -430,3 +430,46 @@ def test_no_words_of_a_worker_reach_the_terminal_raw(
     text.encode()
     assert not any((ord(char) < 32 and char not in "\t\n") or 0x7F <= ord(char) < 0xA0 for char in text)
     assert json.loads(to_json(made))["exit_code"] > 0
+
+
+LATE = "did not leave the scope 'step' within 60 s"
+STACKS = 'Current thread 0x7f (most recent call first):\n  File "train.py", line 3 in step\n\nThread 0x6f:\n  File "x"'
+
+
+def test_a_worker_that_hung_is_told_with_its_stacks() -> None:
+    """What it did not do, how it was ended, where its threads were; what it printed last comes after that."""
+    cause = failure(exit_code=-9, reason=LATE, stacks=STACKS, last_lines=("step 41",))
+    text = render(report(failed(cause)))
+    assert "train.py failed: rank 3 on gpu-07 did not leave the scope 'step' within 60 s\n" in text
+    assert (
+        """
+  ended      ended by SIGKILL (killed): it did not leave the scope 'step' within 60 s
+
+  Where its threads were when it was late, the innermost call of each first:
+    Current thread 0x7f (most recent call first):
+      File "train.py", line 3 in step
+
+    Thread 0x6f:
+      File "x"
+
+  The last 1 line of its stderr:
+    step 41
+"""
+        in text
+    )
+    assert to_dict(report(failed(cause)))["first_cause"]["stacks"] == STACKS
+    assert "It wrote nothing to stderr" not in render(report(failed(failure(reason=LATE, stacks=STACKS))))
+
+
+def test_stacks_are_bounded_and_harmless() -> None:
+    """A hundred threads do not push the cause off the screen, and what they are called changes no terminal."""
+    stacks = "\n".join(f'  File "x\x1b[31m", line {number} in f' for number in range(1_000))
+    text = render(report(failed(failure(exit_code=-9, reason=LATE, stacks=stacks))))
+    assert "\x1b" not in text
+    assert len(text.splitlines()) < 100
+    assert "940 lines left out; the whole is in /logs/run_x/journal.jsonl" in text
+
+
+def test_a_brief_failure_has_no_stacks() -> None:
+    """They are long; one full story is enough."""
+    assert failure(stacks=STACKS).brief().evidence.stacks == ""

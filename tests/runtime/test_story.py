@@ -154,3 +154,30 @@ def test_the_live_line_says_who_is_waited_for() -> None:
     assert "clearing what is left" in teller.live
     teller.hear(fact.NodeCleared(1))
     assert teller.live == ""
+
+
+def test_a_worker_that_hangs_is_told_when_it_is_late_and_when_it_is_ended() -> None:
+    """The reason stands once; a second signal says why there is one."""
+    teller = Teller()
+    teller.run()
+    late = fact.ScopeExpired(1, 1, 101, "step", 60.0, 1e9, signal.SIGTERM)
+    assert teller.hear(late) == [
+        "rank 5 (pid 101) did not leave the scope 'step' within 60 s",
+        "taking the stacks of rank 5",
+    ]
+    assert teller.hear(fact.StacksRefused(1, 1, "it is no Python program")) == [
+        "the stacks of rank 5 are not known: it is no Python program",
+        "ending rank 5 with SIGTERM (asked to end)",
+    ]
+    commands = teller.machine.step(fact.TimePassed(), 1e6)
+    (line,) = tell(fact.TimePassed(), commands, teller.machine.state)
+    assert line.text == "ending rank 5 with SIGKILL (killed): not gone within the grace period"
+    assert teller.hear(fact.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) ended by SIGKILL (killed)"
+
+
+def test_a_scope_that_wants_no_signal_is_only_told() -> None:
+    teller = Teller()
+    teller.run()
+    assert teller.hear(fact.ScopeExpired(1, 0, 100, "load", 10.0, 1e9)) == [
+        "rank 4 (pid 100) did not leave the scope 'load' within 10 s"
+    ]

@@ -10,17 +10,20 @@ TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE
 _DEFAULT_S = 10.0
 
 
-def abandon_s_from(environ: Mapping[str, str]) -> float:
-    """Raises ValueError with a sentence."""
+def abandon_s_from(environ: Mapping[str, str], given: float | None = None) -> float:
+    """``given``, else the variable, else 10 s. Raises ValueError with a sentence.
+
+    0 and less mean under TorchElastic that nobody asked: then the next of the three decides.
+    """
+    if given is not None and given > 0:
+        return given
     written = environ.get(TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, "")
-    if not written:
-        return _DEFAULT_S
     try:
-        seconds = float(written)
+        seconds = float(written or 0)
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(
-            f"{TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT} is {written!r}; expected a positive number of seconds"
-        )
+        seconds = float("nan")
+    if seconds <= 0:
+        return _DEFAULT_S
+    if not seconds < float("inf"):
+        raise ValueError(f"{TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT} is {written!r}; expected a number of seconds")
     return seconds

@@ -129,6 +129,8 @@ class Node:
                         observe(step, state)
 
                     supervisor = self._supervisor(loop, logs, watch)
+                    if plan.narrate:
+                        outlets.speak_through(lambda line: loop.soon(lambda: logs.say(line)))
                     for place in outlets.places:
                         logs.say(f"tenax: {place}")
                     self._open_health(loop, logs)
@@ -138,7 +140,9 @@ class Node:
                 finally:
                     # Still under our signal handlers: an impatient Ctrl-C must not cost the report.
                     self._keeper.close()
-                    for line in outlets.close():
+                    lost = outlets.close()
+                    loop.run_calls()  # what console handlers had to say
+                    for line in lost:
                         self._complain(line, logs)
                     signals.forget()
                     logs.close(words, hurry_descriptor=signals.fileno())

@@ -34,6 +34,7 @@ class Outlets:
         self, event_log_handler: str = "null", metric_handlers: str = "", labels: Mapping[str, str] | None = None
     ) -> None:
         """``labels`` are on every metric, for handlers that know such. Raises ValueError when a name is nobody's."""
+        self._made_here: list[Any] = []
         self.places: list[str] = []  # where the handlers that were made here can be found, for people
         self._events = self._open_events(event_log_handler)
         try:
@@ -58,6 +59,12 @@ class Outlets:
     def emit(self, metric: MetricData) -> None:
         for delivery in self._metrics.get(metric.group_name, ()):
             delivery.put(metric)
+
+    def speak_through(self, say: Callable[[str], None]) -> None:
+        """Lines of console handlers go there. ``say`` is called in other threads."""
+        for handler in self._made_here:
+            if hasattr(handler, "say"):
+                handler.say = say
 
     def troubles(self) -> list[str]:
         """A sentence for each handler that has just failed for the first time."""
@@ -110,8 +117,9 @@ class Outlets:
 
     def _made(self, kind: str, handler: Any, take: Callable[[Any], object]) -> Delivery:
         """One that was made here from its name, and is closed with the run. Others belong to who configured them."""
+        self._made_here.append(handler)
         if where := getattr(handler, "where", ""):
-            self.places.append(f"{kind}s go to {where}")
+            self.places.append(f"{kind}s: {where}")
         return _delivery(kind, handler, take, getattr(handler, "close", None))
 
 

@@ -69,11 +69,20 @@ class MetricHandler(ABC):
 
 
 class ConsoleMetricHandler(MetricHandler):
-    """A line on stdout for each value."""
+    """A line on stdout for each value.
+
+    An agent that has a console of its own sets ``say``, and lines go there, apart from what its workers print.
+    """
+
+    say: Callable[[str], None] | None = None
 
     def emit(self, metric_data: MetricData) -> None:
         at, group, name, value = metric_data
-        print(f"[{at}][{group}]: {name}={value}", flush=True)  # noqa: T201
+        line = f"[{at}][{group}]: {name}={value}"
+        if self.say is not None:
+            self.say(line)
+        else:
+            print(line, flush=True)  # noqa: T201
 
 
 class NullMetricHandler(MetricHandler):

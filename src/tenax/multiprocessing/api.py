@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tenax.core.agent import AgentMachine
     from tenax.core.model import Verdict
     from tenax.numa.binding import NumaOptions
+    from tenax.ports import ScopeWatch
     from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
 
 __all__ = [
@@ -131,6 +132,7 @@ class PContext(ABC):
             narrate=False,
         )
         self.grace_s = _DEFAULT_GRACE_S  # what the others have when one fails
+        self.scopes: ScopeWatch | None = None  # which processes must leave in time
         self._loop: Loop | None = None
         self._numa_options: NumaOptions | None = None
         self._machine: AgentMachine | None = None
@@ -190,6 +192,7 @@ class PContext(ABC):
                 environments=lambda _: self.envs,
                 place=places.place,
                 observe=self._on_step,
+                scopes=self.scopes,
             )
             self._machine = supervisor.machine
             self._thread = threading.Thread(target=self._run, args=(supervisor, entrypoint), name=f"tenax {self.name}")
@@ -198,6 +201,8 @@ class PContext(ABC):
             self._thread = None
             keeper.close()
             self._logs.close()
+            if self.scopes is not None:
+                self.scopes.close()
             loop.close()
             raise
         with self._changed:
@@ -362,10 +367,12 @@ def start_processes(
     duplicate_stderr_filters: list[str] | None = None,
     *,
     grace_s: float = _DEFAULT_GRACE_S,
+    scopes: ScopeWatch | None = None,
 ) -> PContext:
     """Start one process per entry of ``args`` and ``envs`` (keys 0 to n-1): a program if ``entrypoint`` is a string.
 
-    When one fails the others are asked to end and have ``grace_s`` for it.
+    When one fails the others are asked to end and have ``grace_s`` for it. ``scopes``: watches whether they leave their
+    scopes in time, and is closed at the end.
     """
     common = {
         "name": name,
@@ -383,6 +390,7 @@ def start_processes(
     else:
         context = MultiprocessContext(entrypoint=entrypoint, start_method=start_method, **common)  # type: ignore[arg-type]
     context.grace_s = grace_s
+    context.scopes = scopes
     try:
         context.start()
     except BaseException:

@@ -76,6 +76,11 @@ class Loop:
             if self in _open_loops:
                 self.wake()
 
+    def run_calls(self) -> None:
+        """Make the calls that were asked for until now. The loop does so whenever it waits."""
+        while self._calls:
+            self._calls.popleft()()
+
     def wake(self) -> None:
         with suppress(BlockingIOError):  # full: the loop will wake up anyway
             os.write(self._wake_writer, b"\0")
@@ -121,8 +126,7 @@ class Loop:
             thing = registered.get(key.fd)
             if thing is None:
                 self._drain_wakeups()
-                while self._calls:
-                    self._calls.popleft()()
+                self.run_calls()
                 continue
             if mask & selectors.EVENT_WRITE and id(thing) in self._watched:
                 thing.on_writable()

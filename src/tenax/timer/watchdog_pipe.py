@@ -37,13 +37,14 @@ class WatchdogPipe:
         self.path = path
         self.watchdog = Watchdog(local_world_size)
         self._folder = ""
+        self._is_made = False
         self._wall = wall
         self._now: Callable[[], float] = time.monotonic
         self._say: Callable[[str], None] = lambda _: None
         self._reader = self._writer = -1
 
     def make(self) -> str:
-        """Make the pipe and return its path. Raises ValueError with a sentence if there can be none."""
+        """Make the pipe; returns its path, which workers may be told. Raises ValueError if there can be none."""
         if self.path:
             check_path(self.path)
             with suppress(FileNotFoundError):
@@ -55,8 +56,7 @@ class WatchdogPipe:
             self.path = os.path.join(self._folder, _NAME)
         try:
             os.mkfifo(self.path, 0o600)
-            self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-            self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+            self._is_made = True
         except OSError as error:
             self.close()
             raise ValueError(
@@ -66,8 +66,11 @@ class WatchdogPipe:
         return self.path
 
     def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None:
+        """After the keeper was started, which may be a copy of this process: it has no part in this."""
         self._now = now
         self._say = say
+        self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
 
     def last_progress_time(self) -> float | None:
         """Epoch seconds of the last request of a worker; None before the first one."""
@@ -92,9 +95,11 @@ class WatchdogPipe:
         for descriptor in (self._reader, self._writer):
             if descriptor >= 0:
                 os.close(descriptor)
-                with suppress(FileNotFoundError):
-                    os.remove(self.path)
         self._reader = self._writer = -1
+        if self._is_made:
+            self._is_made = False
+            with suppress(FileNotFoundError):
+                os.remove(self.path)
         if self._folder:
             with suppress(FileNotFoundError):
                 os.rmdir(self._folder)

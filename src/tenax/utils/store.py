@@ -76,21 +76,25 @@ def barrier(
     """
     if rank is None and rank_tracing_decoder is not None:
         raise AssertionError("rank_tracing_decoder names the ranks that are missing, for which rank is needed; give it")
-    with store_timeout(store, barrier_timeout):
-        all_there = _count_in(store, world_size, key_prefix)
-        try:
-            store.wait([all_there])
-        except _errors_of_stores() as error:
-            if rank is None:
-                raise
-            name = rank_tracing_decoder or str
-            missing = _who_is_missing(store, world_size, key_prefix, rank, name, trace_timeout)
-            if missing is None:
-                raise
-            raise type(error)(
-                f"rank {rank} waited {barrier_timeout:g} s in vain at the barrier {key_prefix!r} for all "
-                f"{world_size}; missing_ranks=[{', '.join(missing)}]"
-            ) from None
+    all_there = _count_in(store, world_size, key_prefix)
+    # Only this wait has the barrier's time. The store itself has its own, to do what it is asked.
+    patience = timedelta(seconds=barrier_timeout)
+    try:
+        store.wait([all_there], patience)
+    except _errors_of_stores() as error:
+        if rank is None:
+            raise
+        name = rank_tracing_decoder or str
+        if rank == 0:
+            missing = _who_is_missing(store, world_size, key_prefix, name, trace_timeout)
+        elif _rank_0_knows(store, key_prefix, rank, patience):
+            missing = [f"<rank 0 ({name(0)}) knows>"]
+        else:
+            raise
+        raise type(error)(
+            f"rank {rank} waited {barrier_timeout:g} s in vain at the barrier {key_prefix!r} for all {world_size}; "
+            f"missing_ranks=[{', '.join(missing)}]"
+        ) from None
 
 
 def _count_in(store: Any, world_size: int, prefix: str) -> str:
@@ -101,28 +105,35 @@ def _count_in(store: Any, world_size: int, prefix: str) -> str:
 
 
 def _who_is_missing(
-    store: Any, world_size: int, prefix: str, rank: int, name: Callable[[int], str], trace_timeout: float
-) -> list[str] | None:
-    """Rank 0 looks for everybody's sign, the others only leave theirs. None: rank 0 is missing itself."""
-    store.set(f"{prefix}{rank}{_TRACE}", _IGNORED)
-    if rank != 0:
-        try:
-            store.wait([prefix + _TRACED])
-        except _errors_of_stores():
-            return None
-        return [f"<rank 0 ({name(0)}) knows>"]
+    store: Any, world_size: int, prefix: str, name: Callable[[int], str], trace_timeout: float
+) -> list[str]:
+    """At rank 0: who gives no sign of having been here."""
+    store.set(f"{prefix}0{_TRACE}", _IGNORED)
     missing: list[str] = []
     for other in range(1, world_size):
+        sign = f"{prefix}{other}{_TRACE}"
         # When one is missing, all have had their time.
-        patience = timedelta(milliseconds=1) if missing else timedelta(seconds=trace_timeout)
-        try:
-            store.wait([f"{prefix}{other}{_TRACE}"], patience)
-        except _errors_of_stores():
+        is_there = store.check([sign]) if missing else _comes(store, sign, timedelta(seconds=trace_timeout))
+        if not is_there:
             missing.append(name(other))
             if len(missing) == _MOST_MISSING_NAMED:
                 break
     store.set(prefix + _TRACED, _IGNORED)
     return missing
+
+
+def _rank_0_knows(store: Any, prefix: str, rank: int, patience: timedelta) -> bool:
+    """At the others: leave a sign, and hear whether rank 0 has looked for it. It may give up as much later as we came."""
+    store.set(f"{prefix}{rank}{_TRACE}", _IGNORED)
+    return _comes(store, prefix + _TRACED, patience)
+
+
+def _comes(store: Any, key: str, patience: timedelta) -> bool:
+    try:
+        store.wait([key], patience)
+    except _errors_of_stores():
+        return False
+    return True
 
 
 def _errors_of_stores() -> tuple[type[Exception], ...]:

@@ -363,11 +363,11 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         if self._store is None or (group.group_world_size or 1) == 1:
             return
         prefix = "torchelastic/agent/terminal_state"
-        if int(self._store.add(f"{prefix}/num_members", 1)) == group.group_world_size:
-            self._store.set(f"{prefix}/last_member", b"1")
         try:
             from datetime import timedelta
 
+            if int(self._store.add(f"{prefix}/num_members", 1)) == group.group_world_size:
+                self._store.set(f"{prefix}/last_member", b"1")
             self._store.wait([f"{prefix}/last_member"], timedelta(seconds=self._exit_barrier_timeout))
         except SignalException:
             raise

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tenax.logs.specs import LogsSpecs
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.runtime.journal import Step
+    from tenax.timer.watchdog_pipe import WatchdogPipe
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -117,7 +118,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._log_line_prefix_template = log_line_prefix_template
         self._health = health_check_of(health_check_server, os.environ)
         self._sockets: WorkerSockets | None = None  # where workers of the old hooks can be asked
-        self._abandon_s = uninterruptible_state_timeout or abandon_s_from(os.environ)
+        self._abandon_s = abandon_s_from(os.environ, uninterruptible_state_timeout)
         self._pcontext: PContext | None = None
         self._generation = 0  # of the old hooks
 
@@ -255,6 +256,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._sockets is not None:
             for rank in ranks:
                 envs[rank].update(self._sockets.env(first.global_rank + rank))
+        scopes = self._watch_scopes(envs)
         prefixes = None
         if self._log_line_prefix_template is not None:
             from tenax.logs.prefix import line_prefix
@@ -278,16 +280,31 @@ class LocalElasticAgent(SimpleElasticAgent):
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
             grace_s=self._shutdown_timeout,
+            scopes=scopes,
         )
         return self._pcontext.pids()
 
-    @measured
+    def _watch_scopes(self, envs: dict[int, dict[str, str]]) -> WatchdogPipe | None:
+        """A pipe for the workers of this generation, where the environment asks for it."""
+        plan = watchdog_plan(os.environ)
+        if plan is None:
+            return None
+        from tenax.processes.stacks import stacks_env
+        from tenax.timer.watchdog_pipe import WatchdogPipe
+
+        pipe = WatchdogPipe(len(envs), plan.timer_file)
+        pipe.make()
+        for env in envs.values():
+            env.update({TORCHELASTIC_TIMER_FILE: pipe.path, **stacks_env()})
+        return pipe
+
     def _come_round(self, waits_for: str = "") -> None:
         if self._health is not None:
             state = self._worker_group.state
             is_ready = state is WorkerState.SUCCEEDED or (state is WorkerState.HEALTHY and not waits_for)
             self._health.turn(state.value.lower(), self._generation, is_ready=is_ready, waits_for=waits_for)
 
+    @measured
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the hook's signature
         self._close_processes(signal.SIGTERM, self._shutdown_timeout)
 

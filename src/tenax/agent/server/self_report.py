@@ -179,12 +179,9 @@ class SelfReport:
 
     def _record_worker_events(self, result: RunResult) -> None:
         """How each worker ended, from the final result."""
-        first = min((failure.timestamp for failure in result.failures.values()), default=0)
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
-            state = result.state.value
-            if result.failures:
-                state = "TERMINATED" if failure is None or failure.timestamp > first else "FAILED"
+            state = "TERMINATED" if result.failures and failure is None else result.state.value
             self._record_end(state, worker, failure, has_ended_well=not result.failures)
 
     def _record_end(self, state: str, worker: Worker, failure: ProcessFailure | None, *, has_ended_well: bool) -> None:

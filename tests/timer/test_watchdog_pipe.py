@@ -1,0 +1,319 @@
+"""The agent's end of the pipe: a real pipe, a real loop and a supervisor, with workers that exist only here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.core import commands as order
+from tenax.core import events as fact
+from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
+from tenax.ports import Launch, Output
+from tenax.rendezvous.local import LocalRendezvous
+from tenax.runtime.journal import Journal
+from tenax.runtime.loop import Loop
+from tenax.runtime.supervisor import Supervisor
+from tenax.testing.processes import FakeProcesses
+from tenax.timer import FileTimerRequest
+from tenax.timer.watchdog_pipe import WatchdogPipe, check_path
+from watching import leaving_nothing
+
+SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[WatchdogPipe]:
+    """One whose workers have the pids 100 and 101."""
+    with leaving_nothing():
+        made = WatchdogPipe(2, str(tmp_path / "timers"))
+        made.make()
+        made.open(time.monotonic, lambda _: None)
+        begin(made)
+        yield made
+        made.close()
+
+
+def begin(pipe: WatchdogPipe, generation: int = 1) -> None:
+    part = Assignment(generation)
+    pipe.heard(fact.GenerationFormed(part), [order.StartWorkers(part)])
+    for rank in range(2):
+        pipe.heard(fact.WorkerStarted(generation, rank, 100 * generation + rank), [])
+
+
+def write(path: str, *requests: FileTimerRequest | bytes) -> None:
+    writer = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    for each in requests:
+        os.write(writer, each if isinstance(each, bytes) else each.to_json().encode() + b"\n")
+    os.close(writer)
+
+
+def late(pid: int, scope: str = "step", number: int = SIGKILL) -> FileTimerRequest:
+    return FileTimerRequest(pid, scope, time.time() - 1, number)
+
+
+def test_it_never_waits_and_has_no_end(pipe: WatchdogPipe) -> None:
+    """Opening, reading from an empty one, and clients that come and go."""
+    pipe.on_readable()
+    for _ in range(3):
+        write(pipe.path, FileTimerRequest(100, "step", time.time() + 60, 9))
+        pipe.on_readable()
+        pipe.on_readable()
+    assert pipe.watchdog.taken == 3
+    assert pipe.watchdog.malformed == 0
+
+
+def test_what_has_arrived_is_read_before_anything_expires(pipe: WatchdogPipe) -> None:
+    """An agent that was busy, or stopped, when the release came does not hold that against the worker."""
+    write(pipe.path, late(100), late(101))
+    pipe.on_readable()
+    deadline = pipe.next_deadline()
+    assert deadline is not None
+    assert deadline <= time.monotonic()
+    write(pipe.path, FileTimerRequest(100, "step", -1))
+    assert [expired.local_rank for expired in pipe.expired()] == [1]
+
+
+def test_a_full_pipe_is_read_in_one_turn(pipe: WatchdogPipe) -> None:
+    """So the release that stands at its end is not behind anything."""
+    write(pipe.path, late(100))
+    filler = late(4711).to_json().encode().ljust(127) + b"\n"
+    write(pipe.path, *[filler] * 400, FileTimerRequest(100, "step", -1))
+    assert pipe.expired() == []
+    assert pipe.watchdog.strangers == 400
+
+
+def test_what_was_left_in_the_pipe_does_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
+    """Its workers may have got the numbers of the old ones."""
+    pipe.heard(fact.TimePassed(), [order.KillNode(1, "cut off")])
+    write(pipe.path, late(200), b"half a line")
+    begin(pipe, 2)
+    assert pipe.expired() == []
+    write(pipe.path, late(201))
+    assert [expired.pid for expired in pipe.expired()] == [201]
+
+
+def test_a_deadline_in_a_distant_future_is_no_longer_than_a_system_can_wait(pipe: WatchdogPipe) -> None:
+    write(pipe.path, FileTimerRequest(100, "step", 1e300, 9))
+    pipe.on_readable()
+    deadline = pipe.next_deadline()
+    assert deadline is not None
+    assert 0 < deadline - time.monotonic() <= 86_400
+
+
+def test_a_pipe_that_was_made_and_never_opened_is_removed(tmp_path: Path) -> None:
+    with leaving_nothing():
+        pipe = WatchdogPipe(1)
+        path = pipe.make()
+        assert os.path.exists(path)
+        pipe.close()
+        pipe.close()
+        assert not os.path.exists(os.path.dirname(path))
+
+
+def test_a_path_that_cannot_be_had_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("precious")
+    for path, words in (
+        (tmp_path / "file", "which is no pipe"),
+        (tmp_path / "missing" / "timers", "there is no folder"),
+        (tmp_path / "file" / "timers", "Not a directory"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check_path(str(path))
+        with pytest.raises(ValueError, match=words):
+            WatchdogPipe(1, str(path)).make()
+    assert (tmp_path / "file").read_text() == "precious"
+    check_path(str(tmp_path / "free"))
+
+
+# --- in a supervisor --------------------------------------------------------------------------------------------------
+
+
+class SilentLogs:
+    """Shows nothing, keeps what is said, and finds nothing out."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def open(self) -> None: ...
+
+    def fileno(self) -> int:
+        return -1
+
+    wants_to_write = False
+
+    def on_readable(self) -> None: ...
+
+    def on_writable(self) -> None: ...
+
+    def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
+        return {rank: Output(os.open(os.devnull, os.O_WRONLY), os.open(os.devnull, os.O_WRONLY)) for rank in envs}
+
+    def has_error_file(self, local_rank: int) -> bool:
+        return False
+
+    def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
+        done(Evidence(stacks="here"))
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def live(self, text: str) -> None: ...
+
+    def close(self, last_words: str = "") -> None: ...
+
+
+class Program:
+    name = "train.py"
+
+    def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
+        return Launch(env=env, argv=["train"])
+
+    def release(self, local_rank: int) -> None: ...
+
+    def collect(self, local_rank: int, exit_code: int) -> str:
+        return ""
+
+    def return_values(self) -> dict[int, Any]:
+        return {}
+
+    def close(self) -> None: ...
+
+
+class Run:
+    """A run on fake processes; ``on`` says what the workers do when the machine has taken a step."""
+
+    def __init__(self, tmp_path: Path, on: Callable[[Run, Any], None], *, workers: int = 2, **settings: Any) -> None:
+        self.processes = FakeProcesses()
+        self.logs = SilentLogs()
+        self.pipe = WatchdogPipe(workers, str(tmp_path / "timers"))
+        self.pipe.make()
+        self.steps: list[Any] = []
+        self._on = on
+        self._loop = Loop()
+        self._supervisor = Supervisor(
+            AgentSettings("run", "trainer", workers, 0, **{"grace_s": 0.05, "stacks_s": 0.05, **settings}),
+            loop=self._loop,
+            control=LocalRendezvous("run"),
+            processes=self.processes,
+            entrypoint=Program(),
+            logs=self.logs,
+            journal=Journal(),
+            environments=lambda _: {rank: {} for rank in range(workers)},
+            observe=self._observe,
+            scopes=self.pipe,
+        )
+
+    def _observe(self, step: Any, _: Any) -> None:
+        self.steps.append(step)
+        self._on(self, step.event)
+
+    def write(self, *requests: FileTimerRequest | bytes) -> None:
+        write(self.pipe.path, *requests)
+
+    def run(self) -> Verdict:
+        try:
+            return self._supervisor.run()
+        finally:
+            self._loop.close()
+
+    def orders(self, kind: type) -> list[Any]:
+        return [command for step in self.steps for command in step.commands if isinstance(command, kind)]
+
+
+def hangs(*ranks: int, number: int = SIGKILL) -> Callable[[Run, Any], None]:
+    def on(run: Run, event: Any) -> None:
+        if isinstance(event, fact.WorkerStarted) and event.local_rank in ranks:
+            run.write(late(event.pid, number=number))
+
+    return on
+
+
+def test_a_worker_that_hangs_shows_its_stacks_and_is_ended_alone(tmp_path: Path) -> None:
+    """The other one is stopped as after any failure; the verdict names the scope, and carries the stacks."""
+    with leaving_nothing():
+        run = Run(tmp_path, hangs(1))
+        verdict = run.run()
+        assert verdict.outcome is Outcome.FAILED
+        (failure,) = verdict.failures
+        assert (failure.local_rank, failure.exit_code) == (1, -SIGKILL)
+        assert failure.reason == "did not leave the scope 'step' in time"
+        assert failure.evidence.stacks == "here"
+        assert [stopped.local_rank for stopped in verdict.stopped] == [0]
+        assert run.processes[1].dumps == 1
+        assert run.processes[1].signals == [SIGKILL]
+        assert run.processes[0].signals == [SIGTERM]
+        assert not os.path.exists(run.pipe.path)
+
+
+def test_a_worker_that_ignores_the_signal_is_killed(tmp_path: Path) -> None:
+    with leaving_nothing():
+        run = Run(tmp_path, hangs(0, number=SIGTERM), workers=1)
+        run.processes.will_ignore(0, SIGTERM)
+        verdict = run.run()
+        assert verdict.failures[0].exit_code == -SIGKILL
+        assert run.processes[0].signals == [SIGTERM, SIGKILL]
+
+
+def test_a_worker_that_cannot_show_its_stacks_is_not_waited_for(tmp_path: Path) -> None:
+    """Though it might have had an hour for them."""
+
+    def on(run: Run, event: Any) -> None:
+        if isinstance(event, fact.WorkerStarted):
+            run.processes[0].shows_stacks = False
+            run.write(late(event.pid))
+
+    with leaving_nothing():
+        run = Run(tmp_path, on, workers=1, stacks_s=3600.0)
+        (failure,) = run.run().failures
+        assert "its stacks are not known: it is no Python program" in failure.reason
+
+
+def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
+    """Its timers, and those of others, keep nobody from the end."""
+
+    def on(run: Run, event: Any) -> None:
+        if isinstance(event, fact.WorkerStarted):
+            soon = FileTimerRequest(event.pid, "soon", time.time() + 3600, SIGKILL)
+            run.write(late(event.pid), FileTimerRequest(event.pid, "step", -1), soon)
+            run.processes.exit(event.local_rank)
+
+    with leaving_nothing():
+        run = Run(tmp_path, on)
+        assert run.run().outcome is Outcome.SUCCEEDED
+        assert run.orders(order.DumpStacks) == []
+
+
+def test_time_is_told_to_the_machine_only_when_it_waits_for_it(tmp_path: Path) -> None:
+    """A scope's deadline is the watchdog's own: a journal is not filled with moments in which nothing was due."""
+
+    def on(run: Run, event: Any) -> None:
+        if isinstance(event, fact.WorkerStarted):
+            run.write(*(FileTimerRequest(event.pid, f"{n}", time.time() + n / 1000, 0) for n in range(20)))
+        if isinstance(event, fact.ScopeExpired) and event.scope == "19":
+            run.processes.exit(0)
+
+    with leaving_nothing():
+        run = Run(tmp_path, on, workers=1)
+        assert run.run().outcome is Outcome.SUCCEEDED
+        assert sum(isinstance(step.event, fact.ScopeExpired) for step in run.steps) == 20
+        assert not any(isinstance(step.event, fact.TimePassed) for step in run.steps)
+
+
+def test_nonsense_is_said_once(tmp_path: Path) -> None:
+    def on(run: Run, event: Any) -> None:
+        if isinstance(event, fact.WorkerStarted):
+            for _ in range(10):
+                run.write(b"this is certainly not a request of anybody\n", late(1), late(2))
+            run.write(late(event.pid))
+
+    with leaving_nothing():
+        run = Run(tmp_path, on, workers=1)
+        run.run()
+        assert sum("is no request" in line for line in run.logs.said) == 1
+        assert sum("no worker of this node" in line for line in run.logs.said) == 1
