@@ -170,6 +170,10 @@ $ --fatal-exit-codes 3 train.py
 --fatal-exit-codes 3 has no effect: no restarts are allowed (--max-restarts)
 $ --notice-seconds 60 train.py
 --notice-seconds 60 has no effect without --notice-signals
+$ --duplicate-stdout-filters loss -r 3 train.py
+--duplicate-stdout-filters has no effect: only teed lines are copied (--tee 1)
+$ --duplicate_stderr_filters error train.py
+--duplicate_stderr_filters has no effect: only teed lines are copied (--tee 2)
 $ --rdzv-backend etcd --rdzv-endpoint store:2379 train.py
 --rdzv-backend etcd is not asked: one node has nobody to find
 $ train.py --nproc-per-node=4
@@ -235,6 +239,8 @@ static localhost:0
 $ --rdzv-endpoint localhost:7 --master-addr localhost --master-port 7 train.py
 static localhost:7
 $ --start-method spawn --event-log-handler null --local-addr 10.0.0.1 train.py
+local -
+$ --duplicate-stdout-filters loss --tee 0:3 train.py
 local -
 $ --signals-to-handle SIGTERM,SIGUSR1 train.py
 local -

@@ -12,7 +12,7 @@ import pytest
 from tenax import events
 from tenax.events import EventHandler, NodeState, RdzvEvent
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousParameters
-from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from tenax.rendezvous.dynamic.changes import changes
 from tenax.rendezvous.dynamic.state import Node, Standing, State
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
@@ -96,6 +96,24 @@ def test_parameters_that_make_no_handler_are_told() -> None:
     (event,) = handler.kept
     assert isinstance(event, RdzvEvent)
     assert (event.name, event.node_state) == ("dynamic_rendezvous.py:create_handler", NodeState.FAILED)
+
+
+def test_who_hosts_the_store_is_told_and_who_cannot_be_reached_too() -> None:
+    handler = Keeping()
+    place = f"127.189.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}:21001"
+    params = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1")
+    nobody = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1", store_type="cloud")
+    with events.configure(handler):
+        create_backend(params)
+        with pytest.raises(ValueError, match="cloud"):
+            create_backend(nobody)
+    hosts, failed = handler.kept
+    assert isinstance(hosts, RdzvEvent)
+    assert isinstance(failed, RdzvEvent)
+    assert (hosts.node_state, hosts.master_endpoint) == (NodeState.INIT, place)
+    assert hosts.message.endswith("hosts the store of the rendezvous")
+    assert (failed.name, failed.node_state) == ("c10d_rendezvous_backend.py:create_backend", NodeState.FAILED)
+    assert "ValueError" in failed.error_trace
 
 
 class Stuck(EventHandler):

@@ -9,15 +9,18 @@ import signal
 import stat
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from e2e.harness import Bench, Done
+from tenax.core import events as fact
+from tenax.processes.keeper import KeeperProcess
 from tenax.processes.stacks import stacks_signal
 from tenax.runtime.journal import read_journal
 from tenax.runtime.replay import replay
-from watching import is_alive, on_linux
+from watching import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 
 pytestmark = on_linux
 
@@ -390,3 +393,91 @@ def test_functions_are_watched_too(bench: Bench, method: str) -> None:
     assert re.fullmatch(rf"1 -9 {LATE.pattern}\n", done.out), done
     (stacks,) = bench.run_dir().glob("attempt_0/1/stacks.txt")
     assert "in train" in stacks.read_text()
+
+
+OLD_HOOKS = (
+    FUNCTIONS.split("if __name__")[0]
+    + """
+from tenax.agent.server import WorkerSpec
+from tenax.agent.server.local_elastic_agent import LocalElasticAgent
+
+class Looking(LocalElasticAgent):
+    def _monitor_workers(self, worker_group):
+        return super()._monitor_workers(worker_group)
+
+if __name__ == "__main__":
+    spec = WorkerSpec(entrypoint=train, local_world_size=2, monitor_interval=0.01, max_restarts=int(sys.argv[1]))
+    result = Looking(spec, DefaultLogsSpecs("logs")).run()
+    print(sorted(result.failures), result.failures[1].message["message"])
+"""
+)
+
+
+def test_an_agent_with_hooks_of_its_own_watches_too(bench: Bench) -> None:
+    """Each attempt has a pipe of its own, and none is left."""
+    done = bench.run(program=[sys.executable, bench.script(OLD_HOOKS), "1"], env=ON)
+    assert done.code == 0, done
+    assert re.fullmatch(rf"\[1\] {LATE.pattern}\n", done.out), done
+    assert len(list(bench.run_dir().glob("attempt_*/1/stacks.txt"))) == 2
+    assert not list((bench.home / "tmp").glob("tenax-watchdog-*"))
+
+
+DOCUMENTED = """
+import multiprocessing as mp
+import os, signal
+from tenax import timer
+from tenax.agent.server import WorkerSpec
+from tenax.agent.server.local_elastic_agent import LocalElasticAgent
+from tenax.logs.specs import DefaultLogsSpecs
+
+def trainer(message_queue):
+    timer.configure(timer.LocalTimerClient(message_queue))
+    with timer.expires(after=0.3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" else 600):
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            signal.pause()
+    return "done"
+
+if __name__ == "__main__":
+    message_queue = mp.get_context("spawn").Queue()
+    server = timer.LocalTimerServer(message_queue, max_interval=600)
+    server.start()
+    spec = WorkerSpec(entrypoint=trainer, args=(message_queue,), local_world_size=2, max_restarts=1)
+    print(LocalElasticAgent(spec, DefaultLogsSpecs("logs"), "spawn").run().return_values)
+    server.stop()
+"""
+
+
+def test_a_server_of_the_users_own_beside_the_agent(bench: Bench) -> None:
+    """As TorchElastic documents it: the server kills who hangs, and the agent starts them again."""
+    done = bench.run(program=[sys.executable, bench.script(DOCUMENTED)])
+    assert done.code == 0, done
+    assert done.out == "{0: 'done', 1: 'done'}\n", done
+
+
+def test_the_keeper_asks_a_worker_that_is_prepared(tmp_path: Path) -> None:
+    """It writes its stacks and goes on; only then the question was harmless."""
+    file = tmp_path / "stacks.txt"
+    code = f"""
+        import faulthandler, signal, sys
+        file = open({str(file)!r}, "w")
+        faulthandler.register({stacks_signal()}, file)
+        print("ready", flush=True)
+        sys.stdin.read()
+    """
+    with leaving_nothing():
+        keeper = KeeperProcess()
+        hearing = Hearing(keeper)
+        words = Pipe()
+        orders, orders_in = os.pipe()
+        keeper.start(1, 0, launch(python(textwrap.dedent(code)), descriptors={0: orders, 1: words.writer}))
+        os.close(orders)
+        words.close_writer()
+        hearing.take(fact.WorkerStarted)
+        assert words.line() == "ready"
+        keeper.dump_stacks(1, 0)
+        until(lambda: "in <module>" in file.read_text(), "the stacks")
+        os.close(orders_in)
+        assert hearing.take(fact.WorkerExited).exit_code == 0
+        assert not any(isinstance(event, fact.StacksRefused) for event in hearing.events)
+        words.close()
+        keeper.close()

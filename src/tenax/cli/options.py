@@ -544,6 +544,9 @@ def _note_what_has_no_effect(asked: Asked, script_args: tuple[str, ...]) -> None
             asked.notes.append(f"{asked.words(dest)} has no effect: no restarts are allowed (--max-restarts)")
     if asked.typed("notice_seconds") and not asked["notice_signals"]:
         asked.notes.append(f"{asked.words('notice_seconds')} has no effect without --notice-signals")
+    for dest, stream in (("duplicate_stdout_filters", "1"), ("duplicate_stderr_filters", "2")):
+        if asked.typed(dest) and asked["tee"] == "0" and asked["logs_specs"] is None:
+            asked.notes.append(f"{asked.name(dest)} has no effect: only teed lines are copied (--tee {stream})")
     for dest in _OURS_FOR_SURE:
         flag = BY_DEST[dest]
         if asked.typed(dest):

@@ -7,18 +7,21 @@ TorchElastic uses the same key, so that its nodes and ours find each other out i
 from __future__ import annotations
 
 import binascii
+import os
 import sys
 from base64 import b64decode, b64encode
 from typing import Any
 
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.dynamic.state import MOST_BYTES
+from tenax.rendezvous.dynamic.teller import INIT, Teller
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 from tenax.rendezvous.utils import parse_rendezvous_endpoint
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
 
 DEFAULT_PORT = 29400
+_HERE = "c10d_rendezvous_backend.py:"
 _READ_TIMEOUT_S = 60
 _STORE_ERRORS = (
     RuntimeError,
@@ -100,9 +103,18 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     serves the tcp store; without it, the node that can listen at the endpoint does.
     The store is torch's if torch was imported before, so that torch can use it, and ours if not.
     """
+    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    try:
+        with teller.errors_of(f"{_HERE}create_backend"):
+            return _create_backend(params, teller)
+    finally:
+        teller.close()
+
+
+def _create_backend(params: RendezvousParameters, teller: Teller) -> tuple[C10dRendezvousBackend, Any]:
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "tcp":
-        store = _tcp_store(params)
+        store = _tcp_store(params, teller)
     elif store_type == "file":
         store = _file_store(params)
     else:
@@ -110,7 +122,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     return C10dRendezvousBackend(store, params.run_id), store
 
 
-def _tcp_store(params: RendezvousParameters) -> Any:
+def _tcp_store(params: RendezvousParameters, teller: Teller) -> Any:
     from datetime import timedelta
 
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
@@ -124,7 +136,7 @@ def _tcp_store(params: RendezvousParameters) -> Any:
     attempts = [is_host] if is_host is not None else [True, False] if _can_listen(host, port) else [False]
     for is_server in attempts:
         try:
-            return _stores().TCPStore(
+            store = _stores().TCPStore(
                 host,
                 port,
                 is_master=is_server,
@@ -132,6 +144,10 @@ def _tcp_store(params: RendezvousParameters) -> Any:
                 wait_for_workers=False,
                 multi_tenant=True,
             )
+            if is_server:
+                where = f"{_HERE}create_backend"
+                teller.say(where, "hosts the store of the rendezvous", state=INIT, master_endpoint=f"{host}:{port}")
+            return store
         except _STORE_ERRORS as error:
             failure: Exception = error
     raise RendezvousConnectionError(
@@ -161,8 +177,6 @@ def _can_listen(host: str, port: int) -> bool:
 
 
 def _file_store(params: RendezvousParameters) -> Any:
-    import os
-
     path = params.endpoint
     try:
         if path:

@@ -123,7 +123,7 @@ def _who_is_missing(
 
 
 def _rank_0_knows(store: Any, prefix: str, rank: int, patience: timedelta) -> bool:
-    """At the others: leave a sign, and hear whether rank 0 has looked for it. It may give up as much later as we came."""
+    """At the others: leave a sign, and hear whether rank 0 has looked for it."""
     store.set(f"{prefix}{rank}{_TRACE}", _IGNORED)
     return _comes(store, prefix + _TRACED, patience)
 

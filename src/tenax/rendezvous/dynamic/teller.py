@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tenax.rendezvous.dynamic.state import State
 
-RUNNING, SUCCEEDED, FAILED = "RUNNING", "SUCCEEDED", "FAILED"
+INIT, RUNNING, SUCCEEDED, FAILED = "INIT", "RUNNING", "SUCCEEDED", "FAILED"
 
 
 class Teller:
