@@ -66,6 +66,14 @@ def make_model() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
 
 
+def main(dataset: Dataset, held_out: Dataset, args: argparse.Namespace) -> None:
+    request = Request()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    dist.init_process_group("gloo")
+    train(dataset, held_out, args, request)
+    dist.destroy_process_group()  # after the model is gone: the last one to let go of a group must not be DDP
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -131,10 +139,7 @@ def batches_left(dataset: Dataset, training: Training, batch: int) -> DataLoader
     return DataLoader(dataset, batch_size=batch // ranks, sampler=sampler)
 
 
-def train(dataset: Dataset, held_out: Dataset, args: argparse.Namespace) -> None:
-    request = Request()
-    args.folder.mkdir(parents=True, exist_ok=True)
-    dist.init_process_group("gloo")
+def train(dataset: Dataset, held_out: Dataset, args: argparse.Namespace, request: Request) -> None:
     rank, generation = dist.get_rank(), preemption.generation()
     training = Training()
     load(args.folder, training)
@@ -161,7 +166,6 @@ def train(dataset: Dataset, held_out: Dataset, args: argparse.Namespace) -> None
             if must_leave:
                 print(f"rank {rank} leaves after step {training.step}")
                 break
-    dist.destroy_process_group()
 
 
 def tell(training: Training, held_out: Dataset, epochs: int) -> None:
@@ -249,4 +253,4 @@ def load(folder: Path, training: Training) -> None:
 
 if __name__ == "__main__":
     asked = parse()
-    train(make_dataset(asked.samples), make_dataset(512, seed=1), asked)
+    main(make_dataset(asked.samples), make_dataset(512, seed=1), asked)

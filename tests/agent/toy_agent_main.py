@@ -33,7 +33,8 @@ def main(root: str, codes: list[list[int]], max_restarts: int) -> None:
 
     class Meter(metrics.MetricHandler):
         def emit(self, metric_data) -> None:
-            heard["metrics"].append([metric_data.group_name, metric_data.name])
+            is_counted = metric_data.name.startswith("workers.")  # the others are durations
+            heard["metrics"].append([metric_data.group_name, metric_data.name, is_counted and metric_data.value])
 
     class Handler(rendezvous.RendezvousHandler):
         def get_backend(self):

@@ -12,8 +12,10 @@ import json
 import os
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -42,6 +44,42 @@ class Store:
 
     def get(self, key: str) -> bytes:
         return self.values[key]
+
+
+class SharedStore:
+    """One that several threads wait at."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self._changed:
+            self._values[key] = value.encode() if isinstance(value, str) else value
+            self._changed.notify_all()
+
+    def wait(self, keys: list[str], timeout: timedelta = timedelta(seconds=60)) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._values.keys() >= set(keys), timeout.total_seconds()):
+                raise TimeoutError(f"waited in vain for {keys}")
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self._values[key]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.get(key) for key in keys]
+
+    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+
+class NobodyWaits:
+    """As much of a rendezvous handler as assigning ranks asks for."""
+
+    def num_nodes_waiting(self) -> int:
+        return 0
 
 
 def agent_questions(home: str) -> Iterator[Question]:
@@ -111,6 +149,22 @@ def agent_questions(home: str) -> Iterator[Question]:
     )
     yield "SimpleElasticAgent: is abstract", lambda: server.SimpleElasticAgent(spec())
 
+    def ranks(*nodes: tuple[str, int]) -> Any:
+        store = SharedStore()
+
+        def assign(group_rank: int) -> list[str]:
+            role, workers = nodes[group_rank]
+            mine = spec(role=role, local_world_size=workers, rdzv_handler=NobodyWaits())
+            return [str(each) for each in Toy(mine)._assign_worker_ranks(store, group_rank, len(nodes), mine)]
+
+        with ThreadPoolExecutor(len(nodes)) as pool:
+            return list(pool.map(assign, range(len(nodes))))
+
+    yield "ranks: one node", lambda: ranks(("a", 3))
+    yield "ranks: equal nodes", lambda: ranks(("a", 2), ("a", 2), ("a", 2))
+    yield "ranks: uneven nodes", lambda: ranks(("a", 1), ("a", 3), ("a", 2))
+    yield "ranks: several roles", lambda: ranks(("a", 2), ("b", 1), ("a", 3), ("c", 1), ("b", 2))
+
 
 def rendezvous_questions(home: str) -> Iterator[Question]:
     rendezvous = importlib.import_module(f"{home}.rendezvous")
@@ -141,9 +195,24 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
             lambda method=method: (getattr(params(), method)("key"), getattr(params(), method)("key", 1)),
         )
 
-    class Handler:
+    class Handler(rendezvous.RendezvousHandler):  # type: ignore[name-defined, misc]
         def get_backend(self) -> str:
             return "mine"
+
+        def next_rendezvous(self) -> Any: ...
+
+        def is_closed(self) -> Any: ...
+
+        def set_closed(self) -> Any: ...
+
+        def num_nodes_waiting(self) -> Any: ...
+
+        def get_run_id(self) -> Any: ...
+
+        def shutdown(self) -> Any: ...
+
+    yield "RendezvousHandler: use_agent_store", lambda: Handler().use_agent_store
+    yield "RendezvousHandler: is abstract", lambda: rendezvous.RendezvousHandler()
 
     def one(_: Any) -> Any:
         return Handler()
@@ -403,6 +472,70 @@ def recorded(errors: Any, error: BaseException) -> Any:
         return came, os.path.exists(path)
 
 
+def other_questions(home: str) -> Iterator[Question]:
+    timer = importlib.import_module(f"{home}.timer")
+    events = importlib.import_module(f"{home}.events")
+    metrics = importlib.import_module(f"{home}.metrics")
+    utils = importlib.import_module(f"{home}.utils")
+    state = importlib.import_module(f"{home}.utils.process_state")
+    level = importlib.import_module(f"{home}.utils.log_level")
+    health = importlib.import_module(f"{home}.agent.server.health_check_server")
+
+    request = timer.TimerRequest
+    yield "TimerRequest: equality", lambda: [request(1, "a", 2.0) == request(*each) for each in _REQUESTS]
+    file_request = timer.FileTimerRequest
+    yield "FileTimerRequest: equality", lambda: [file_request(1, "a", 2.0) == file_request(*each) for each in _REQUESTS]
+    yield "FileTimerRequest: its line", lambda: json.loads(file_request(7, "a", 2.5, 9).to_json())
+    yield "FileTimerRequest: without a signal", lambda: json.loads(file_request(7, "a", -1).to_json())
+    yield "expires: without a client", lambda: timer.expires(1).__enter__()
+    for pid in (os.getpid(), 2**22 + 1):
+        yield (
+            f"FileTimerServer.is_process_running: {pid == os.getpid()}",
+            lambda pid=pid: timer.FileTimerServer.is_process_running(pid),
+        )
+    for name in ("TimerClient", "TimerServer"):
+        yield f"{name}: is abstract", lambda name=name: getattr(timer, name)()
+
+    event = events.Event("name", events.EventSource.AGENT)
+    yield "Event: defaults", lambda: (event.timestamp, event.metadata, json.loads(event.serialize()))
+    yield "Event: there and back", lambda: events.Event.deserialize(event.serialize()) == event
+    yield "EventSource", lambda: [(each.name, each.value) for each in events.EventSource]
+    yield "NodeState", lambda: [(each.name, each.value) for each in events.NodeState]
+    yield "record: to null", lambda: events.record(event)
+    yield "record: to nobody", lambda: events.record(event, "nobody")
+
+    yield "MetricData", lambda: metrics.MetricData._fields
+    yield "MetricHandler: is abstract", lambda: metrics.MetricHandler()
+    yield "MetricsConfig", lambda: (metrics.MetricsConfig().params, metrics.MetricsConfig({"a": "b"}).params)
+    yield "put_metric: nobody listens", lambda: metrics.put_metric("x", 1)
+    yield "get_elapsed_time_ms", lambda: type(metrics.get_elapsed_time_ms(0.0)).__name__
+    yield "getStream", lambda: type(metrics.getStream("group")).__name__
+
+    os.environ["CATALOGUE"] = "there"
+    yield "get_env_variable_or_raise", lambda: utils.get_env_variable_or_raise("CATALOGUE")
+    yield "get_env_variable_or_raise: missing", lambda: utils.get_env_variable_or_raise("CATALOGUE_OF_NOBODY")
+    yield "macros: the name", lambda: utils.macros.local_rank
+    for args in (["${local_rank}", "a${local_rank}b", "x"], ["$local_rank"], [3, None], ["${other}", "$HOME"], ["$$"]):
+        yield f"macros.substitute({args})", lambda args=args: utils.macros.substitute(args, "4")
+    yield "get_log_level", level.get_log_level
+    yield "read_proc_state: nobody", lambda: state.read_proc_state(2**22 + 1)
+    yield "read_proc_state: this one", lambda: state.read_proc_state(os.getpid())
+    yield "is_uninterruptible_state", lambda: [state.is_uninterruptible_state(each) for each in ("D", "R", "S", None)]
+
+    data = importlib.import_module(f"{home}.utils.data")
+
+    def epochs(start: int) -> list[int]:
+        return list(data.CyclingIterator(3, lambda epoch: iter([epoch, epoch * 10]), start))
+
+    yield "CyclingIterator", lambda: (epochs(0), epochs(1), epochs(3))
+
+    server = health.create_healthcheck_server(lambda: 1, 0, 60)
+    yield "HealthCheckServer", lambda: (type(server).__name__, server.alive_callback())
+
+
+_REQUESTS = [(1, "a", 2.0), (2, "a", 2.0), (1, "b", 2.0), (1, "a", 3.0)]
+
+
 def launcher_questions(home: str, run: str, numa: str) -> Iterator[Question]:
     launcher = importlib.import_module("torch.distributed.launcher" if home.startswith("torch") else f"{home}.launcher")
     torchrun = importlib.import_module(run)
@@ -488,6 +621,7 @@ def main(root: str) -> None:
         agent_questions(home),
         rendezvous_questions(home),
         multiprocessing_questions(home),
+        other_questions(home),
         launcher_questions(home, run, numa),
     ):
         for question, ask in questions:

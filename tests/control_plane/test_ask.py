@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import TENAX, Bench, until
+from e2e.harness import TENAX, Bench
 from tenax.cli.ask import Question, WrongQuestion, parse_question, sockets_at
 from watching import PATIENCE_S, Program, leaving_nothing, on_linux, program
 
@@ -195,7 +195,32 @@ def test_the_workers_of_a_run_are_asked(bench: Bench) -> None:
     ]
     run.send(signal.SIGTERM)
     assert run.wait().code == 143
-    until(lambda: not os.path.exists(folder), "the folder to be gone", 1.0)
+    assert not os.path.exists(folder)
+
+
+@needs_torch
+def test_scripts_that_use_torchs_own_are_asked_too(bench: Bench) -> None:
+    """Each worker has a path of its own, and the next generation finds it free."""
+    script = bench.script("""
+        import os
+        from torch.distributed.elastic.control_plane import worker_main
+        from worker_kit import ATTEMPT, ready, stay, wait_for
+        with worker_main():
+            ready()
+            if ATTEMPT == 0:
+                wait_for("may_fail")
+                os._exit(3)
+            stay()
+    """)
+    folder = f"/tmp/tenax-ask-torch-{os.getpid()}"
+    run = bench.start("--max-restarts", "1", script, env={"TORCH_WORKER_SERVER_SOCKET": folder})
+    for attempt in range(2):
+        bench.pids(1, attempt)
+        assert ask(folder, "ping").stdout == "== rank0\npong\n"
+        bench.tell("may_fail")
+    run.send(signal.SIGTERM)
+    assert run.wait().code == 143
+    assert not os.path.exists(folder)
 
 
 def test_a_folder_that_cannot_be_is_refused_at_the_command_line(bench: Bench) -> None:

@@ -24,6 +24,11 @@ def test_every_worker_gets_a_path_of_its_own(tmp_path: Path) -> None:
     assert sockets.env(3) == {VARIABLE: str(folder / "rank3")}
     with socket.socket(socket.AF_UNIX) as left_by_a_killed_worker:
         left_by_a_killed_worker.bind(str(folder / "rank3"))
+        assert os.path.lexists(folder / "rank3")
+    sockets.env(3)
+    assert not os.path.lexists(folder / "rank3")  # the next generation finds none
+    with socket.socket(socket.AF_UNIX) as another:
+        another.bind(str(folder / "rank3"))
     sockets.close()
     assert not folder.exists()
 

@@ -13,7 +13,7 @@ PAGES = sorted([*DOCS.rglob("*.md"), *(ROOT / name for name in ("README.md", "CH
 _FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
-_RUN = "<!-- run -->\n"
+_RUN = re.compile(r"<!-- run(?:: (?P<line>.+))? -->\n\Z")
 
 
 class Sample(NamedTuple):
@@ -24,6 +24,7 @@ class Sample(NamedTuple):
     language: str
     text: str
     is_to_run: bool
+    line_to_run: str = ""  # a command line that it is the script of; empty: it is a program of its own
 
     @property
     def name(self) -> str:
@@ -36,7 +37,9 @@ def samples(page: Path) -> list[Sample]:
     for fence in _FENCE.finditer(text):
         before = text[: fence.start()]
         line = before.count("\n") + 1
-        found.append(Sample(page, line, fence["language"], fence["text"], before.endswith(_RUN)))
+        mark = _RUN.search(before)
+        line_to_run = (mark["line"] or "") if mark else ""
+        found.append(Sample(page, line, fence["language"], fence["text"], mark is not None, line_to_run))
     return found
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -28,16 +30,23 @@ _OF_A_RUN = re.compile(r"^at \S+ (?:nodes? (?!cleared)|opened|cancel)", re.MULTI
 
 @pytest.mark.parametrize("sample", TO_RUN, ids=lambda sample: sample.name)
 def test_a_marked_sample_runs(sample: Sample, tmp_path: Path) -> None:
-    """A Python sample after ``<!-- run -->`` is a program that ends well, its assertions included."""
+    """A Python sample after ``<!-- run -->`` is a program that ends well, its assertions included.
+
+    After ``<!-- run: VARIABLE=value tenax run --flags -->`` it is the script of that command line.
+    """
     assert sample.language == "python"
     if "import torch" in sample.text and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     script = tmp_path / "sample.py"
     script.write_text(sample.text)
+    words = shlex.split(sample.line_to_run)
+    variables = dict(itertools.takewhile(lambda pair: len(pair) == 2, (word.split("=", 1) for word in words)))
+    command = words[len(variables) :]
+    assert command[:1] in ([], ["tenax"]), sample.line_to_run
     ran = subprocess.run(
-        [sys.executable, str(script)],
+        [sys.executable, *(["-m", *command] if command else []), str(script)],
         cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), **variables},
         capture_output=True,
         text=True,
         timeout=LONGEST_S,

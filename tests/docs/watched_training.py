@@ -46,4 +46,4 @@ class Watched(Dataset):
 
 if __name__ == "__main__":
     asked = train_ddp.parse()
-    train_ddp.train(Watched(train_ddp.make_dataset(asked.samples)), train_ddp.make_dataset(16, seed=1), asked)
+    train_ddp.main(Watched(train_ddp.make_dataset(asked.samples)), train_ddp.make_dataset(16, seed=1), asked)

@@ -6,12 +6,15 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from .harness import TENAX, Bench, needs_root, small_disk, until
+
+TORCHRUN = Path(sys.executable).parent / "torchrun"
 
 SPEAKS = """
     import sys
@@ -95,6 +98,31 @@ def test_only_chosen_ranks_without_any_redirection(bench: Bench) -> None:
     done = bench.run("--nproc-per-node", "3", "--local-ranks-filter", "0", bench.script(SPEAKS))
     assert (done.code, done.out) == (0, "out 0\n")
     assert "err 1" not in done.err
+
+
+@pytest.mark.skipif(not TORCHRUN.exists(), reason="needs torchrun")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--tee", "0:1,1:3,3:3", "--redirects", "0:2,2:3", "--local-ranks-filter", "0,1,2"],
+        ["--redirects", "1", "--role", "actor", "--local-ranks-filter", "1,3", "--duplicate-stderr-filters", "err 1"],
+    ],
+    ids=["maps", "one for all"],
+)
+def test_every_line_goes_where_torchrun_sends_it(bench: Bench, words: list[str]) -> None:
+    """The same words: the same files with the same lines, and the same lines on the console."""
+    script = bench.script(SPEAKS)
+    found = []
+    for program, log_dir in (([str(TORCHRUN)], "theirs"), ([*TENAX, "run"], "ours")):
+        command = ["--nproc-per-node", "4", *words, "--log-dir", log_dir, script]
+        done = bench.run(*command, program=program, env={"OMP_NUM_THREADS": "1"}, timeout_s=60)
+        assert done.code == 0, done
+        run = bench.run_dir(log_dir)
+        files = {name: (run / name).read_text() for name in tree(run) if "journal" not in name}
+        written = {name: text for name, text in files.items() if text or "filtered" not in name}
+        errors = [line for line in done.err.splitlines() if re.search(r"err \d$", line)]
+        found.append((written, sorted(done.out.splitlines()), sorted(errors)))
+    assert found[1] == found[0]
 
 
 def test_lines_with_a_word_are_copied(bench: Bench) -> None:

@@ -7,8 +7,10 @@ import re
 import signal
 import socket
 import sys
+from pathlib import Path
 
 from e2e.harness import Bench, Running, until
+from tenax.health.server import READY_PATH
 from tenax.store.listening import listen
 from watching import on_linux
 
@@ -28,10 +30,26 @@ def port_of(run: Running) -> int:
     return int(match[1])
 
 
+def is_stopped(pid: int) -> bool:
+    states = [task.joinpath("stat").read_text().rpartition(")")[2].split()[0] for task in _tasks(pid)]
+    return set(states) == {"T"}
+
+
+def _tasks(pid: int) -> list[Path]:
+    return list(Path(f"/proc/{pid}/task").iterdir())
+
+
 def free_address() -> str:
     """An address that nobody else in this test run uses, so that its port is free and stays so."""
     pid = os.getpid()
     return f"127.{100 + pid // 256 % 60}.{pid % 256}.7:29417"
+
+
+def test_the_manifest_of_the_guide_asks_what_is_answered() -> None:
+    """What restarts a container asks for life, never for readiness."""
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "health-checks.md"
+    asked = re.findall(r"(\w+)Probe: .*\n +httpGet: \{path: (\S+), port: health\}", guide.read_text())
+    assert asked == [("startup", "/livez"), ("liveness", "/livez"), ("readiness", READY_PATH)]
 
 
 def test_waiting_for_nodes_is_alive_and_not_ready(bench: Bench) -> None:
@@ -72,8 +90,8 @@ def test_a_restart_is_alive_and_not_ready_meanwhile(bench: Bench) -> None:
     until(lambda: kube_probe(port, "/readyz").status == 200, "generation 1 to be ready")
     bench.tell("may_fail", 0)
     bench.note("asked", 1)
-    heard = kube_probe(port, "/readyz?format=json")
-    assert (heard.status, heard.json()["phase"]) == (503, "stopping")
+    until(lambda: kube_probe(port, "/readyz").status == 503, "generation 1 to be over")
+    assert kube_probe(port, "/readyz?format=json").json()["phase"] == "stopping"
     assert kube_probe(port, "/livez").status == 200
     bench.tell("may_end", 1)
     bench.pids(2, attempt=1)
@@ -89,6 +107,7 @@ def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(bench: B
     port = port_of(run)
     bench.pids(1)
     run.send(signal.SIGSTOP)
+    until(lambda: is_stopped(run.pid), "every thread of it to stop")
     try:
         with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
             sock.sendall(b"GET /livez HTTP/1.1\r\n\r\n")

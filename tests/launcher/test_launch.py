@@ -18,7 +18,13 @@ from tenax.launcher.api import entrypoint_name, launch
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ChildFailedError
-from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo, rendezvous_handler_registry
+from tenax.rendezvous import (
+    RendezvousGracefulExitError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+    rendezvous_handler_registry,
+)
 from watching import Program, forks_with_threads, leaving_nothing, on_linux, program
 
 pytestmark = [on_linux, forks_with_threads]
@@ -137,6 +143,8 @@ class Theirs(RendezvousHandler):
         return "theirs"
 
     def next_rendezvous(self) -> RendezvousInfo:
+        if self.config.get("is_full"):
+            raise RendezvousGracefulExitError("there are enough of you")
         return RendezvousInfo(None, 0, 1, RendezvousStoreInfo("their-host", 29))
 
     def is_closed(self) -> bool:
@@ -180,6 +188,16 @@ def test_a_registered_handler_is_used(config: Make, theirs: list[Theirs]) -> Non
     (handler,) = theirs
     assert (handler.run_id, handler.config["colour"], handler.shutdowns) == ("named", "red", 1)
     assert (Path(made.logs_specs.run_log_dir) / "attempt_0/0/stdout.log").read_text() == "their-host:29\n"
+
+
+def test_a_node_that_is_not_needed_succeeds_without_values(
+    config: Make, theirs: list[Theirs], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A handler that sends it away in peace is no failure; TorchElastic's launcher dies of it (W6)."""
+    made = config(rdzv_backend="theirs", rdzv_configs={"is_full": True}, monitor_interval=0.005)
+    assert launch_agent(made, "/bin/false", []) == {}
+    assert launch(made, "/bin/false", []) == 0
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_a_rendezvous_that_cannot_shut_down_hides_nothing(config: Make, theirs: list[Theirs]) -> None:

@@ -152,6 +152,17 @@ def test_a_failure_and_what_follows() -> None:
     """)
 
 
+@pytest.mark.parametrize(("used", "flakiness"), [(0, 0), (1, 25), (2, 50), (3, 75)])
+def test_flakiness_is_the_share_of_the_budget_that_was_used(used: int, flakiness: int) -> None:
+    """As torch counts it: of a success with 3 restarts allowed, never 100."""
+    over = fact.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded", restarts_used=used), 0.0)
+    said = watch([*RUN, *up(1, 2.0, used), *succeeded(1, 12.0), (13.0, over)], max_restarts=3)
+    assert f"torchelastic: workers.trainer.flakiness={flakiness}" in said[13.0]
+    retried = int(used > 0)
+    assert f"torchelastic: workers.trainer.run_success_with_retries={retried}" in said[13.0]
+    assert f"torchelastic: workers.trainer.run_success_no_retries={1 - retried}" in said[13.0]
+
+
 def test_a_run_that_failed_in_the_end() -> None:
     """The budget is spent: the flakiness is 100, and the run of the agent is a success all the same, as in torch."""
     verdict = Verdict(Outcome.FAILED, "no restart is left", (Failure(1, 1, 1, 101, 1, 12.0),), restarts_used=1)

@@ -36,9 +36,14 @@ class Maker:
         self._made: list[PContext] = []
 
     def __call__(
-        self, entrypoint: Callable[..., Any] | str, *args: tuple[Any, ...], redirects: Std = Std.ALL, **options: Any
+        self,
+        entrypoint: Callable[..., Any] | str,
+        *args: tuple[Any, ...],
+        redirects: Std = Std.ALL,
+        tee: Std = Std.NONE,
+        **options: Any,
     ) -> PContext:
-        specs = DefaultLogsSpecs(log_dir=str(self.folder), redirects=redirects)
+        specs = DefaultLogsSpecs(log_dir=str(self.folder), redirects=redirects, tee=tee)
         envs: dict[int, dict[str, str]] = {rank: {"WORD": str(rank)} for rank in range(len(args))}
         made = start_processes("test", entrypoint, dict(enumerate(args)), envs, specs, **options)
         self._made.append(made)
@@ -108,6 +113,25 @@ def test_without_redirects_there_are_no_files(start: Maker, capfd: pytest.Captur
     assert result is not None
     assert (result.stdouts, result.stderrs) == ({0: ""}, {0: ""})
     assert capfd.readouterr().out == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("prefixes", "shown"),
+    [
+        (None, ["[test0]:hello", "[test1]:hello"]),
+        ({0: "zero|", 1: "one|"}, ["one|hello", "zero|hello"]),
+        ({1: "one|"}, ["[test0]:hello", "one|hello"]),
+    ],
+)
+def test_teed_lines_have_a_prefix(
+    start: Maker, capfd: pytest.CaptureFixture[str], prefixes: dict[int, str] | None, shown: list[str]
+) -> None:
+    """The given one, else the name and the local rank."""
+    context = start(
+        "/bin/sh", *shell("echo hello", "echo hello"), redirects=Std.NONE, tee=Std.OUT, log_line_prefixes=prefixes
+    )
+    assert context.wait() is not None
+    assert sorted(capfd.readouterr().out.splitlines()) == shown
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

@@ -269,7 +269,16 @@ def test_an_unknown_kind_of_frame_or_word_is_not_ours() -> None:
 
 def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
     """Thousands of workers that failed with long stories, and every earlier cause: still one frame."""
-    story = Evidence("E" * 500, "m" * 500, "\x01" * 32_000, ("\x01" * 400,) * 30, "o" * 300, "p" * 4096, "q" * 4096)
+    story = Evidence(
+        "E" * 500,
+        "m" * 500,
+        "\x01" * 32_000,
+        ("\x01" * 400,) * 30,
+        "o" * 300,
+        "p" * 4096,
+        "q" * 4096,
+        stacks="\x01" * 32_000,
+    )
     failures = [Failure(1, 0, rank, 4_000_000, -11, 1.5, "r" * 5000, story, True, "h" * 64) for rank in range(5000)]
     verdict = Verdict(
         Outcome.FAILED,
@@ -282,7 +291,16 @@ def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
 
 
 def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
-    story = Evidence("E" * 500, "m" * 500, "\x01" * 32_000, ("\x01" * 400,) * 30, "o" * 300, "p" * 4096, "q" * 4096)
+    story = Evidence(
+        "E" * 500,
+        "m" * 500,
+        "\x01" * 32_000,
+        ("\x01" * 400,) * 30,
+        "o" * 300,
+        "p" * 4096,
+        "q" * 4096,
+        stacks="\x01" * 32_000,
+    )
     failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, story) for rank in range(512)]
     word = NodeStopped(1, 1.0, told_in_full(failures), tuple(Stopped(7, rank, 1, -15) for rank in range(512)))
     assert len(wire.encode(wire.Word(word))) < wire.MOST_BYTES

@@ -22,7 +22,7 @@ from tenax.runtime.supervisor import Supervisor
 from tenax.testing.processes import FakeProcesses
 from tenax.timer import FileTimerRequest
 from tenax.timer.watchdog_pipe import WatchdogPipe, check_path
-from watching import leaving_nothing
+from watching import NOBODY, leaving_nothing, needs_root
 
 SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM
 
@@ -129,6 +129,20 @@ def test_a_path_that_cannot_be_had_is_refused_in_a_sentence(tmp_path: Path) -> N
             WatchdogPipe(1, str(path)).make()
     assert (tmp_path / "file").read_text() == "precious"
     check_path(str(tmp_path / "free"))
+
+
+@needs_root
+def test_a_folder_that_is_not_ours_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    """As somebody who may not make or remove anything there."""
+    tmp_path.chmod(0o755)
+    folder = tmp_path / "theirs"
+    folder.mkdir(0o755)
+    os.seteuid(NOBODY)
+    try:
+        with pytest.raises(ValueError, match=r"Permission denied|may not be written to"):
+            WatchdogPipe(1, str(folder / "timers")).make()
+    finally:
+        os.seteuid(0)
 
 
 # --- in a supervisor --------------------------------------------------------------------------------------------------

@@ -396,7 +396,7 @@ def test_functions_are_watched_too(bench: Bench, method: str) -> None:
 
 
 OLD_HOOKS = (
-    FUNCTIONS.split("if __name__")[0]
+    FUNCTIONS.partition("if __name__")[0]
     + """
 from tenax.agent.server import WorkerSpec
 from tenax.agent.server.local_elastic_agent import LocalElasticAgent
@@ -449,6 +449,7 @@ if __name__ == "__main__":
 
 def test_a_server_of_the_users_own_beside_the_agent(bench: Bench) -> None:
     """As TorchElastic documents it: the server kills who hangs, and the agent starts them again."""
+    bench.leaves_within_s = 1.0  # multiprocessing has a process of its own, which ends after the program
     done = bench.run(program=[sys.executable, bench.script(DOCUMENTED)])
     assert done.code == 0, done
     assert done.out == "{0: 'done', 1: 'done'}\n", done

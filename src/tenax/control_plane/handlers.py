@@ -73,8 +73,8 @@ def handler_names() -> list[str]:
     return [*_BUILT_IN, *sorted(_registered)]
 
 
-def is_built_in(name: str) -> bool:
-    return name in _BUILT_IN
+def is_registered(name: str) -> bool:
+    return name in _registered
 
 
 def call_handler(name: str, request: Request) -> Response:

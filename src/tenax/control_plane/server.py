@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 
-from tenax.control_plane.handlers import call_handler, handler_names, is_built_in
+from tenax.control_plane.handlers import call_handler, handler_names, is_registered
 from tenax.control_plane.sockets import check_length, is_served, is_socket
 from tenax.health.http import HTML, METHOD_NOT_ALLOWED, NOT_FOUND, Limits, Request, Response, text
 from tenax.health.http import json as as_json
@@ -98,8 +98,4 @@ def _answer(request: Request) -> Response:
 
 
 def _is_of_the_script(request: Request) -> bool:
-    return (
-        request.method == "POST"
-        and request.path.startswith(_PREFIX)
-        and not is_built_in(request.path.removeprefix(_PREFIX))
-    )
+    return request.method == "POST" and is_registered(request.path.removeprefix(_PREFIX))

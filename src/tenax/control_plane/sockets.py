@@ -107,19 +107,24 @@ class WorkerSockets:
                 ) from None
 
     def env(self, global_rank: int) -> dict[str, str]:
-        """What is added for one worker."""
+        """What is added for one worker that is about to start."""
         path = os.path.join(self.folder, f"rank{global_rank}")
         self._given.add(path)
+        _remove(path)  # of an earlier generation; not every worker's server replaces it
         return {VARIABLE: path}
 
     def close(self) -> None:
         """The workers are gone; what a killed one has left goes too."""
         for path in self._given:
-            with suppress(OSError):  # it was never there, or the worker has removed it
-                if not is_served(path):  # by a worker of another agent, to whom the rank went
-                    os.unlink(path)
+            _remove(path)
         self._given.clear()
         if self._has_made_folder:
             with suppress(OSError):  # another agent of the run still uses it
                 os.rmdir(self.folder)
             self._has_made_folder = False
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):  # it was never there, or the worker has removed it
+        if is_socket(path) and not is_served(path):  # by a worker of another agent, to whom the rank went
+            os.unlink(path)

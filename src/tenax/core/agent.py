@@ -375,7 +375,7 @@ class AgentMachine:
         if event.signal <= 0 or event.pid != worker.pid or worker.overdue is not None:
             return
         worker.overdue = Overdue(
-            _late(event), event.scope, event.expiration_time, event.signal, now, until=now + state.settings.stacks_s
+            lateness(event), event.scope, event.expiration_time, event.signal, now, until=now + state.settings.stacks_s
         )
         self._orders.append(order.DumpStacks(state.generation, event.local_rank))
 
@@ -605,7 +605,8 @@ class AgentMachine:
         return global_rank(self.state, local_rank)
 
 
-def _late(event: fact.ScopeExpired) -> str:
+def lateness(event: fact.ScopeExpired) -> str:
+    """What the worker did not do, as the rest of a sentence that begins with its name."""
     scope = event.scope
     if len(scope) > _MOST_OF_SCOPE:
         scope = "..." + scope[-_MOST_OF_SCOPE:]  # of a file and a line, the end says more

@@ -86,7 +86,7 @@ class HttpServer:
         self._now = clock
         self._selector = selectors.PollSelector()
         self._connections: dict[int, _Connection] = {}  # by descriptor, oldest first
-        self._answers: deque[tuple[_Connection, Response]] = deque()  # made apart
+        self._answers: deque[tuple[_Connection, Response, threading.Thread]] = deque()  # made apart
         self._apart = 0
         self._deaf_until: float | None = None
         self._is_stopping = False
@@ -221,14 +221,15 @@ class HttpServer:
         connection.until = None
 
         def answer() -> None:
-            self._answers.append((connection, self._answered(request)))
+            self._answers.append((connection, self._answered(request), threading.current_thread()))
             self._wake()
 
         threading.Thread(target=answer, name=f"{self._thread.name}: {request.path}", daemon=True).start()
 
     def _give_answers(self) -> None:
         while self._answers:
-            connection, response = self._answers.popleft()
+            connection, response, thread = self._answers.popleft()
+            thread.join()  # it has nothing left to do
             self._apart -= 1
             if connection.sock.fileno() in self._connections:
                 self._begin_to_say(connection, response)

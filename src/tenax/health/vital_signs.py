@@ -54,7 +54,7 @@ class VitalSigns:
         self._told = _Told(self._told.run_id, phase, generation, is_ready)
 
     def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
-        """There is a watchdog: this says when it heard from a worker last, in seconds since the epoch; None: not yet."""
+        """There is a watchdog; this says when it last heard from a worker, in seconds since the epoch, or None."""
         self._watchdog = last_progress
 
     def last_progress_time(self) -> int:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from tenax.core.events import SignalReceived
 from tenax.core.model import AgentSettings, Outcome, WorkerPhase
 from tenax.failures.process_failure import ProcessFailure
+from tenax.logs.prefix import line_prefix
 from tenax.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from tenax.logs.std import Std, to_map
 from tenax.rendezvous.local import LocalRendezvous
@@ -126,7 +127,7 @@ class PContext(ABC):
         self._logs = WorkerLogs(
             logs_specs,
             role=name,
-            prefixes=log_line_prefixes,
+            prefixes=self._whole(log_line_prefixes),
             stdout_filters=duplicate_stdout_filters,
             stderr_filters=duplicate_stderr_filters,
             narrate=False,
@@ -141,6 +142,13 @@ class PContext(ABC):
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._is_ended = False
+
+    def _whole(self, prefixes: dict[int, str] | None) -> dict[int, str] | None:
+        """Whom nobody gave a prefix has the usual one."""
+        if not prefixes:
+            return None
+        usual = (line_prefix(None, role_name=self.name, rank=rank, local_rank=rank) for rank in range(self.nprocs))
+        return {**dict(enumerate(usual)), **prefixes}
 
     @abstractmethod
     def _start_method(self) -> str:

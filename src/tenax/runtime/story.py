@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core import messages as word
-from tenax.core.agent import SIGINT, AgentState, Phase, Rung
+from tenax.core.agent import SIGINT, AgentState, Phase, Rung, lateness
 from tenax.core.model import Outcome, WorkerPhase
 from tenax.failures.words import ended_in_words, signal_in_words
 
@@ -51,9 +51,8 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case fact.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
             cause = evidence.out_of_memory or evidence.message
             return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
-        case fact.ScopeExpired(generation, local_rank, pid, scope, after_s) if generation == state.generation:
-            late = f"{_rank(state, local_rank)} (pid {pid}) did not leave the scope {scope!r} within {after_s:g} s"
-            return [Line(late)]
+        case fact.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {lateness(event)}")]
         case fact.StacksRefused(generation, local_rank, why) if generation == state.generation:
             return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}")]
         case fact.SignalReceived(number):

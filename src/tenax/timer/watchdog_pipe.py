@@ -34,7 +34,7 @@ class WatchdogPipe:
     """``path``: where the pipe is to be; empty: in a new folder that is only ours."""
 
     def __init__(self, local_world_size: int, path: str = "", *, wall: Callable[[], float] = time.time) -> None:
-        self.path = path
+        self.path = os.path.abspath(path) if path else ""  # workers may change their folder
         self.watchdog = Watchdog(local_world_size)
         self._folder = ""
         self._is_made = False
@@ -47,14 +47,14 @@ class WatchdogPipe:
         """Make the pipe; returns its path, which workers may be told. Raises ValueError if there can be none."""
         if self.path:
             check_path(self.path)
+        try:
+            if not self.path:
+                import tempfile
+
+                self._folder = tempfile.mkdtemp(prefix="tenax-watchdog-")
+                self.path = os.path.join(self._folder, _NAME)
             with suppress(FileNotFoundError):
                 os.remove(self.path)  # left behind by an agent that was killed
-        else:
-            import tempfile
-
-            self._folder = tempfile.mkdtemp(prefix="tenax-watchdog-")
-            self.path = os.path.join(self._folder, _NAME)
-        try:
             os.mkfifo(self.path, 0o600)
             self._is_made = True
         except OSError as error:
@@ -147,6 +147,10 @@ def check_path(path: str) -> None:
         folder = os.path.dirname(path) or "."
         if not os.path.isdir(folder):
             raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: there is no folder {folder!r}; make it") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"TORCHELASTIC_TIMER_FILE is {path!r}: {folder!r} may not be written to; name another path"
+            ) from None
         return
     except OSError as error:
         raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: {error.strerror}; name another path") from error
