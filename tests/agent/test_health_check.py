@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from health.asking import kube_probe
+from asking import kube_probe
 from tenax.agent.server import LocalElasticAgent, WorkerGroup, WorkerSpec
 from tenax.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from tenax.core.model import Failure
@@ -21,9 +21,9 @@ from tenax.core.policy import AnyDecision, GiveUp, History
 from tenax.health.check import HealthCheck, health_check_of
 from tenax.health.vital_signs import VitalSigns
 from tenax.launcher import LaunchConfig, elastic_launch
+from tenax.listening import listen
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.runtime.loop import Loop
-from tenax.store.listening import listen
 from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 pytestmark = on_linux

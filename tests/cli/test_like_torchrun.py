@@ -73,7 +73,16 @@ LINES = [
 ]
 
 
-OURS = {"compat", "dry_run", "report", "fatal_exit_codes", "fatal_errors", "notice_signals", "notice_seconds", "metrics"}
+OURS = {
+    "compat",
+    "dry_run",
+    "report",
+    "fatal_exit_codes",
+    "fatal_errors",
+    "notice_signals",
+    "notice_seconds",
+    "metrics",
+}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from health.asking import Heard, heard_from
+from asking import Heard, heard_from
 from tenax import control_plane
 from tenax.control_plane import handlers
 from tenax.control_plane.server import WorkerServer

@@ -9,12 +9,11 @@ import socket
 import sys
 from pathlib import Path
 
+from asking import PATIENCE_S, kube_probe
 from e2e.harness import Bench, Running, until
 from tenax.health.server import READY_PATH
-from tenax.store.listening import listen
+from tenax.listening import listen
 from watching import on_linux
-
-from .asking import PATIENCE_S, kube_probe
 
 pytestmark = on_linux
 

@@ -17,7 +17,7 @@ from typing import Any
 OURS = """
 import os, resource, sys
 from tenax.store.limits import Limits
-from tenax.store.listening import listen
+from tenax.listening import listen
 from tenax.store.server import StoreServer
 host, limits, allow, descriptors = sys.argv[1:]
 listener = listen(host)

@@ -14,8 +14,8 @@ from datetime import timedelta
 import pytest
 
 from store.servers import our_server
+from tenax.listening import listen
 from tenax.store import Store, StoreConnectionError, StoreServer, StoreTimeoutError, TCPStore
-from tenax.store.listening import listen
 from watching import PATIENCE_S, forks_with_threads, leaving_nothing
 
 CALLS: dict[str, Callable[[Store], object]] = {

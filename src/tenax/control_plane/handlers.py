@@ -15,7 +15,7 @@ import time
 
 import msgspec
 
-from tenax.health.http import INTERNAL_ERROR, NOT_FOUND, PLAIN, Request, Response, json, text
+from tenax.http.message import INTERNAL_ERROR, NOT_FOUND, PLAIN, Request, Response, json, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ import socket
 
 from tenax.control_plane.handlers import call_handler, handler_names, is_registered
 from tenax.control_plane.sockets import check_length, is_served, is_socket
-from tenax.health.http import HTML, METHOD_NOT_ALLOWED, NOT_FOUND, Limits, Request, Response, text
-from tenax.health.http import json as as_json
+from tenax.http.message import HTML, METHOD_NOT_ALLOWED, NOT_FOUND, Limits, Request, Response, text
+from tenax.http.message import json as as_json
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.health.http_server import HttpServer
+    from tenax.http.server import HttpServer
 
 _PREFIX = "/handler/"
 _BACKLOG = 64
@@ -34,7 +34,7 @@ class WorkerServer:
 
     def start(self) -> None:
         """Listen. Raises OSError or ValueError when the path cannot be had."""
-        from tenax.health.http_server import HttpServer
+        from tenax.http.server import HttpServer
 
         check_length(self.path)
         listener = self._listen()

@@ -10,16 +10,16 @@ import time
 
 import msgspec
 
-from tenax.health.http import METHOD_NOT_ALLOWED, OK, UNAVAILABLE, Request, Response, json, text
 from tenax.health.judgement import Signs, details, liveness, readiness
 from tenax.health.vital_signs import VitalSigns
+from tenax.http.message import METHOD_NOT_ALLOWED, OK, UNAVAILABLE, Request, Response, json, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax.health.http_server import HttpServer
+    from tenax.http.server import HttpServer
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
@@ -62,8 +62,8 @@ class HealthCheckServer:
         """Listen. Raises OSError if the port cannot be had. Does nothing while it is serving."""
         if self._server is not None:
             return
-        from tenax.health.http_server import HttpServer
-        from tenax.store.listening import listen
+        from tenax.http.server import HttpServer
+        from tenax.listening import listen
 
         listener = listen("", self._port)
         self._bound_port = int(listener.getsockname()[1])

@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from tenax.channel import Channel, ChannelClosed
 from tenax.helper_process import HelperUnavailable, spawn_helper
-from tenax.store.listening import listen
+from tenax.listening import listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ import threading
 import time
 import weakref
 
+from tenax.listening import listen
 from tenax.store import wire
 from tenax.store.api import StoreError
 from tenax.store.key_values import KeyValues, Waiter
-from tenax.store.listening import listen
 from tenax.store.server import StoreServer
 from tenax.store.server_thread import ServerThread
 from tenax.store.table import as_number

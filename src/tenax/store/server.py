@@ -116,7 +116,7 @@ class StoreServer:
     @classmethod
     def in_thread(cls, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> ServerThread:
         """A server in a daemon thread of its own, as a context manager with ``host`` and ``port``."""
-        from tenax.store.listening import listen
+        from tenax.listening import listen
         from tenax.store.server_thread import ServerThread
 
         listener = listen(host, port)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
-from tenax.health.http import Limits, Request, Response, text
-from tenax.health.http_server import HttpServer, Patience
-from tenax.store.listening import listen
+from asking import PATIENCE_S, heard_from, kube_probe, raw, until_closed
+from tenax.http.message import Limits, Request, Response, text
+from tenax.http.server import HttpServer, Patience
+from tenax.listening import listen
 from watching import forks_with_threads, leaving_nothing, on_linux, until
-
-from .asking import PATIENCE_S, heard_from, kube_probe, raw, until_closed
 
 pytestmark = on_linux
 
@@ -218,3 +219,36 @@ def _is_closed(sock: socket.socket) -> bool:
         return False
     except ConnectionResetError:
         return True
+
+
+_NO_DESCRIPTOR = """
+import os, resource, select, socket, time
+from tenax.http.message import text
+from tenax.http.server import HttpServer
+from tenax.listening import listen
+
+listener = listen("127.0.0.1")
+port = listener.getsockname()[1]
+server = HttpServer(listener, lambda _: text(200, "hello"), name="server")
+server.start()
+client = socket.socket()
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+used_up = max(map(int, os.listdir("/proc/self/fd")))  # that of the listing itself: the next free one
+resource.setrlimit(resource.RLIMIT_NOFILE, (used_up, hard))
+client.connect(("127.0.0.1", port))
+client.sendall(b"GET / HTTP/1.0\\r\\n\\r\\n")
+used = time.process_time()
+assert not select.select([client], [], [], 0.3)[0]
+used = time.process_time() - used
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+assert select.select([client], [], [], 30)[0]
+print(client.recv(1000).split()[-1].decode(), used < 0.15)
+"""
+
+
+def test_without_a_descriptor_it_waits_and_does_not_spin() -> None:
+    """A client who cannot be let in now is let in when there is room, and the processor has a rest meanwhile."""
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_DESCRIPTOR], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.stdout.strip(), done.returncode) == ("hello True", 0), done.stderr

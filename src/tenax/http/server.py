@@ -20,7 +20,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from tenax.health.http import INTERNAL_ERROR, TIMED_OUT, UNAVAILABLE, Limits, Request, Response, parse, render, text
+from tenax.http.message import INTERNAL_ERROR, TIMED_OUT, UNAVAILABLE, Limits, Request, Response, parse, render, text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.health.http import Limits, Request, Response, json, parse, render, text
+from tenax.http.message import Limits, Request, Response, json, parse, render, text
 
 SMALL = Limits(head_bytes=200, body_bytes=10)
 
