@@ -44,6 +44,11 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.rendezvous.static_tcp_rendezvous": (),
     "tenax.rendezvous.utils": (),
     "tenax.preemption": (),
+    "tenax.metrics": (),
+    "tenax.events": (),
+    "tenax.events.handlers": (),
+    "tenax.timer": (),
+    "tenax.control_plane": (),
     "tenax.store": (),
     "tenax.utils": (),
     "tenax.utils.store": (),
@@ -52,6 +57,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.utils.logging": (),
     "tenax.utils.log_level": ("get_log_level",),
     "tenax.utils.process_state": (),
+    "tenax.utils.gpu_health_check": (),
     "tenax.compat": ("install", "uninstall", "environment"),
     "tenax.numa.binding": (),
     "tenax.run": (),
@@ -213,6 +219,7 @@ def _told(name: str, thing: Any) -> list[str]:
 
 _CONSTANTS = {
     "RendezvousHandlerCreator": "The type of a creator: `Callable[[RendezvousParameters], RendezvousHandler]`.",
+    "EventMetadataValue": "The type of a value: `str | int | float | bool | None`.",
     "rendezvous_handler_registry": "The one `RendezvousHandlerRegistry` that `get_rendezvous_handler` asks.",
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from .harness import Bench, holders, is_alive
@@ -135,3 +137,25 @@ def test_the_first_cause_is_the_rank_that_raised(bench: Bench) -> None:
     assert done.code in (1, 134), "134: torch aborted while the interpreter took it down"
     assert "rank 1" in done.report.split("----")[0]
     assert done.fact("error") == "ValueError: bad batch"
+
+
+SHARES = """
+    import torch
+    from tenax.launcher import LaunchConfig, elastic_launch
+
+    def work(shared):
+        shared[0] += 1
+        return torch.ones(300, 300)
+
+    if __name__ == "__main__":
+        for method in ("spawn", "forkserver"):
+            shared = torch.zeros(1).share_memory_()
+            values = elastic_launch(LaunchConfig(1, 1, 1, start_method=method), work)(shared)
+            print(method, shared.item(), values[0].sum().item())
+"""
+
+
+def test_tensors_are_shared_and_returned_as_under_torchs_own_multiprocessing(bench: Bench) -> None:
+    """A function worker changes the very tensor that it was given, and what it returns is a tensor again."""
+    done = bench.run(bench.script(SHARES, "shares.py"), program=[sys.executable], timeout_s=90)
+    assert (done.code, done.out) == (0, "spawn 1.0 90000.0\nforkserver 1.0 90000.0\n"), done

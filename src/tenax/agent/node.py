@@ -118,6 +118,7 @@ class Node:
                         entrypoint=plan.entrypoint.name,
                         backend=plan.rdzv_backend,
                         tells_end=plan.tells_its_end,
+                        has_watchdog=plan.watchdog is not None,
                         now=loop.now(),
                     )
 

@@ -127,7 +127,15 @@ class Views:
     """What the steps of one node's machine mean as events and metrics, sent as they happen."""
 
     def __init__(
-        self, outlets: Outlets, settings: AgentSettings, *, entrypoint: str, backend: str, tells_end: bool, now: float
+        self,
+        outlets: Outlets,
+        settings: AgentSettings,
+        *,
+        entrypoint: str,
+        backend: str,
+        tells_end: bool,
+        has_watchdog: bool,
+        now: float,
     ) -> None:
         """``tells_end``: whether the agent's own end is an event."""
         import os
@@ -140,7 +148,7 @@ class Views:
         if outlets.has_events:
             from tenax.events.view import EventView
 
-            self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset)
+            self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
         if outlets.has_metrics:
             from tenax.metrics.view import MetricView
 

@@ -10,6 +10,8 @@ V2  START is told once for each worker that came to life, and every START has ex
 V3  A worker that could not be started is FAILED, without a START.
 V4  A failure is told when what could be found out about it is known, with the time at which the worker ended.
 V5  The last event is the agent's own end, told once: SUCCEEDED or FAILED.
+V6  If scopes are watched, the first event says so and the last but one that they are no longer; in between, each one
+    that expired is told, and each worker that is ended for it.
 
 TorchElastic tells the ends of the last group of workers only; here each generation tells its own.
 """
@@ -17,6 +19,7 @@ TorchElastic tells the ends of the last group of workers only; here each generat
 from __future__ import annotations
 
 from tenax.core import commands as order
+from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.agent import Phase, global_rank
 from tenax.core.model import Outcome, WorkerPhase
@@ -38,12 +41,20 @@ _OVER_HERE = (Phase.JOINING, Phase.DONE, Phase.ENDED)  # nothing more will be fo
 class EventView:
     """``take`` every step of one run, from the first to the last.
 
-    ``wall_offset``: what to add to the agent's clock to get seconds since the epoch.
+    ``wall_offset``: what to add to the agent's clock to get seconds since the epoch. ``has_watchdog``: whether scopes
+    are watched.
     """
 
     def __init__(
-        self, settings: AgentSettings, entrypoint: str, host: str, rdzv_backend: str, wall_offset: float
+        self,
+        settings: AgentSettings,
+        entrypoint: str,
+        host: str,
+        rdzv_backend: str,
+        wall_offset: float,
+        has_watchdog: bool = False,
     ) -> None:
+        self._has_watchdog = has_watchdog
         self._origin = Origin(settings.run_id, settings.role, host, rdzv_backend, entrypoint)
         self._wall_offset = wall_offset
         self._began_at: float | None = None
@@ -58,17 +69,22 @@ class EventView:
 
     def take(self, at: float, event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list[Event]:
         """One step and the state after it. Returns what it means, in the order in which it happened."""
-        del event  # what a fact has changed stands in the state; what it has not changed is no event
         if self._is_over:
             return []
+        found: list[Event] = []
         if self._began_at is None:
             self._began_at = at
-        found: list[Event] = []
+            if self._has_watchdog:
+                found.append(self._of_watchdog(at, "watchdog started", state))
+        if isinstance(event, fact.ScopeExpired):
+            found.append(self._of_watchdog(at, "timer expired", state, event))
         if state.generation != self._generation:
             found += self._formed(at, state)
         for command in commands:
             if isinstance(command, order.SignalWorkers | order.KillNode):
                 self._why_ended = self._why_ended or command.why
+            if isinstance(command, order.EndWorker):
+                found.append(self._of_watchdog(at, "kill worker process", state, command))
         found += self._starts(at, state)
         found += self._ends(at, state)
         for command in commands:
@@ -213,6 +229,23 @@ class EventView:
             more={"generation": state.generation, **more},
         )
 
+    # --- the watchdog -------------------------------------------------------------------------------------------------
+
+    def _of_watchdog(
+        self, at: float, name: str, state: AgentState, about: fact.ScopeExpired | order.EndWorker | None = None
+    ) -> Event:
+        """TorchElastic's four, by its names; the nested metadata has its keys too."""
+        more: dict[str, object] = {"watchdog_event": name}
+        if about is not None:
+            more |= {
+                "worker_pid": about.pid,
+                "scope_id": about.scope,
+                "expiration_time": about.expiration_time,
+                "signal": about.signal,
+                "generation": about.generation,
+            }
+        return agent_event("RUNNING", self._origin, self._moment(at, at, state), name=name, more=more)
+
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _finished(self, at: float, verdict: Verdict, state: AgentState) -> list[Event]:
@@ -230,6 +263,8 @@ class EventView:
             "signal": verdict.signal or None,
         }
         began_at = at if self._began_at is None else self._began_at
+        if self._has_watchdog:
+            found.append(self._of_watchdog(at, "watchdog stopped", state))
         found.append(
             agent_event(
                 "SUCCEEDED" if is_success else "FAILED",
