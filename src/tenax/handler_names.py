@@ -30,7 +30,17 @@ def parse_names(text: str) -> list[tuple[str, str]]:
 
 def make_handlers(text: str, kind: str, own: Mapping[str, Maker], group: str) -> list[Any]:
     """The handlers of this list. ``kind`` is what a person calls them: 'event handler'."""
-    return [_maker(name, kind, own, group)(argument) for name, argument in parse_names(text)]
+    return [_made(name, argument, kind, own, group) for name, argument in parse_names(text)]
+
+
+def _made(name: str, argument: str, kind: str, own: Mapping[str, Maker], group: str) -> Any:
+    make = _maker(name, kind, own, group)
+    try:
+        return make(argument)
+    except UnknownHandler:
+        raise
+    except Exception as error:
+        raise UnknownHandler(f"the {kind} {name!r} cannot be made ({type(error).__name__}: {error})") from error
 
 
 def _maker(name: str, kind: str, own: Mapping[str, Maker], group: str) -> Maker:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import io
 import json
 import os
 import sys
@@ -343,6 +344,7 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
     api = importlib.import_module(f"{home}.multiprocessing.api")
     errors = importlib.import_module(f"{home}.multiprocessing.errors")
     redirects = importlib.import_module(f"{home}.multiprocessing.redirects")
+    tails = importlib.import_module(f"{home}.multiprocessing.tail_log")
     std = processes.Std
 
     def plain(value: Any) -> Any:
@@ -398,6 +400,21 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
 
     yield "logs: specs are values", values
     yield "LogsSpecs: is abstract", lambda: processes.LogsSpecs()
+
+    def tailed(**options: Any) -> Any:
+        with tempfile.NamedTemporaryFile("w") as file:
+            file.write("a\nb\nab\n")
+            file.flush()
+            shown = io.StringIO()
+            tail = tails.TailLog("name", {3: file.name}, shown, interval_sec=0.01, **options)
+            was_stopped = tail.start().stopped()
+            tail.stop()
+            return shown.getvalue(), was_stopped, tail.stopped()
+
+    yield "TailLog", tailed
+    yield "TailLog: a prefix", lambda: tailed(log_line_prefixes={3: "three "})
+    yield "TailLog: a prefix for another", lambda: tailed(log_line_prefixes={0: "zero "})
+    yield "TailLog: a filter", lambda: tailed(log_line_filter=lambda line: "a" in line)
 
     def start(args: Any, envs: Any) -> Any:
         with tempfile.TemporaryDirectory() as folder:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
     from tenax.core.policy import RestartPolicy
+    from tenax.rendezvous.api import RendezvousHandler
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
@@ -37,6 +38,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.dry_run:
             return print_plan(options, environ)
         config, entrypoint, args = launch_of(options, sys.executable)
+        handler = _handler(config)
         outlets = _outlets(config)
     except HelpWanted:
         return _print_help()
@@ -49,6 +51,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         config,
         entrypoint,
         args,
+        handler=handler,
         outlets=outlets,
         report_path=options.report,
         colour=colour,
@@ -56,12 +59,25 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     )
 
 
+def _handler(config: LaunchConfig) -> RendezvousHandler:
+    from tenax.launcher.api import rendezvous_handler
+
+    try:
+        return rendezvous_handler(config)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    except Exception as error:  # of a backend of others, which we only load
+        raise UsageError(
+            f"--rdzv-backend {config.rdzv_backend}: its handler cannot be made ({type(error).__name__}: {error})"
+        ) from error
+
+
 def _outlets(config: LaunchConfig) -> Outlets:
     from tenax.launcher.api import outlets_of
 
     try:
         return outlets_of(config)
-    except (ValueError, OSError, ImportError) as error:  # no such handler, no such file, no such package
+    except ValueError as error:
         raise UsageError(str(error)) from error
 
 
@@ -147,6 +163,12 @@ def _logs_specs(options: Options) -> Any:
         )
     except OSError as error:
         raise UsageError(f"logs cannot be kept as asked: {error}") from error
+    except Exception as error:
+        if options.logs_specs is None:
+            raise
+        raise UsageError(
+            f"--logs-specs {options.logs_specs} cannot be made ({type(error).__name__}: {error})"
+        ) from error
 
 
 def print_plan(options: Options, environ: Mapping[str, str]) -> int:

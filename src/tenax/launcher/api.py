@@ -131,6 +131,7 @@ def launch(
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
     *,
+    handler: RendezvousHandler | None = None,
     outlets: Outlets | None = None,
     report_path: str = "",
     colour: bool = False,
@@ -146,7 +147,8 @@ def launch(
     from tenax.runtime.entrypoints import make_entrypoint
     from tenax.runtime.places import decide_places
 
-    handler = rendezvous_handler(config)
+    if handler is None:
+        handler = rendezvous_handler(config)
     run_id = config.run_id
     if outlets is None:
         outlets = outlets_of(config)

@@ -183,7 +183,12 @@ def load_logs_specs(name: str | None) -> type[LogsSpecs]:
         raise ValueError(
             f"No logs specs are called {name!r} in the entry-point group {_ENTRY_POINT_GROUP}; there are: {known}."
         )
-    loaded: type[LogsSpecs] = found[name].load()
+    try:
+        loaded: type[LogsSpecs] = found[name].load()
+    except Exception as error:
+        raise ValueError(
+            f"The logs specs {name!r} of {found[name].value!r} cannot be loaded ({type(error).__name__}: {error})."
+        ) from error
     return loaded
 
 

@@ -65,7 +65,14 @@ def _register_from_entry_points(backend: str) -> None:
 
     for entry in entry_points(group=_ENTRY_POINT_GROUP):
         if entry.name == backend:
-            rendezvous_handler_registry.register(backend, entry.load()())
+            try:
+                creator = entry.load()()
+            except Exception as error:
+                raise ValueError(
+                    f"the rendezvous backend {backend!r} of {entry.value!r} cannot be loaded "
+                    f"({type(error).__name__}: {error})"
+                ) from error
+            rendezvous_handler_registry.register(backend, creator)
 
 
 for _name in _OWN_BACKENDS:

@@ -10,12 +10,12 @@ from tenax.agent.server.local_elastic_agent import LocalElasticAgent
 
 class MyEventHandler(events.EventHandler):
     def record(self, event: events.Event):
-        print("event", event.name, event.source.name, flush=True)
+        sys.stdout.write(f"event {event.name} {event.source.name}\n")  # each handler has a thread: lines in one piece
 
 
 class MyMetricHandler(metrics.MetricHandler):
     def emit(self, metric_data: metrics.MetricData):
-        print("metric", metric_data.name, flush=True)
+        sys.stdout.write(f"metric {metric_data.name}\n")
 
 
 def main():

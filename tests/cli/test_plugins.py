@@ -1,0 +1,52 @@
+"""What installed packages bring, when it is broken: refused with a sentence before anything starts, never our bug."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GROUPS = {
+    "--rdzv-backend": "torchrun.handlers",
+    "--logs-specs": "torchrun.logs_specs",
+    "--metrics": "tenax.metric_handlers",
+    "--event-log-handler": "tenax.event_handlers",
+}
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package as pip would have laid it down, of whose plug-ins none works."""
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "".join(f"[{group}]\nmissing = nowhere:make\nbroken = theirs:make\n" for group in GROUPS.values())
+    )
+    (tmp_path / "theirs.py").write_text("def make(*args, **options):\n    raise KeyError('no key')\n")
+    (tmp_path / "train.py").write_text("print('never')\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("flag", GROUPS)
+@pytest.mark.parametrize(
+    ("name", "why"), [("missing", "ModuleNotFoundError: No module named 'nowhere'"), ("broken", "KeyError: 'no key'")]
+)
+def test_a_broken_plugin_is_named(package: Path, flag: str, name: str, why: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tenax", "run", flag, name, "train.py"],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tenax run: ")
+    assert name in done.stderr
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
