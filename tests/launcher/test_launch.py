@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -56,6 +57,16 @@ def test_values_by_global_rank(config: Make, method: str) -> None:
     values = elastic_launch(made, identify)("hello")
     assert made.run_id
     assert values == {rank: ("hello", str(rank), made.run_id) for rank in range(2)}
+
+
+def how_children_are_made() -> str:
+    return multiprocessing.get_start_method()
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_what_a_worker_starts_is_started_as_the_worker_was(config: Make, method: str) -> None:
+    """As in a ``multiprocessing.Process``: a DataLoader must not fork where the user chose not to."""
+    assert elastic_launch(config(start_method=method), how_children_are_made)() == {0: method}
 
 
 def test_a_program_returns_none_for_each_rank(config: Make) -> None:

@@ -92,8 +92,11 @@ class FunctionEntrypoint:
 
     def _run_inherited(self, spec: dict[str, Any]) -> None:
         """In a worker forked from a copy of the agent: everything is here already."""
+        from multiprocessing import set_start_method
+
         from tenax.processes.function_worker import ANY_DESCRIPTOR, deliver, end_like_a_program
 
+        set_start_method(self._method, force=True)  # for what the worker starts, as if it were a Process itself
         args = self._args_by_rank[spec["local_rank"]]
         result = spec["places"][ANY_DESCRIPTOR]
         end_like_a_program(lambda: deliver(self._wrap, self._function, args, result))
@@ -109,7 +112,7 @@ class FunctionEntrypoint:
         if self._method != "fork":
             payload = self._payloads[local_rank] = worker.anonymous_file("tenax-payload")
             args = self._args_by_rank[local_rank]
-            descriptors.update(worker.write_payload(payload, self._wrap, self._function, args))
+            descriptors.update(worker.write_payload(payload, self._wrap, self._function, args, self._method))
             descriptors[worker.PAYLOAD_DESCRIPTOR] = payload
         return Launch(env=env, argv=_worker_argv() if self._method == "spawn" else None, descriptors=descriptors)
 

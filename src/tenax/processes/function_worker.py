@@ -47,9 +47,11 @@ def anonymous_file(name: str) -> int:
 
 
 def write_payload(
-    descriptor: int, wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...]
+    descriptor: int, wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], start_method: str
 ) -> dict[int, int]:
     """Pickle the function for a fresh interpreter. Returns further descriptors that the arguments need: number -> ours.
+
+    What the worker starts with multiprocessing is started in the same way as the worker was.
 
     Uses multiprocessing's own pickler and preparation, so that whatever may be handed to a ``multiprocessing.Process``
     (locks, queues, pipes, functions of ``__main__``) may be handed to a worker.
@@ -60,7 +62,7 @@ def write_payload(
 
     needed = _NeededDescriptors()
     buffer = io.BytesIO()
-    preparation = spawn.get_preparation_data("tenax-worker")
+    preparation = {**spawn.get_preparation_data("tenax-worker"), "start_method": start_method}
     tracker: int | None = getattr(resource_tracker._resource_tracker, "_fd", None)
     if tracker is not None:
         tracker = needed.duplicate_for_child(tracker)
