@@ -251,7 +251,7 @@ class World:
         if dice.random() < 0.1:
             self._soon(fact.LeaveNoticed(generation, "b", "it was asked to stop", dice.choice((None, 30.0))), 2.0)
         if dice.random() < 0.03:
-            self._soon(fact.JoinRefused("it was started again and its new self took its place"), 4.0)
+            self._soon(fact.JoinRefused("this node was started again and its new self took its place"), 4.0)
         if dice.random() < 0.06:
             self._end_run(Outcome.CANCELLED, "an operator ended it", 4.0)
 

@@ -264,7 +264,7 @@ def test_a_node_that_gets_no_place() -> None:
         (2.0, "agent", "RENDEZVOUS", None, None, 0, 2000.0),
         (2.0, "agent", "FAILED", None, None, 0, 2000.0),
     ]
-    assert {event.metadata["raw_error"] for event in events} == {"the rendezvous refused this node: the token is wrong"}
+    assert {event.metadata["raw_error"] for event in events} == {"the token is wrong"}
     assert events[0].metadata["group_rank"] is None
 
 

@@ -328,7 +328,7 @@ def test_the_json_names_the_host_of_each_failure() -> None:
         (
             Verdict(Outcome.BROKEN, "the keeper was lost: it was killed"),
             "train.py could not be run: the keeper was lost: it was killed",
-            "the keeper was lost: it was killed.",
+            "Nothing was restarted.",
         ),
         (
             Verdict(Outcome.FAILED, "no restarts are allowed"),
@@ -473,3 +473,12 @@ def test_stacks_are_bounded_and_harmless() -> None:
 def test_a_brief_failure_has_no_stacks() -> None:
     """They are long; one full story is enough."""
     assert failure(stacks=STACKS).brief().evidence.stacks == ""
+
+
+def test_what_to_do_is_not_cut_off() -> None:
+    """Our own sentences end with the advice; however long they are, they are shown whole, and once."""
+    why = (
+        "nobody answers at head:29400, " + "although this node has tried for a long time, " * 8 + "so check the network"
+    )
+    text = " ".join(render(report(Verdict(Outcome.BROKEN, why))).split())
+    assert text.count("so check the network") == 1

@@ -124,7 +124,7 @@ def test_a_rank_that_was_asked_for_is_given_and_a_second_one_who_asks_for_it_is_
     (twice,) = cluster.start(lab[2], options=["--node-rank", "0"])
     refused = twice.wait()
     assert refused.code != 0
-    assert "it asks for node rank 0, which node1 has; give each node its own" in in_one_line(refused.err)
+    assert "this node asks for node rank 0, which node1 has; give each node its own" in in_one_line(refused.err)
     agents += cluster.start(lab[2], options=["--node-rank", "1"])
     generation = cluster.until_at_work(3)
     assert generation.hosts == ["node1", "node2", "node0"]

@@ -478,7 +478,7 @@ def test_a_refusal_ends_the_node_with_its_reason(stage: Callable[..., Stage]) ->
     made.control = Elsewhere({word.NodeReady: [fact.JoinRefused("the run is over")]})
     verdict = made.run()
     assert verdict.outcome is Outcome.BROKEN
-    assert verdict.why == "the rendezvous refused this node: the run is over"
+    assert verdict.why == "the run is over"
     assert made.processes.workers == {}
 
 

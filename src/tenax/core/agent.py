@@ -149,7 +149,7 @@ class AgentMachine:
             case fact.RunEnded(verdict, sent_at):
                 self._on_run_ended(_on_our_clock(verdict, now - sent_at), now)
             case fact.JoinRefused(reason):
-                self._on_refused(f"the rendezvous refused this node: {reason}", now)
+                self._on_refused(reason, now)
             case fact.Fenced(_, why):
                 self._on_fenced(why, now)
             case fact.LeaveNoticed(_, host, why, in_s):

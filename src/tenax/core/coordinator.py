@@ -45,7 +45,8 @@ _STOPPED_KEPT = 10_000
 _SUPERSEDED_KEPT = 100
 _NAMES_SAID = 8
 _CUT_OFF = "it was cut off and stopped its workers"
-_SUPERSEDED = "it was started again and its new self took its place"
+_STARTED_AGAIN = "was started again and its new self took its place"
+_SUPERSEDED, _SUPERSEDED_HERE = f"it {_STARTED_AGAIN}", f"this node {_STARTED_AGAIN}"
 
 
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -326,7 +327,7 @@ class CoordinatorMachine:
         if state.phase is RunPhase.OVER:
             self._tell_of_end(joined, now)
             return
-        refusal = _SUPERSEDED if node.node_id in state.superseded else self._why_not(node)
+        refusal = _SUPERSEDED_HERE if node.node_id in state.superseded else self._why_not(node)
         if refusal:
             self._say(fact.JoinRefused(refusal), node.node_id)
             return
@@ -381,16 +382,16 @@ class CoordinatorMachine:
         settings = self.state.settings
         if (node.min_nodes, node.max_nodes) != (settings.min_nodes, settings.max_nodes):
             return (
-                f"it was started for {_span(node.min_nodes, node.max_nodes)} nodes and this run is for "
+                f"this node was started for {_span(node.min_nodes, node.max_nodes)} nodes and this run is for "
                 f"{_span(settings.min_nodes, settings.max_nodes)}; start every node with the same --nnodes"
             )
         if node.rank < 0:
             return ""
         if node.rank >= settings.max_nodes:
-            return f"it asks for node rank {node.rank}, and there are ranks 0 to {settings.max_nodes - 1}"
+            return f"this node asks for node rank {node.rank}, and there are ranks 0 to {settings.max_nodes - 1}"
         other = self.state.nodes.get(self.state.by_rank.get(node.rank, node.node_id))
         if other is not None and other.info.node_id != node.node_id and other.info.host != node.host:
-            return f"it asks for node rank {node.rank}, which {other.info.host} has; give each node its own"
+            return f"this node asks for node rank {node.rank}, which {other.info.host} has; give each node its own"
         return ""
 
     def _supersede(self, node: word.NodeInfo, now: float) -> None:
@@ -404,7 +405,7 @@ class CoordinatorMachine:
         for node_id in same:
             old = state.nodes.get(node_id) if node_id is not None else None
             if old is not None and old.info.node_id != node.node_id:
-                self._say(fact.JoinRefused(_SUPERSEDED), old.info.node_id)
+                self._say(fact.JoinRefused(_SUPERSEDED_HERE), old.info.node_id)
                 state.superseded = [*state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
                 if old.info.name and old.last_rank >= 0:
                     state.ranks_by_name[old.info.name] = old.last_rank

@@ -25,6 +25,7 @@ _LEAST_WIDTH, _MOST_WIDTH = 40, 100
 _HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
 _MOST_LINE = 500
 _MOST_SENTENCE = 300
+_MOST_OF_OURS = 2000  # what we say ourselves is as long as it must be
 _MOST_OTHERS = 8
 _MOST_HISTORY = 8
 _MOST_SPANS = 24
@@ -74,6 +75,7 @@ def headline(report: Report) -> str:
             sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
         case Outcome.BROKEN:
             sentence = f"{name} could not be run: {verdict.why}"
+            return _line(sentence, _MOST_OF_OURS)  # what to do stands at its end
     return _line(sentence)
 
 
@@ -333,6 +335,8 @@ def _restarts(report: Report) -> str:
 def _restarted(report: Report) -> str:
     verdict = report.verdict
     why = f": {verdict.why}." if verdict.why else "."
+    if verdict.outcome is Outcome.BROKEN:  # the headline has said why
+        return f"{_restarts(report)} used." if report.max_restarts else "Nothing was restarted."
     if verdict.outcome is not Outcome.FAILED:
         return f"{_restarts(report)} used{why}"
     if verdict.restarts_used == 0:
@@ -369,8 +373,8 @@ def _fact(key: str, value: str) -> str:
     return f"  {key:<{_KEY_WIDTH}}{harmless(value).replace(chr(10), ' ')}"
 
 
-def _line(text: str) -> str:
-    return shortened(harmless(" ".join(text.split())), _MOST_SENTENCE)
+def _line(text: str, most: int = _MOST_SENTENCE) -> str:
+    return shortened(harmless(" ".join(text.split())), most)
 
 
 def _safe_lines(text: str) -> list[str]:
