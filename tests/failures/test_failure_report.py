@@ -328,7 +328,7 @@ def test_the_json_names_the_host_of_each_failure() -> None:
         (
             Verdict(Outcome.BROKEN, "the keeper was lost: it was killed"),
             "train.py could not be run: the keeper was lost: it was killed",
-            "Nothing was restarted.",
+            "0 of 3 restarts used.",
         ),
         (
             Verdict(Outcome.FAILED, "no restarts are allowed"),

@@ -157,6 +157,7 @@ class Ending(enum.Enum):
 class NodeRecord(msgspec.Struct):
     info: word.NodeInfo
     arrival: int
+    label: str  # what people call it: its host, and a number if there are several agents on that host
     phase: NodePhase = NodePhase.JOINED
     last_rank: int = -1  # in the last generation that was formed
     generation: int = 0  # the last one that it was part of; an earlier ready is an echo
@@ -173,6 +174,7 @@ class CoordinatorState(msgspec.Struct):
     phase: RunPhase = RunPhase.GATHERING
     generation: int = 0
     nodes: dict[str, NodeRecord] = {}
+    labels: dict[str, str] = {}  # who is called what
     by_name: dict[str, str] = {}  # who of them has a name; without those whose new self is here
     by_rank: dict[int, str] = {}  # who has asked for a rank
     arrivals: int = 0
@@ -294,7 +296,7 @@ class CoordinatorMachine:
             case word.NodeStopped(generation, sent_at, failures, stopped, was_cut_off):
                 if self._is_ours(record, generation):
                     if was_cut_off:
-                        self.state.lost[record.info.host] = _CUT_OFF
+                        self.state.lost[record.label] = _CUT_OFF
                     self._take_stopped(stopped)
                     self._take_failures(record, failures, now - sent_at, now)
                     if record.is_superseded:
@@ -338,7 +340,7 @@ class CoordinatorMachine:
         record = state.nodes.get(node.node_id)
         if record is None:
             state.arrivals += 1
-            record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals)
+            record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals, self._label(node))
             self._take_places(node)
             record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
@@ -355,6 +357,15 @@ class CoordinatorMachine:
             self._on_at_work(record, joined, now)
         elif is_behind and record.phase is NodePhase.MEMBER and record.part is not None:
             self._say_part_again(node.node_id, record.part)
+
+    def _label(self, node: word.NodeInfo) -> str:
+        labels = self.state.labels
+        label, number = node.host, 1
+        while label in labels:
+            number += 1
+            label = f"{node.host} #{number}"
+        labels[label] = node.node_id
+        return label
 
     def _without_namesake(self, joined: word.NodeJoined) -> word.NodeJoined:
         """If everything was forgotten once, two generations may have the same number: who was in the other is new."""
@@ -391,7 +402,7 @@ class CoordinatorMachine:
             return f"this node asks for node rank {node.rank}, and there are ranks 0 to {settings.max_nodes - 1}"
         other = self.state.nodes.get(self.state.by_rank.get(node.rank, node.node_id))
         if other is not None and other.info.node_id != node.node_id and other.info.host != node.host:
-            return f"this node asks for node rank {node.rank}, which {other.info.host} has; give each node its own"
+            return f"this node asks for node rank {node.rank}, which {other.label} has; give each node its own"
         return ""
 
     def _supersede(self, node: word.NodeInfo, now: float) -> None:
@@ -431,9 +442,9 @@ class CoordinatorMachine:
         state = self.state
         old.is_superseded = True
         self._free_places(old.info)
-        state.lost[old.info.host] = _SUPERSEDED
+        state.lost[old.label] = _SUPERSEDED
         if state.phase is RunPhase.RUNNING:
-            self._end_generation(Ending.LOSS, f"{old.info.host} was lost: {_SUPERSEDED}", now)
+            self._end_generation(Ending.LOSS, f"{old.label} was lost: {_SUPERSEDED}", now)
         elif state.phase is RunPhase.RECOVERING:
             state.is_broken = True
 
@@ -478,7 +489,7 @@ class CoordinatorMachine:
         state.members[node_id] = group_rank
         state.gone.discard(node_id)
         if state.phase is not RunPhase.ENDING:
-            self._begin_ending(None, f"{record.info.host} came back and was still at work", now)
+            self._begin_ending(None, f"{record.label} came back and was still at work", now)
         state.unstopped.add(node_id)
 
     def _say_part_again(self, node_id: str, part: Assignment) -> None:
@@ -560,8 +571,8 @@ class CoordinatorMachine:
         match state.phase:
             case RunPhase.RUNNING if is_member:
                 state.gone.add(node_id)
-                state.lost[record.info.host] = _CUT_OFF
-                self._end_generation(Ending.LOSS, f"{record.info.host} was lost: {_CUT_OFF}", now)
+                state.lost[record.label] = _CUT_OFF
+                self._end_generation(Ending.LOSS, f"{record.label} was lost: {_CUT_OFF}", now)
             case RunPhase.RUNNING:
                 self._consider_newcomer(record, now)
             case RunPhase.ENDING:
@@ -580,7 +591,7 @@ class CoordinatorMachine:
         state = self.state
         if len(state.members) >= state.settings.max_nodes or state.done or not state.settings.scale_up:
             return
-        self._end_generation(Ending.JOIN, f"{record.info.host} joins", now)
+        self._end_generation(Ending.JOIN, f"{record.label} joins", now)
 
     def _gather(self, why: str, now: float) -> None:
         state = self.state
@@ -675,7 +686,7 @@ class CoordinatorMachine:
                 what = f"is a spare: {places} taken" if is_full else "is in the next one"
                 return f"generation {state.generation} is running; this node {what}"
             case RunPhase.ENDING:
-                whom = _some([state.nodes[node_id].info.host for node_id in sorted(state.unstopped)])
+                whom = _some([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
                 return f"generation {state.generation} is ending ({state.ended_why}); waiting for {whom}"
             case RunPhase.PAUSED:
                 return f"a pause before the next try: {state.next_why}"
@@ -694,7 +705,7 @@ class CoordinatorMachine:
 
     def _hosts_in_words(self, node_ids: Collection[str]) -> str:
         """Some of them. The others are only counted: there may be thousands, and they come one by one."""
-        shown = [self.state.nodes[node_id].info.host for node_id in islice(node_ids, _NAMES_SAID)]
+        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, _NAMES_SAID)]
         return _some(shown, len(node_ids))
 
     def _lost_in_words(self) -> str:
@@ -748,17 +759,19 @@ class CoordinatorMachine:
         """It goes on until its workers have ended: all may want to save their work together."""
         if not record.is_draining:
             record.is_draining = True
-            self.state.drained.append(record.info.host)
+            self.state.drained.append(record.label)
             self._pass_on_notice(record, why, grace_s)
 
     def _pass_on_notice(self, record: NodeRecord, why: str, in_s: float | None) -> None:
         state = self.state
         others = (each for each in state.members if each != record.info.node_id and each in state.nodes)
-        self._say(fact.LeaveNoticed(state.generation, record.info.host, why, in_s), *others)
+        self._say(fact.LeaveNoticed(state.generation, record.label, why, in_s), *others)
 
     def _on_gone(self, node_id: str, why: str, now: float, *, is_loss: bool) -> None:
         state = self.state
         record = state.nodes.pop(node_id, None)
+        if record is not None:
+            del state.labels[record.label]
         if record is None:
             return
         self._free_places(record.info)
@@ -768,14 +781,14 @@ class CoordinatorMachine:
         if self._is_member(node_id) and node_id not in state.done:
             state.gone.add(node_id)
             is_drain = record.is_draining or not is_loss
-            if is_drain and record.info.host not in state.drained:
-                state.drained.append(record.info.host)
+            if is_drain and record.label not in state.drained:
+                state.drained.append(record.label)
             elif not is_drain:
-                state.lost[record.info.host] = why
+                state.lost[record.label] = why
             if state.phase is RunPhase.RUNNING:
                 kind = Ending.DRAIN if is_drain else Ending.LOSS
                 said = "was asked to leave" if is_drain else f"was lost: {why}"
-                self._end_generation(kind, f"{record.info.host} {said}", now)
+                self._end_generation(kind, f"{record.label} {said}", now)
             elif state.phase is RunPhase.RECOVERING:
                 state.is_broken = True
         if was_stopping:
