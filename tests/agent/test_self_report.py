@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tenax import events, metrics
 from tenax.agent.outlets import Outlets
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
+from tenax.multiprocessing.errors import ProcessFailure
 from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from watching import PATIENCE_S
 
@@ -228,3 +230,107 @@ def test_a_handler_that_was_named_is_closed_at_the_end(tmp_path: Path) -> None:
     Quick(spec(event_log_handler=f"jsonl:{path}")).run()
     names = [json.loads(line)["name"].rpartition(".")[2] for line in path.read_text().splitlines()]
     assert names == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "SUCCEEDED"]
+
+
+class OwnRun(Quick):
+    """Downstream agents bring a main loop of their own."""
+
+    def run(self, role: str = "default") -> RunResult:
+        self._initialize_workers(self._worker_group)
+        return self._monitor_workers(self._worker_group)
+
+
+@pytest.mark.usefixtures("usual_metrics")
+def test_an_agent_with_a_run_of_its_own_is_heard_too(tmp_path: Path) -> None:
+    """The hooks of ours that it calls say what they always say; what is left is delivered when the agent is gone."""
+    path = tmp_path / "events.jsonl"
+    agent = OwnRun(spec(event_log_handler=f"jsonl:{path}"))
+    agent.run()
+    assert agent._total_execution_time >= 0
+    del agent
+    gc.collect()
+    names = [json.loads(line)["name"].rpartition(".")[2] for line in path.read_text().splitlines()]
+    assert names == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START"]
+
+
+class Failing(Quick):
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        return RunResult(WorkerState.FAILED, failures={0: ProcessFailure(0, 77, 5, "")})
+
+
+def test_the_end_of_a_run_that_failed_is_a_failure() -> None:
+    ear = Ear()
+    with events.configure(ear):
+        assert Failing(spec(max_restarts=0), tells_its_end=True).run().is_failed()
+    assert (ear.heard[-1].metadata["state"], ear.heard[-1].source) == ("FAILED", events.EventSource.AGENT)
+
+
+def test_a_second_run_of_one_agent_is_heard_as_the_first(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    ear = Ear()
+    agent = LocalElasticAgent(spec(), log_dir=str(tmp_path))
+    with events.configure(ear):
+        agent.run()
+        first = len(ear.heard)
+        agent.run()
+    assert (first > 0, len(ear.heard)) == (True, 2 * first)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("way", ["in the object", "in a mixin", "only the metrics"])
+def test_a_hook_is_heeded_however_it_was_overridden(tmp_path: Path, way: str) -> None:
+    called = []
+
+    class Mixin:
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            called.append("stop")
+
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            called.append("start")
+            return super()._start_workers(worker_group)  # type: ignore[misc]
+
+    class Mixed(Mixin, LocalElasticAgent): ...
+
+    class Measured(LocalElasticAgent):
+        def _record_metrics(self, result: RunResult) -> None:
+            called.append("metrics")
+
+    kind = {"in the object": LocalElasticAgent, "in a mixin": Mixed, "only the metrics": Measured}[way]
+    agent = kind(spec(), log_dir=str(tmp_path))
+    if way == "in the object":
+        ours = agent._start_workers
+        agent._start_workers = lambda group: (called.append("start"), ours(group))[1]  # type: ignore[method-assign]
+    assert not agent.run().is_failed()
+    assert called[:1] == [{"only the metrics": "metrics"}.get(way, "start")]
+
+
+def test_stopping_workers_is_a_shutdown(tmp_path: Path) -> None:
+    """As there: a subclass that overrides only ``_shutdown`` also sees restarts."""
+    called = []
+
+    class Counting(LocalElasticAgent):
+        def _shutdown(self, death_sig: Any = 15, timeout: int = 30) -> None:
+            called.append(self._remaining_restarts)
+            super()._shutdown(death_sig, timeout)
+
+    once = WorkerSpec(
+        role="quick",
+        entrypoint="/bin/sh",
+        args=("-c", "exit $((1 - TORCHELASTIC_RESTART_COUNT))"),
+        monitor_interval=0.01,
+        max_restarts=1,
+    )
+    assert not Counting(once, log_dir=str(tmp_path)).run().is_failed()
+    assert called == [0, 0]  # the restart, and the end
+
+
+class Odd(Quick):
+    def _handler(self, spec: WorkerSpec) -> Any:
+        return self
+
+    def next_rendezvous(self) -> Any:
+        return 5
+
+
+def test_an_answer_of_a_rendezvous_that_makes_no_sense_is_named() -> None:
+    with pytest.raises(TypeError, match=r"returned 5; expected a RendezvousInfo or \(store, rank, world_size\)"):
+        Odd(spec()).run()

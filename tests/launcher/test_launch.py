@@ -278,3 +278,14 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(config: Make) -> None
     """In one sentence, before anything starts."""
     with pytest.raises(ValueError, match="there is no rendezvous backend 'pigeon'; known are c10d, etcd"):
         launch_agent(config(rdzv_backend="pigeon"), "/bin/true", [])
+
+
+def test_a_launch_that_does_not_come_to_a_run_leaves_no_handler_open(tmp_path: Path) -> None:
+    """A page that nobody closes would keep its port from the next launch."""
+    place = f"127.188.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}:9464"
+    handlers = {"handlers": f"prometheus:{place}"}
+    config = LaunchConfig(1, 1, 1, metrics_cfg=handlers)
+    with leaving_nothing():
+        for _ in range(2):
+            with pytest.raises(AssertionError, match="needs an entrypoint"):
+                launch_agent(config, None, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -336,3 +337,77 @@ def test_a_start_method_that_does_not_exist(tmp_path: Path) -> None:
         start_processes(
             "test", double, {0: (1,)}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)), start_method="teleport"
         )
+
+
+# --- programs that use it ---------------------------------------------------------------------------------------------
+
+_STOPPED = """
+import os, signal, sys
+from tenax.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+
+script = "trap 'echo saved > saved; exit 0' TERM; echo > ready; while :; do sleep 0.01; done"
+before = signal.getsignal(signal.SIGTERM)
+context = start_processes("job", "/bin/sh", {0: ("-c", script)}, {0: {}}, DefaultLogsSpecs("logs"))
+try:
+    context.wait()
+except SignalException as caught:
+    context.close(caught.sigval)
+    print(caught.sigval.name, signal.getsignal(signal.SIGTERM) is before)
+"""
+
+
+def test_a_signal_reaches_the_program_as_an_exception_so_that_its_processes_can_save(tmp_path: Path) -> None:
+    """Unless the program handles it itself; and afterwards everything is as it was."""
+    job = subprocess.Popen([sys.executable, "-c", _STOPPED], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    until((tmp_path / "ready").exists, "the process that is ready")
+    job.send_signal(signal.SIGTERM)
+    said, _ = job.communicate(timeout=PATIENCE_S)
+    assert (job.returncode, said) == (0, "SIGTERM True\n")
+    assert (tmp_path / "saved").read_text() == "saved\n"
+
+
+_HANDLED = """
+import os, signal
+from tenax.multiprocessing import DefaultLogsSpecs, start_processes
+
+mine = []
+signal.signal(signal.SIGTERM, lambda *_: mine.append(1))
+context = start_processes("job", "/bin/sleep", {0: ("60",)}, {0: {}}, DefaultLogsSpecs("logs"))
+os.kill(os.getpid(), signal.SIGTERM)
+context.close()
+print(mine)
+"""
+
+
+def test_a_program_that_handles_signals_keeps_its_handlers(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _HANDLED], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert done.stdout == "[1]\n"
+
+
+_RAISES = """
+from tenax.multiprocessing import DefaultLogsSpecs, start_processes
+context = start_processes("job", "/bin/sleep", {0: ("600",)}, {0: {}}, DefaultLogsSpecs("logs"))
+print(context.pids()[0], flush=True)
+raise RuntimeError("something else went wrong")
+"""
+
+
+def test_a_program_that_raises_ends_and_takes_its_processes_with_it(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _RAISES], cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert done.returncode == 1
+    assert "something else went wrong" in done.stderr
+    until(lambda: not is_alive(int(done.stdout)), "the end of its process")
+
+
+def test_the_handlers_of_programs_can_be_looked_at(start: Maker) -> None:
+    """As launchers of others do: which process, and whether it ended."""
+    context = start("/bin/sh", ("-c", "exit 7"))
+    assert isinstance(context, SubprocessContext)
+    context.wait()
+    (handler,) = context.subprocess_handlers.values()
+    assert (handler.local_rank_id, handler.proc.poll(), handler.proc.returncode) == (0, 7, 7)
+    assert handler.proc.pid > 0

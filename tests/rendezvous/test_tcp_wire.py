@@ -284,7 +284,10 @@ def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
         Outcome.FAILED,
         "w" * 1000,
         told_in_full(failures),
-        tuple(Stopped(7, rank, 4_000_000, -15) for rank in range(10_000)),
+        tuple(
+            Stopped(7, rank, 4_000_000, -15, *(("\x01" * 6007, "h" * 64) if rank < 32 else ()))
+            for rank in range(10_000)
+        ),
         earlier=tuple(failure.brief() for failure in failures[:100]),
     )
     assert len(wire.encode(wire.Event(RunEnded(verdict, 1.0)))) < wire.MOST_BYTES
@@ -302,7 +305,8 @@ def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
         stacks="\x01" * 32_000,
     )
     failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, story) for rank in range(512)]
-    word = NodeStopped(1, 1.0, told_in_full(failures), tuple(Stopped(7, rank, 1, -15) for rank in range(512)))
+    stopped = tuple(Stopped(7, rank, 1, -15, "\x01" * 6007 if rank < 16 else "") for rank in range(512))
+    word = NodeStopped(1, 1.0, told_in_full(failures), stopped)
     assert len(wire.encode(wire.Word(word))) < wire.MOST_BYTES
 
 

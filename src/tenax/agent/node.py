@@ -150,6 +150,7 @@ class Node:
                 return verdict
         finally:
             self._keeper.close()
+            outlets.close()  # if it did not come to a run
             if self._sockets is not None:
                 self._sockets.close()
             if plan.health is not None:

@@ -34,6 +34,7 @@ class Outlets:
         self, event_log_handler: str = "null", metric_handlers: str = "", labels: Mapping[str, str] | None = None
     ) -> None:
         """``labels`` are on every metric, for handlers that know such. Raises ValueError when a name is nobody's."""
+        self._is_closed = False
         self._made_here: list[Any] = []
         self.places: list[str] = []  # where the handlers that were made here can be found, for people
         self._events = self._open_events(event_log_handler)
@@ -73,8 +74,9 @@ class Outlets:
     def close(self) -> list[str]:
         """Sentences about what was lost. All handlers together have a moment for what is left."""
         deliveries = self._all()
-        if not deliveries:
+        if not deliveries or self._is_closed:
             return []
+        self._is_closed = True
         from tenax.delivery import PATIENCE_S
 
         for delivery in deliveries:

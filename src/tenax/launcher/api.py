@@ -50,8 +50,12 @@ def launch_agent(
         from tenax.health.port import health_check_port
 
         health_check_port(os.environ)  # refused before anything has started
+    handler = rendezvous_handler(config)
     outlets = outlets_of(config)
-    return _run_agent(rendezvous_handler(config), config, entrypoint, args, outlets, health_check_server)
+    try:
+        return _run_agent(handler, config, entrypoint, args, outlets, health_check_server)
+    finally:
+        outlets.close()  # if it did not come to a run
 
 
 def outlets_of(config: LaunchConfig) -> Outlets:
@@ -60,7 +64,8 @@ def outlets_of(config: LaunchConfig) -> Outlets:
 
     _name_run(config)
     labels = {"run_id": config.run_id, "role": config.role}
-    return Outlets(config.event_log_handler, config.metrics_cfg.get("handlers", ""), labels)
+    settings = getattr(config.metrics_cfg, "params", config.metrics_cfg)  # a MetricsConfig is as good
+    return Outlets(config.event_log_handler, settings.get("handlers", ""), labels)
 
 
 def _name_run(config: LaunchConfig) -> None:
@@ -290,6 +295,9 @@ def entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: list[Any]
         if after_flags:
             return after_flags[0]
     return entrypoint
+
+
+_get_entrypoint_name = entrypoint_name  # by this name launchers of others import it
 
 
 def _grace(config: LaunchConfig) -> int:

@@ -21,11 +21,13 @@ from tenax.failures.process_failure import ProcessFailure
 from tenax.logs.prefix import line_prefix
 from tenax.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from tenax.logs.std import Std, to_map
+from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - as others import it
 from tenax.rendezvous.local import LocalRendezvous
 from tenax.runtime.entrypoints import make_entrypoint
 from tenax.runtime.journal import Journal
 from tenax.runtime.loop import Loop
 from tenax.runtime.places import decide_places
+from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.runtime.supervisor import Supervisor
 from tenax.runtime.worker_logs import WorkerLogs
 
@@ -67,20 +69,46 @@ class SignalException(Exception):
         self.sigval = sigval
 
 
+def _raise(number: int, _: object) -> None:
+    name = signal.Signals(number)
+    raise SignalException(f"the agent (pid {os.getpid()}) got {name.name}", name)
+
+
+class _Signals:
+    """While processes run, signals that nobody handles become exceptions: the caller can end them in good order.
+
+    Only where the main thread starts them, and only signals that are still what Python made of them.
+    """
+
+    _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+
+    def take(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in parse_signals(DEFAULT_SIGNALS):
+            handler = signal.getsignal(number)
+            if handler in self._UNTOUCHED:
+                self._before[number] = signal.signal(number, _raise)
+
+    def give_back(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, handler in self._before.items():
+            if signal.getsignal(number) is _raise:
+                signal.signal(number, handler)
+        self._before.clear()
+
+
 @contextmanager
 def signals_as_exceptions(numbers: list[signal.Signals]) -> Iterator[None]:
     """For the old hooks, which block wherever they are: there a signal becomes a ``SignalException``."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def raise_it(number: int, _: object) -> None:
-        name = signal.Signals(number)
-        raise SignalException(f"the agent (pid {os.getpid()}) got {name.name}", name)
-
-    before = {
-        number: signal.signal(number, raise_it) for number in numbers if signal.getsignal(number) != signal.SIG_IGN
-    }
+    before = {number: signal.signal(number, _raise) for number in numbers if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     finally:
@@ -142,6 +170,7 @@ class PContext(ABC):
         self._thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._is_ended = False
+        self._signals = _Signals()
 
     def _whole(self, prefixes: dict[int, str] | None) -> dict[int, str] | None:
         """Whom nobody gave a prefix has the usual one."""
@@ -203,7 +232,10 @@ class PContext(ABC):
                 scopes=self.scopes,
             )
             self._machine = supervisor.machine
-            self._thread = threading.Thread(target=self._run, args=(supervisor, entrypoint), name=f"tenax {self.name}")
+            # A daemon: a program that ends without closing us ends, and then the keeper ends the processes.
+            self._thread = threading.Thread(
+                target=self._run, args=(supervisor, entrypoint), name=f"tenax {self.name}", daemon=True
+            )
             self._thread.start()
         except BaseException:
             self._thread = None
@@ -217,6 +249,7 @@ class PContext(ABC):
             self._changed.wait_for(lambda: self._is_ended or self._all_are_started())
         if self._broken is not None:
             raise self._broken
+        self._signals.take()
 
     def _all_are_started(self) -> bool:
         workers = self._machine.state.workers if self._machine is not None else {}
@@ -234,6 +267,8 @@ class PContext(ABC):
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_ended, None if timeout < 0 else timeout)
+            if self._is_ended:
+                self._signals.give_back()
             if self._broken is not None:
                 raise self._broken
             return self._outcome
@@ -244,6 +279,10 @@ class PContext(ABC):
             return {}
         return {rank: worker.pid for rank, worker in self._machine.state.workers.items()}
 
+    def _exit_code(self, local_rank: int) -> int | None:
+        worker = self._machine.state.workers[local_rank] if self._machine is not None else None
+        return worker.exit_code if worker is not None and worker.phase is WorkerPhase.ENDED else None
+
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
         """End everything: the signal, the grace period, SIGKILL. Returns when nothing is left or it is stuck."""
         if self._thread is None:
@@ -252,6 +291,7 @@ class PContext(ABC):
             if self._loop is not None:
                 self._loop.post_from_anywhere(SignalReceived(int(death_sig or signal.SIGTERM), timeout))
         self._thread.join()
+        self._signals.give_back()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -360,6 +400,37 @@ class SubprocessContext(PContext):
 
     def _start_method(self) -> str:
         return "spawn"
+
+    @property
+    def subprocess_handlers(self) -> dict[int, _Handle]:
+        """By local rank, for those who look at ``handler.proc`` themselves."""
+        return {rank: _Handle(rank, _Process(self, rank)) for rank in self.pids()}
+
+
+class _Process:
+    """As much of a ``subprocess.Popen`` as can be said of a process that the keeper started."""
+
+    def __init__(self, context: PContext, local_rank: int) -> None:
+        self._context = context
+        self._local_rank = local_rank
+
+    @property
+    def pid(self) -> int:
+        return self._context.pids()[self._local_rank]
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        return self._context._exit_code(self._local_rank)
+
+
+class _Handle:
+    def __init__(self, local_rank_id: int, proc: _Process) -> None:
+        self.local_rank_id = local_rank_id
+        self.proc = proc
 
 
 def start_processes(

@@ -208,23 +208,23 @@ class RendezvousHandlerRegistry:
     """Handlers by name."""
 
     def __init__(self) -> None:
-        self._creators: dict[str, RendezvousHandlerCreator] = {}
+        self._registry: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
         if not backend:
             raise ValueError("a rendezvous backend needs a name")
-        known = self._creators.setdefault(backend, creator)
+        known = self._registry.setdefault(backend, creator)
         if known != creator:
             raise ValueError(f"the rendezvous backend {backend!r} is registered already, as {known}; use another name")
 
     def __contains__(self, backend: str) -> bool:
-        return backend in self._creators
+        return backend in self._registry
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        creator = self._creators.get(params.backend)
+        creator = self._registry.get(params.backend)
         if creator is None:
             raise ValueError(
-                f"there is no rendezvous backend {params.backend!r}; known are {', '.join(sorted(self._creators))}; "
+                f"there is no rendezvous backend {params.backend!r}; known are {', '.join(sorted(self._registry))}; "
                 "register yours or publish it under the entry point group 'torchrun.handlers'"
             )
         handler = creator(params)

@@ -16,7 +16,7 @@ from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters
 from tenax.rendezvous.dynamic.state import MOST_BYTES
 from tenax.rendezvous.dynamic.teller import INIT, Teller
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
-from tenax.rendezvous.utils import parse_rendezvous_endpoint
+from tenax.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint  # noqa: F401 - as others import it
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
 
@@ -103,18 +103,22 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     serves the tcp store; without it, the node that can listen at the endpoint does.
     The store is torch's if torch was imported before, so that torch can use it, and ours if not.
     """
-    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    teller = _teller(params)
     try:
         with teller.errors_of(f"{_HERE}create_backend"):
-            return _create_backend(params, teller)
+            return _create_backend(params)
     finally:
         teller.close()
 
 
-def _create_backend(params: RendezvousParameters, teller: Teller) -> tuple[C10dRendezvousBackend, Any]:
+def _teller(params: RendezvousParameters) -> Teller:
+    return Teller(params.run_id, params.local_addr or os.uname().nodename)
+
+
+def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "tcp":
-        store = _tcp_store(params, teller)
+        store = _create_tcp_store(params)
     elif store_type == "file":
         store = _file_store(params)
     else:
@@ -122,7 +126,7 @@ def _create_backend(params: RendezvousParameters, teller: Teller) -> tuple[C10dR
     return C10dRendezvousBackend(store, params.run_id), store
 
 
-def _tcp_store(params: RendezvousParameters, teller: Teller) -> Any:
+def _create_tcp_store(params: RendezvousParameters) -> Any:
     from datetime import timedelta
 
     host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
@@ -145,8 +149,10 @@ def _tcp_store(params: RendezvousParameters, teller: Teller) -> Any:
                 multi_tenant=True,
             )
             if is_server:
-                where = f"{_HERE}create_backend"
-                teller.say(where, "hosts the store of the rendezvous", state=INIT, master_endpoint=f"{host}:{port}")
+                teller = _teller(params)
+                where, endpoint = f"{_HERE}create_backend", f"{host}:{port}"
+                teller.say(where, "hosts the store of the rendezvous", state=INIT, master_endpoint=endpoint)
+                teller.close()
             return store
         except _STORE_ERRORS as error:
             failure: Exception = error

@@ -83,7 +83,7 @@ class LocalRendezvous:
 
 
 class LocalRendezvousHandler(EngineRendezvousHandler):
-    """The same for people who hold a handler: one node, always ready. One node needs no store, so ``store`` is None."""
+    """The same for people who hold a handler: one node, always ready, with a store for itself alone."""
 
     def __init__(
         self,
@@ -115,9 +115,10 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         if self._closed:
             raise RendezvousClosedError(f"the run {self._run_id!r} was closed")
         from tenax.rendezvous.port import free_port
+        from tenax.store import MemoryStore
 
         port = self.master_port or free_port()
-        return RendezvousInfo(None, 0, 1, RendezvousStoreInfo(self.master_addr, port))
+        return RendezvousInfo(MemoryStore(), 0, 1, RendezvousStoreInfo(self.master_addr, port))
 
     def is_closed(self) -> bool:
         return self._closed

@@ -48,3 +48,23 @@ def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
             raise ValueError(f"the option {key!r} of the rendezvous has no value; write {key}=value")
         config[key] = value
     return config
+
+
+def _matches_machine_hostname(host: str) -> bool:
+    """Whether this name or address is one of this machine's. We need it nowhere; launchers of others import it."""
+    import socket
+
+    if host in ("localhost", socket.gethostname()):
+        return True
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, proto, _, address in found:
+        try:
+            with socket.socket(family, kind, proto) as probe:
+                probe.bind(address)
+                return True
+        except OSError:
+            continue
+    return False

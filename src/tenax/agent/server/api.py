@@ -182,6 +182,37 @@ class RunResult:
         return self.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
 
 
+class _RoleInstanceInfo:
+    """What one agent tells the others of its workers. Launchers of others that assign ranks themselves use it."""
+
+    __slots__ = ("local_world_size", "rank", "role")
+
+    def __init__(self, role: str, rank: int, local_world_size: int) -> None:
+        self.role = role
+        self.rank = rank
+        self.local_world_size = local_world_size
+
+    def serialize(self) -> bytes:
+        return json.dumps({"role": self.role, "rank": self.rank, "local_world_size": self.local_world_size}).encode()
+
+    @staticmethod
+    def deserialize(data: bytes) -> _RoleInstanceInfo:
+        told = json.loads(data)
+        return _RoleInstanceInfo(told["role"], told["rank"], told["local_world_size"])
+
+    @staticmethod
+    def compare(obj1: _RoleInstanceInfo, obj2: _RoleInstanceInfo) -> int:
+        """By role, then by rank: -1, 0 or 1."""
+        one, other = (obj1.role, obj1.rank), (obj2.role, obj2.rank)
+        return (one > other) - (one < other)
+
+    @staticmethod
+    def find_role_boundaries(roles_infos: list[_RoleInstanceInfo], role: str) -> tuple[int, int]:
+        """The first and the last place of this role in a sorted list; (-1, -2) if it is not there."""
+        places = [place for place, info in enumerate(roles_infos) if info.role == role]
+        return (places[0], places[-1]) if places else (-1, -2)
+
+
 class _GroupChanged(Exception):
     """A node came or went while we were learning our ranks."""
 
@@ -263,9 +294,14 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
             info = self._handler(spec).next_rendezvous()
-        if isinstance(info, tuple):  # the older form: (store, rank, world size)
+        if isinstance(info, tuple) and len(info) == 3:  # the older form: (store, rank, world size)
             store, group_rank, group_world_size = info
             bootstrap = None
+        elif not hasattr(info, "world_size"):
+            raise TypeError(
+                f"next_rendezvous() of {type(spec.rdzv_handler).__name__} returned {info!r}; expected a RendezvousInfo "
+                "or (store, rank, world_size)"
+            )
         else:
             store, group_rank, group_world_size = info.store, info.rank, info.world_size
             bootstrap = info.bootstrap_store_info
@@ -302,23 +338,24 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
         """Global ranks in the order of group ranks; role ranks count the workers of the same role only."""
-        mine: dict[str, Any] = {"role": spec.role, "rank": group_rank, "local_world_size": spec.local_world_size}
+        mine = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size)
         everybody = [mine]
         if group_world_size > 1:
             key = "torchelastic/role_info/"
-            store.set(f"{key}{group_rank}", json.dumps(mine).encode())
-            everybody = [json.loads(self._await(store, f"{key}{rank}", spec)) for rank in range(group_world_size)]
+            store.set(f"{key}{group_rank}", mine.serialize())
+            told = (self._await(store, f"{key}{rank}", spec) for rank in range(group_world_size))
+            everybody = [_RoleInstanceInfo.deserialize(each) for each in told]
         before = everybody[:group_rank]
-        same_role = [info for info in everybody if info["role"] == spec.role]
-        first_rank = sum(info["local_world_size"] for info in before)
-        first_role_rank = sum(info["local_world_size"] for info in before if info["role"] == spec.role)
+        same_role = [info for info in everybody if info.role == spec.role]
+        first_rank = sum(info.local_world_size for info in before)
+        first_role_rank = sum(info.local_world_size for info in before if info.role == spec.role)
         return [
             Worker(
                 local_rank=local_rank,
                 global_rank=first_rank + local_rank,
                 role_rank=first_role_rank + local_rank,
-                world_size=sum(info["local_world_size"] for info in everybody),
-                role_world_size=sum(info["local_world_size"] for info in same_role),
+                world_size=sum(info.local_world_size for info in everybody),
+                role_world_size=sum(info.local_world_size for info in same_role),
             )
             for local_rank in range(spec.local_world_size)
         ]
@@ -381,7 +418,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         try:
             result = self._run_and_shut_down(role)
             if self._tells_its_end:
-                self._record(self.get_event_succeeded)
+                self._record_end_of_agent(result)
             return result
         except Exception:
             if self._tells_its_end:

@@ -58,6 +58,8 @@ _OLD_HOOKS = (
     "_restart_workers",
     "_invoke_run",
     "_exit_barrier",
+    "_record_metrics",
+    "_record_worker_events",
 )
 
 
@@ -142,7 +144,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._health.close()
 
     def _has_old_hooks(self) -> bool:
-        return any(getattr(type(self), name) is not getattr(LocalElasticAgent, name) for name in _OLD_HOOKS)
+        """Overridden by a subclass, in this object, or in the class itself (as tests of others do)."""
+        return any(name in vars(self) or getattr(type(self), name) is not _OWN_HOOKS[name] for name in _OLD_HOOKS)
 
     # --- with events --------------------------------------------------------------------------------------------------
 
@@ -172,7 +175,10 @@ class LocalElasticAgent(SimpleElasticAgent):
                 tells_its_end=self._tells_its_end,
             )
         )
-        return self._result(node.run(observe=self._mirror), node)
+        try:
+            return self._result(node.run(observe=self._mirror), node)
+        finally:
+            self._forget_outlets()  # the node has closed them; a next run has its own
 
     def _settings(self) -> AgentSettings:
         spec = self._worker_group.spec
@@ -306,12 +312,9 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     @measured
     def _stop_workers(self, worker_group: WorkerGroup) -> None:  # noqa: ARG002 - the hook's signature
-        self._close_processes(signal.SIGTERM, self._shutdown_timeout)
+        self._shutdown(signal.SIGTERM, self._shutdown_timeout)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self._close_processes(death_sig, timeout)
-
-    def _close_processes(self, death_sig: signal.Signals, timeout: int) -> None:
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
             self._pcontext = None
@@ -331,6 +334,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         return RunResult(
             WorkerState.SUCCEEDED, return_values={rank_of[rank]: value for rank, value in result.return_values.items()}
         )
+
+
+_OWN_HOOKS = {name: getattr(LocalElasticAgent, name) for name in _OLD_HOOKS}
 
 
 def _specs_of(spec: WorkerSpec, log_dir: str | None) -> LogsSpecs:

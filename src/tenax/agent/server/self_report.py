@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import weakref
 from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,28 +63,37 @@ class SelfReport:
 
     def __init__(self, outlets: Outlets | None = None, tells_its_end: bool = False) -> None:
         self._outlets = outlets
+        self._at_exit: weakref.finalize[..., Any] | None = None
         self._tells_its_end = tells_its_end
         self._began_at = time.monotonic()
 
     # --- outlets ------------------------------------------------------------------------------------------------------
 
     def _open_outlets(self) -> Outlets:
+        """When the first thing is said. An agent with a ``run`` of its own may never close them: then the exit does."""
         if self._outlets is None:
             self._outlets = Outlets(self._worker_group.spec.event_log_handler)
+            self._at_exit = weakref.finalize(self, self._outlets.close)
         return self._outlets
 
     def _close_outlets(self) -> None:
-        outlets, self._outlets = self._outlets, None
+        outlets = self._forget_outlets()
         for line in outlets.close() if outlets is not None else []:
             self._say(line)
+
+    def _forget_outlets(self) -> Outlets | None:
+        outlets, self._outlets = self._outlets, None
+        if self._at_exit is not None:
+            self._at_exit.detach()
+        return outlets
 
     def _say(self, line: str) -> None:
         """These agents have no console of their own; a handler that lost something is worth a line all the same."""
         sys.stderr.write(f"tenax: {line}\n")
 
     def _measure(self, name: str, value: int) -> None:
-        outlets = self._outlets
-        if outlets is None or not outlets.has_metrics:
+        outlets = self._open_outlets()
+        if not outlets.has_metrics:
             return
         from tenax.metrics import MetricData
 
@@ -92,8 +102,8 @@ class SelfReport:
             self._say(line)
 
     def _record(self, make: Callable[[], Event]) -> None:
-        outlets = self._outlets
-        if outlets is None or not outlets.has_events:
+        outlets = self._open_outlets()
+        if not outlets.has_events:
             return
         outlets.record(make())
         for line in outlets.troubles():
@@ -106,6 +116,19 @@ class SelfReport:
         from tenax.events import EventSource
 
         return self._construct_event("SUCCEEDED", EventSource.AGENT)
+
+    @property
+    def _total_execution_time(self) -> int:
+        """Seconds that this agent has existed."""
+        return int(time.monotonic() - self._began_at)
+
+    def _record_end_of_agent(self, result: RunResult) -> None:
+        if result.is_failed():
+            first = min(result.failures.values(), key=lambda failure: failure.timestamp, default=None)
+            why = "" if first is None else str(first.message)
+            self._record(lambda: self._construct_event("FAILED", _source("AGENT"), raw_error=why))
+        else:
+            self._record(self.get_event_succeeded)
 
     def get_event_failed(self) -> Event:
         """That this agent cannot go on, with the exception that is being handled. For a launcher to record."""
@@ -151,7 +174,7 @@ class SelfReport:
         )
         moment = Moment(
             timestamp_ms=int(time.time() * 1000),
-            total_run_time_s=int(time.monotonic() - self._began_at),
+            total_run_time_s=self._total_execution_time,
             group_rank=group.group_rank,
             group_world_size=group.group_world_size,
             restarts_used=spec.max_restarts - self._remaining_restarts,
