@@ -347,11 +347,13 @@ from tenax.multiprocessing import DefaultLogsSpecs, SignalException, start_proce
 
 script = "trap 'echo saved > saved; exit 0' TERM; echo > ready; while :; do sleep 0.01; done"
 before = signal.getsignal(signal.SIGTERM)
-context = start_processes("job", "/bin/sh", {0: ("-c", script)}, {0: {}}, DefaultLogsSpecs("logs"))
+context = None
 try:
+    context = start_processes("job", "/bin/sh", {0: ("-c", script)}, {0: {}}, DefaultLogsSpecs("logs"))
     context.wait()
 except SignalException as caught:
-    context.close(caught.sigval)
+    if context is not None:  # else it came while they were being started, and they were closed
+        context.close(caught.sigval)
     print(caught.sigval.name, signal.getsignal(signal.SIGTERM) is before)
 """
 

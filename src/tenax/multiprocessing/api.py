@@ -211,6 +211,7 @@ class PContext(ABC):
         """Start all processes. Returns when each of them was started or could not be."""
         if self._thread is not None or self._is_ended:
             raise RuntimeError(f"the processes {self.name!r} were started already; make a new context instead")
+        self._signals.take()  # before there is a process that would be lost
         places = decide_places(self._numa_options, self.nprocs)
         entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
         keeper = entrypoint.keeper()
@@ -238,6 +239,7 @@ class PContext(ABC):
             )
             self._thread.start()
         except BaseException:
+            self._signals.give_back()
             self._thread = None
             keeper.close()
             self._logs.close()
@@ -249,7 +251,6 @@ class PContext(ABC):
             self._changed.wait_for(lambda: self._is_ended or self._all_are_started())
         if self._broken is not None:
             raise self._broken
-        self._signals.take()
 
     def _all_are_started(self) -> bool:
         workers = self._machine.state.workers if self._machine is not None else {}
