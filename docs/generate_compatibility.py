@@ -33,11 +33,12 @@ ABSENT = {
 
 # Names that are here and do something else, with the page that says what.
 _DIFFERENT = "../differences.md"
+_WATCHING = "timers-health-checks-control-plane-utilities"
 DIFFERENT = {
     "agent.server.api.RunResult": f"[an unhealthy group has failed]({_DIFFERENT}#python)",
     "agent.server.api.WorkerSpec": f"[less has to be given]({_DIFFERENT}#python)",
-    "agent.server.health_check_server.HealthCheckServer": f"[it answers]({_DIFFERENT}#python)",
-    "agent.server.health_check_server.create_healthcheck_server": f"[it answers]({_DIFFERENT}#python)",
+    "agent.server.health_check_server.HealthCheckServer": f"[it answers]({_DIFFERENT}#{_WATCHING})",
+    "agent.server.health_check_server.create_healthcheck_server": f"[it answers]({_DIFFERENT}#{_WATCHING})",
     "agent.server.local_elastic_agent.LocalElasticAgent": f"[less has to be given]({_DIFFERENT}#python)",
     "multiprocessing.api.DefaultLogsSpecs": f"[made when it is needed]({_DIFFERENT}#logs)",
     "multiprocessing.api.LogsDest": f"[not a dataclass]({_DIFFERENT}#python)",

@@ -2,12 +2,13 @@
 
 A metric handler or an event handler may raise, be slow, or never return. It is called in a thread of its own, one
 thing after the other in order; what does not fit into the queue before it is dropped, and everything that was lost is
-counted and said. ``put`` never waits and never raises.
+counted and said: at once what is wrong for the first time, the sum at the end. ``put`` never waits and never raises.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 
 TYPE_CHECKING = False
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_WAITING = 10_000
 PATIENCE_S = 2.0  # for what is left when a run is over
+_LONGEST_CALL_S = 10.0  # from then on a receiver that others wait for hangs
 
 
 class Delivery:
@@ -28,6 +30,7 @@ class Delivery:
         take: Callable[[Any], object],
         end: Callable[[], object] | None = None,
         most_waiting: int = _MOST_WAITING,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """``end`` is called after the last thing, in the same thread."""
         self.name = name  # as a person would call the receiver: "the metric handler 'statsd'"
@@ -36,10 +39,14 @@ class Delivery:
         self._take = take
         self._end = end
         self._most_waiting = most_waiting
+        self._now = now
         self._waiting: deque[Any] = deque()
+        self._in_hand_since: float | None = None  # the receiver has had its present thing since then
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self._has_ended = end is None
+        self._is_late = False  # to end
         self._last_error = ""
         self._has_said_first = False
 
@@ -59,11 +66,12 @@ class Delivery:
             self._thread.start()
 
     def first_trouble(self) -> str:
-        """A sentence as soon as something is wrong for the first time, once; empty otherwise."""
-        if self._has_said_first or not (self.failed or self.dropped):
+        """A sentence as soon as something is wrong for the first time, once; empty otherwise. Ask now and then."""
+        if self._has_said_first:
             return ""
-        self._has_said_first = True
-        return f"{self._trouble()}; the job is not affected"
+        trouble = self._trouble() or self._hanging()
+        self._has_said_first = bool(trouble)
+        return f"{trouble}; the job is not affected" if trouble else ""
 
     def finish(self) -> None:
         """Nothing more will come. Does not wait."""
@@ -79,8 +87,11 @@ class Delivery:
         if self._thread is not None:
             self._thread.join(patience_s)
             with self._changed:
-                self.dropped += len(self._waiting)
+                missed = len(self._waiting) + (self._in_hand_since is not None)
                 self._waiting.clear()
+                self._in_hand_since = None  # counted: whether it will still arrive, nobody will hear
+                self.dropped += missed
+                self._is_late = not self._has_ended and not missed
         return self._trouble()
 
     def _deliver(self) -> None:
@@ -90,16 +101,20 @@ class Delivery:
                 if not self._waiting:
                     break
                 thing = self._waiting.popleft()
+                self._in_hand_since = self._now()
             self._call(self._take, thing)
+            with self._changed:
+                self._in_hand_since = None
         if self._end is not None:
             self._call(self._end)
+            self._has_ended = True
 
     def _call(self, receiver: Callable[..., object], *things: Any) -> None:
         try:
             receiver(*things)
         except BaseException as error:  # the code of others: whatever it raises is counted, and told
             self.failed += 1
-            self._last_error = f"{type(error).__name__}: {error}"
+            self._last_error = _in_words(error)
 
     def _trouble(self) -> str:
         parts = []
@@ -107,8 +122,27 @@ class Delivery:
             parts.append(f"failed {_times(self.failed)} (last with {self._last_error})")
         if self.dropped:
             parts.append(f"was too slow and missed {self.dropped}")
+        if self._is_late:
+            parts.append("did not end in time")
         return f"{self.name} {' and '.join(parts)}" if parts else ""
+
+    def _hanging(self) -> str:
+        with self._changed:
+            since, waiting = self._in_hand_since, len(self._waiting)
+        if since is None or not waiting or (took_s := self._now() - since) < _LONGEST_CALL_S:
+            return ""
+        wait = "waits" if waiting == 1 else "wait"
+        return f"{self.name} has not returned from one call for {took_s:.0f} s while {waiting} more {wait}"
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
+
+
+def _in_words(error: BaseException) -> str:
+    """On one line. The text of an error is code of others, too."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:
+        text = ""  # what it is called must do
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

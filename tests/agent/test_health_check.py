@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import warnings
@@ -296,6 +297,48 @@ def test_a_port_in_use_costs_the_health_checks_only(
     assert f"tenax: health checks are not answered: port {server.port} cannot be had (" in capsys.readouterr().err
 
 
+class Breaks(Foreign):
+    """In one of its two methods, in a way that nobody foresaw."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def start(self) -> None:
+        super().start()
+        self._break("start")
+
+    def stop(self) -> None:
+        super().stop()
+        self._break("stop")
+
+    def _break(self, where: str) -> None:
+        if self.where == where:
+            raise LookupError(f"{where} broke")
+
+
+@pytest.mark.parametrize("kind", [LocalElasticAgent, OldHooks])
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (
+            "start",
+            "health checks are not answered: its start() raised LookupError: start broke; the run goes on without",
+        ),
+        ("stop", "the health check server did not stop well: its stop() raised LookupError: stop broke"),
+    ],
+)
+def test_a_server_that_breaks_costs_the_health_checks_only(
+    kind: type[LocalElasticAgent], where: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run succeeds, and a line says what happened."""
+    server = Breaks(where)
+    agent = kind(WorkerSpec(entrypoint="true"), DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
+    assert not agent.run().is_failed()
+    assert f"tenax: {said}" in capsys.readouterr().err
+    assert server.calls == (["start"] if where == "start" else ["start", "stop"])
+
+
 def test_the_environment_asks_for_a_server_of_ours() -> None:
     """Unless one was passed; a wrong number is refused before anything starts."""
     environ = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
@@ -316,7 +359,7 @@ def test_the_environment_asks_for_a_server_of_ours() -> None:
         heard = kube_probe(port, "/readyz?format=json")
         assert (heard.status, heard.json()["phase"], heard.json()["timeout_s"]) == (503, "starting", 60)
     finally:
-        check.close()
+        check.close(pytest.fail)
 
 
 def test_a_loop_without_health_checks_is_not_woken() -> None:
@@ -334,7 +377,7 @@ def test_a_loop_without_health_checks_is_not_woken() -> None:
         check.open("r", warn=pytest.fail)
         check.watch(loop)
         assert loop._next_timer() is not None
-        check.close()
+        check.close(pytest.fail)
         assert loop._next_timer() is None
     finally:
         loop.close()
@@ -346,3 +389,41 @@ def test_a_fork_keeper_is_made_before_the_servers_thread(tmp_path: Path) -> None
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
         assert elastic_launch(config, now, HealthCheckServer(now, 0, 60))()[0] > 0
+
+
+SCOPED = """
+import os, sys
+from tenax import timer
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+with timer.expires(after=600, scope="step"):
+    sys.stdin = open(sys.argv[1])
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("kind", [LocalElasticAgent, OldHooks])
+def test_the_watchdogs_progress_is_shown(
+    kind: type[LocalElasticAgent], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For an agent with hooks as well: how long ago a worker told of a timer."""
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    server = HealthCheckServer(now, 0, 60)
+    end = tmp_path / "end"
+    os.mkfifo(end)
+    script = tmp_path / "scoped.py"
+    script.write_text(SCOPED)
+    spec = WorkerSpec(entrypoint=sys.executable, args=(str(script), str(end)), monitor_interval=0.01)
+    agent = kind(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(agent.run()))
+    thread.start()
+    try:
+        until(lambda: server.port, "the server to listen")
+        until(
+            lambda: kube_probe(server.port, "/?format=json").json()["seconds_since_watchdog_progress"] is not None,
+            "a worker's timer",
+        )
+    finally:
+        end.write_text("now\n")
+        thread.join(PATIENCE_S)
+    assert not result[0].is_failed()

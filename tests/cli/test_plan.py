@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tenax.cli.arguments import parse
+from tenax.cli.flags import UsageError
 from tenax.cli.plan import describe
 
 
@@ -202,6 +205,53 @@ def test_what_each_setting_of_the_meeting_changes() -> None:
     assert "USE_AGENT_STORE=<as the rendezvous says>\n" in strange
 
 
+def test_what_watches_the_run_is_shown_when_it_is_on(tmp_path) -> None:
+    """The watchdog, the health checks and the workers' sockets: a line each, and what workers get of them."""
+    quiet = plan(["t.py"])
+    for title in ("watchdog", "health", "asking"):
+        assert f"\n{title} " not in quiet
+    text = plan(
+        ["--nproc-per-node=2", "t.py"],
+        TORCHELASTIC_ENABLE_FILE_TIMER="1",
+        TORCHELASTIC_HEALTH_CHECK_PORT="8080",
+        TORCH_WORKER_SERVER_SOCKET=f"{tmp_path}/job",
+    )
+    assert "\nwatchdog    on: a worker that does not leave a timer's scope in time is ended" in text
+    assert "\nhealth      answered at port 8080 (TORCHELASTIC_HEALTH_CHECK_PORT)\n" in text
+    assert (
+        f"\nasking      workers that use worker_main: tenax ask {tmp_path}/job (TORCH_WORKER_SERVER_SOCKET)\n" in text
+    )
+    assert "  TORCHELASTIC_TIMER_FILE=<a pipe that is made for the run>\n" in text
+    for rank in range(2):
+        assert f"  TORCH_WORKER_SERVER_SOCKET={tmp_path}/job/rank{rank}\n" in text
+    named = plan(
+        ["t.py"],
+        TORCHELASTIC_ENABLE_FILE_TIMER="1",
+        TORCHELASTIC_TIMER_FILE=f"{tmp_path}/pipe",
+        TORCHELASTIC_HEALTH_CHECK_PORT="0",
+    )
+    assert f"  TORCHELASTIC_TIMER_FILE={tmp_path}/pipe\n" in named
+    assert "\nhealth      answered at a free port (TORCHELASTIC_HEALTH_CHECK_PORT)\n" in named
+    several = plan(["--nnodes=2", "--rdzv-endpoint=host0", "t.py"], TORCH_WORKER_SERVER_SOCKET=f"{tmp_path}/job")
+    assert f"  TORCH_WORKER_SERVER_SOCKET=<{tmp_path}/job/rank and its rank>\n" in several
+
+
+def test_where_metrics_and_events_go() -> None:
+    """As written, when something is; nothing is made or opened for it."""
+    handlers = ["--metrics=prometheus:9464,jsonl:m.jsonl", "--event-log-handler=jsonl:/no/such/folder/e.jsonl"]
+    text = plan([*handlers, "t.py"])
+    assert "\nmetrics     prometheus:9464, jsonl:m.jsonl\nevents      jsonl:/no/such/folder/e.jsonl\n" in text
+    assert "\nmetrics " not in plan(["t.py"])
+    assert "\nevents " not in plan(["t.py"])
+
+
+@pytest.mark.parametrize(("flag", "kind"), [("--metrics", "metric"), ("--event-log-handler", "event")])
+def test_a_handler_that_nobody_knows_is_refused(flag: str, kind: str) -> None:
+    """As a real run would."""
+    with pytest.raises(UsageError, match=f"there is no {kind} handler 'zz'; known are console, "):
+        plan([flag, "console,zz:1", "t.py"])
+
+
 def test_a_secret_is_never_shown(tmp_path) -> None:
     """The plan says where it comes from, and not what it is."""
     secret = tmp_path / "secret"
@@ -214,3 +264,5 @@ def test_a_secret_is_never_shown(tmp_path) -> None:
     ):
         assert f"            secret: {source}\n" in text
         assert "geheim" not in text
+    text = plan(["--metrics=otel:https://me:geheim@collector:4318/v1/metrics,console", "t.py"])
+    assert "\nmetrics     otel:https://<hidden>@collector:4318/v1/metrics, console\n" in text

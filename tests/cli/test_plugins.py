@@ -24,17 +24,32 @@ def package(tmp_path: Path) -> Path:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
-        "".join(f"[{group}]\nmissing = nowhere:make\nbroken = theirs:make\n" for group in GROUPS.values())
+        "".join(
+            f"[{group}]\nmissing = nowhere:make\nbroken = theirs:make\nnothing = theirs:nothing\nunfit = theirs:unfit\n"
+            for group in GROUPS.values()
+        )
     )
-    (tmp_path / "theirs.py").write_text("def make(*args, **options):\n    raise KeyError('no key')\n")
+    (tmp_path / "theirs.py").write_text(
+        "def make(*args, **options):\n    raise KeyError('no key')\n"
+        "def nothing(argument):\n    return None\n"
+        "def unfit(argument):\n    return object()\n"
+    )
     (tmp_path / "train.py").write_text("print('never')\n")
     return tmp_path
 
 
-@pytest.mark.parametrize("flag", GROUPS)
-@pytest.mark.parametrize(
-    ("name", "why"), [("missing", "ModuleNotFoundError: No module named 'nowhere'"), ("broken", "KeyError: 'no key'")]
-)
+WHY = {"missing": "ModuleNotFoundError: No module named 'nowhere'", "broken": "KeyError: 'no key'"}
+CASES = [
+    *((flag, name, why) for flag in GROUPS for name, why in WHY.items()),
+    *(
+        (flag, name, f"handler '{name}' is {what}; its maker must return an object with a method '{method}'")
+        for flag, method in (("--metrics", "emit"), ("--event-log-handler", "record"))
+        for name, what in (("nothing", "None"), ("unfit", "of type 'object'"))
+    ),
+]
+
+
+@pytest.mark.parametrize(("flag", "name", "why"), CASES)
 def test_a_broken_plugin_is_named(package: Path, flag: str, name: str, why: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tenax", "run", flag, name, "train.py"],

@@ -96,6 +96,16 @@ def test_help_and_version(tmp_path) -> None:
     )
 
 
+def test_help_teaches_the_variables_that_have_no_flag(tmp_path) -> None:
+    """In a section at the end; nobody finds them by guessing."""
+    section = program(["run", "--help"], tmp_path).stdout.partition("\nenvironment:\n")[2]
+    for variable in (
+        *("PET_", "TORCHELASTIC_ENABLE_FILE_TIMER=1", "TORCHELASTIC_HEALTH_CHECK_PORT"),
+        *("TORCH_WORKER_SERVER_SOCKET", "tenax ask"),
+    ):
+        assert variable in section
+
+
 def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path) -> None:
     """'tenax run --help | head' ends quietly."""
     reader, writer = os.pipe()
@@ -117,6 +127,25 @@ def test_dry_run_and_notes(tmp_path) -> None:
         "tenax run: note: --monitor-interval 1 has no effect: tenax hears of a worker's end from the kernel at once\n"
     )
     assert sorted(os.listdir(tmp_path)) == ["t.py"]
+
+
+def test_dry_run_refuses_what_a_run_would(tmp_path) -> None:
+    """A name of a handler that is nobody's."""
+    (tmp_path / "t.py").touch()
+    done = program(["run", "--dry-run", "--metrics", "zz", "t.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("tenax run: there is no metric handler 'zz'; known are ")
+
+
+def test_dry_run_shows_the_variables_of_compat(tmp_path) -> None:
+    """They are what makes every Python process below see tenax under TorchElastic's names."""
+    (tmp_path / "t.py").touch()
+    done = program(["run", "--dry-run", "--compat", "--nproc-per-node", "2", "t.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    shared = done.stdout.partition("environment of every worker")[2].partition("\n\n")[0]
+    assert "\n  TENAX_COMPAT=1" in shared
+    (path,) = [line for line in shared.splitlines() if line.startswith("  PYTHONPATH=")]
+    assert path.partition("=")[2].split(os.pathsep)[0].endswith("tenax/compat/hook")
 
 
 def test_words_that_no_terminal_can_show(tmp_path) -> None:

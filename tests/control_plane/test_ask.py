@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from e2e.harness import TENAX, Bench
-from tenax.cli.ask import Question, WrongQuestion, parse_question, sockets_at
+from tenax.cli.ask import Answer, Question, WrongQuestion, parse_question, sockets_at
+from tenax.cli.ask import ask as ask_one
 from watching import PATIENCE_S, Program, leaving_nothing, on_linux, program
 
 __all__ = ["program"]
@@ -40,6 +43,13 @@ def test_words_become_a_question() -> None:
     )
 
 
+def test_the_timeout_may_stand_anywhere() -> None:
+    """Also behind what is asked, where people add it."""
+    expected = Question("x", "go", (("a", "1"),), 2.0)
+    for words in ("--timeout 2 x go a=1", "x --timeout=2 go a=1", "x go --timeout 2 a=1", "x go a=1 --timeout=2"):
+        assert parse_question(words.split()) == expected
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -47,6 +57,8 @@ def test_words_become_a_question() -> None:
         (["--timeout"], "--timeout takes a number of seconds greater than 0, not ''"),
         (["--timeout=1"], "no socket and no folder was named"),
         (["--all", "x"], "there is no flag '--all'"),
+        (["x", "go", "--all"], "there is no flag '--all'"),
+        (["x", "--timeout"], "--timeout takes a number of seconds greater than 0, not ''"),
         (["x", "go", "fast"], "'fast' is no parameter; write NAME=VALUE"),
         (["x", "a=1"], "'a=1' is no handler; the handler's name comes before its parameters"),
     ],
@@ -92,7 +104,7 @@ def test_a_worker_that_has_ended_or_does_not_answer_is_named(tmp_path: Path) -> 
         silent.listen()
         done = ask("--timeout", "0.1", str(tmp_path), "ping")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "tenax ask: rank0: nobody answers there any more: the worker has ended" in done.stderr
+    assert "tenax ask: rank0: nobody answers there any more: the worker has ended, or its server has" in done.stderr
     assert "tenax ask: rank1: no answer within 0.1 s: it may be in native code" in done.stderr
 
 
@@ -228,3 +240,47 @@ def test_a_folder_that_cannot_be_is_refused_at_the_command_line(bench: Bench) ->
     done = bench.run(bench.script("pass"), env={"TORCH_WORKER_SERVER_SOCKET": str(bench.home / "train.py")})
     assert done.code == 2
     assert "which is not a folder; name one for the workers' sockets" in done.err
+
+
+@needs_torch
+def test_a_folder_that_is_refused_costs_torchs_workers_nothing(bench: Bench) -> None:
+    """They get a path all the same, and the run says where."""
+    folder = bench.home / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    script = bench.script("""
+        from torch.distributed.elastic.control_plane import worker_main
+        from worker_kit import ready, stay
+        with worker_main():
+            ready()
+            stay()
+    """)
+    run = bench.start(script, env={"TORCH_WORKER_SERVER_SOCKET": str(folder)})
+    bench.pids(1)
+    run.until_said("can be asked with: tenax ask /")
+    place = re.findall(r"workers are asked in (/\S+) instead", run.err)[0]
+    assert ask(place, "ping").stdout == "== rank0\npong\n"
+    run.send(signal.SIGTERM)
+    assert run.wait().code == 143
+    assert not os.path.exists(place)
+
+
+def test_a_worker_that_ends_while_it_is_asked_is_named(tmp_path: Path) -> None:
+    """Before the first word of its answer, and in the middle of it."""
+    for number, begun in enumerate((b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhal")):
+        path = str(tmp_path / f"rank{number}")
+        with socket.socket(socket.AF_UNIX) as dying:
+            dying.bind(path)
+            dying.listen()
+            thread = threading.Thread(target=_hear_and_end, args=(dying, begun))
+            thread.start()
+            answer = ask_one(path, Question(path, "ping"))
+            thread.join()
+        assert answer == Answer(False, "it ended before it answered")
+
+
+def _hear_and_end(listener: socket.socket, said: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(said)

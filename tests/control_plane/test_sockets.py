@@ -57,14 +57,21 @@ def test_a_rank_that_went_to_another_agent_is_left_alone(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
-def test_a_folder_of_everybody_is_refused(tmp_path: Path, mode: int) -> None:
-    """Somebody else could answer in a worker's place; the run goes on without."""
+def test_a_folder_of_everybody_is_not_used(tmp_path: Path, mode: int) -> None:
+    """Somebody else could answer in a worker's place. Workers get paths in a new folder, which goes at the end."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
     said: list[str] = []
-    assert open_sockets({VARIABLE: str(folder)}, said.append) is None
-    assert said[0].startswith(f"workers cannot be asked: others may write to {str(folder)!r}; ")
+    sockets = open_sockets({VARIABLE: str(folder)}, said.append)
+    assert sockets is not None
+    assert said[0].startswith(f"others may write to {str(folder)!r}; ")
+    assert said[0].endswith(f"workers are asked in {sockets.folder} instead")
+    assert stat.S_IMODE(os.stat(sockets.folder).st_mode) == 0o700
+    assert os.path.dirname(sockets.env(0)[VARIABLE]) == sockets.folder
+    sockets.close()
+    assert not os.path.exists(sockets.folder)
+    assert os.listdir(folder) == []
 
 
 def test_the_variable_names_a_folder(tmp_path: Path) -> None:

@@ -119,6 +119,23 @@ def test_children_of_the_worker_do_not_hold_its_socket(program: Callable[..., Pr
     assert "cannot be asked" not in run.errors
 
 
+@FORMS
+def test_a_forked_child_leaves_its_parents_socket_alone(
+    form: str, program: Callable[..., Program], tmp_path: Path
+) -> None:
+    """Also when it leaves worker_main itself, as a child does that returns or raises."""
+    body = """
+        import os
+        pid = os.fork()
+        if pid:
+            assert os.waitpid(pid, 0)[1] == 0
+            assert os.path.exists(os.environ["TORCH_WORKER_SERVER_SOCKET"])
+    """
+    run = program(form.replace("BODY", body.strip()), env={"TORCH_WORKER_SERVER_SOCKET": str(tmp_path / "s")})
+    assert run.wait() == 0, run.errors
+    assert not (tmp_path / "s").exists()
+
+
 def test_nothing_is_imported_that_is_not_needed(program: Callable[..., Program]) -> None:
     """Without the variable: no server, no HTTP, no threads."""
     run = program(

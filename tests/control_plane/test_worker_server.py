@@ -175,6 +175,19 @@ def test_a_handler_that_hangs_holds_up_nobody(server: WorkerServer) -> None:
 
 
 @pytest.mark.usefixtures("own_handlers")
+def test_a_handler_that_exits_is_told_like_any_other(server: WorkerServer) -> None:
+    """sys.exit in a handler ends neither the worker nor its server; it can be asked as often as one likes."""
+
+    def leave(_: object) -> None:
+        raise SystemExit(3)
+
+    control_plane.register_handler("leave", leave)
+    for _ in range(10):
+        heard = ask(server.path, "POST", "/handler/leave")
+        assert (heard.status, heard.body) == (500, b"the handler 'leave' raised SystemExit: 3\n")
+
+
+@pytest.mark.usefixtures("own_handlers")
 def test_names_of_handlers() -> None:
     """A second one replaces the first; the built-in ones stay; a name is a plain word."""
     control_plane.register_handler("mine", lambda _: "1")

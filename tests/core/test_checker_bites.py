@@ -299,6 +299,14 @@ class LetsTheLateLive(AgentMachine):
         pass
 
 
+class LooksAtTheLateAlone(AgentMachine):
+    """It may only wait for another one."""
+
+    def _dump_stacks(self, worker, now: float) -> None:
+        if worker.overdue is not None:
+            super()._dump_stacks(worker, now)
+
+
 class ForgetsWhoIsLate(AgentMachine):
     """Takes the stacks, and leaves it at that."""
 
@@ -343,7 +351,8 @@ BROKEN = [
     (RemembersEchoes, "A9"),
     (ForgetsWhoIsLate, "A7"),
     (EndsTheNextOneToo, "A10"),
-    (LetsTheLateLive, "late, and nobody looks where it hangs"),
+    (LetsTheLateLive, "late, and nobody looks where all of them are"),
+    (LooksAtTheLateAlone, "late, and nobody looks where all of them are"),
     (OverlooksFailures, "a success is told, but not every worker succeeded"),
     (ForgetsToJoin, "waits for nothing"),
     (ClearsTooEarly, "told to clear while workers"),

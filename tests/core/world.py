@@ -66,6 +66,7 @@ class World:
         self._asked = False  # somebody was asked to end
         self._started: set[int] = set()  # ... and the machine knows
         self._late: set[int] = set()  # did not leave a scope in time
+        self._looked_at: set[int] = set()  # were asked for their stacks
         self._failed_unasked: set[int] = set()
         self._all_succeeded = False
         self._signalled = False
@@ -155,12 +156,15 @@ class World:
             raise WorldBroken("fenced, and nobody was killed")
         if isinstance(event, fact.GenerationEnded) and event.is_late and not has_killed:
             raise WorldBroken("late, and nobody was killed")
-        has_dumped = any(isinstance(command, order.DumpStacks) for command in commands)
-        if isinstance(event, fact.ScopeExpired) and self._is_news(event) and not has_dumped:
-            raise WorldBroken("late, and nobody looks where it hangs")
+        self._looked_at.update(command.local_rank for command in commands if isinstance(command, order.DumpStacks))
+        if isinstance(event, fact.ScopeExpired) and self._is_news(event) and not self._looked_at >= self._up():
+            raise WorldBroken("late, and nobody looks where all of them are")
         is_the_end = isinstance(event, fact.GenerationEnded | fact.RunEnded | fact.JoinRefused)
         if is_the_end and self.machine.state.phase is Phase.RUNNING:
             raise WorldBroken(f"goes on after {event}")
+
+    def _up(self) -> set[int]:
+        return self._alive & self._started
 
     def _is_news(self, event: fact.ScopeExpired) -> bool:
         if event.signal == 0 or event.local_rank in self._late or event.local_rank not in self._started:
@@ -223,7 +227,7 @@ class World:
         self._alive = set(range(self.settings.local_world_size))
         self._leftovers = self._dice.random() < 0.3
         self._asked = False
-        self._started, self._late = set(), set()
+        self._started, self._late, self._looked_at = set(), set(), set()
         self._failed_unasked = set()
         self._all_succeeded = True
         for rank in range(self.settings.local_world_size):

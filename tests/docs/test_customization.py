@@ -69,6 +69,28 @@ def test_the_launcher_says_what_the_page_shows(folder: Path) -> None:
     assert run(folder, *shlex.split(command)[2:]).splitlines() == said
 
 
+def test_the_launcher_says_in_words_how_a_worker_failed(folder: Path) -> None:
+    """Both that one raised and that one was killed, on a line each."""
+    launcher = folder / "my_launcher.py"
+    whole = launcher.read_text()
+    for line, said in (
+        ("raise ValueError(f'{greeting} is wrong')", "rank 0 failed: ValueError: hi is wrong"),
+        ("os.kill(os.getpid(), 9)", "rank 0 failed: Signal 9 (SIGKILL) received by PID "),
+    ):
+        launcher.write_text(whole.replace("def train(greeting):\n", f"def train(greeting):\n    {line}\n"))
+        done = subprocess.run(
+            [sys.executable, "my_launcher.py", "--max-restarts", "0", "hi"],
+            cwd=folder,
+            env={**os.environ, "TMPDIR": str(folder)},
+            capture_output=True,
+            text=True,
+            timeout=2 * PATIENCE_S,
+            check=False,
+        )
+        assert done.returncode == 1
+        assert [line for line in done.stderr.splitlines() if line.startswith(said)], done.stderr
+
+
 def test_the_launcher_joins_several_nodes(folder: Path) -> None:
     """Two of it, at one endpoint: four ranks, each told by its own node."""
     words = [sys.executable, "my_launcher.py", "--nodes", "2", "--endpoint", free_endpoint(), "--workers", "2", "hi"]

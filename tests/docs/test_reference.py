@@ -10,11 +10,14 @@ import sys
 
 import pytest
 
+from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE
 from tenax.cli.flags import FLAGS, Flag
 from tenax.cli.options import _KNOWN_SETTINGS
+from tenax.control_plane import sockets
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment
 from tenax.failures import exit_codes
+from tenax.processes import stacks
 from tenax.runtime import notice_file
 
 from .pages import DOCS
@@ -63,7 +66,8 @@ def test_every_variable_of_a_worker_is_documented() -> None:
     added = worker_environment(settings, Assignment(generation=1), 0, {}, options)
     documented = {cell.strip("`") for cell in table_cells(page)} - {"variable"}
     # Set by the logs, the keeper and the node, not by the core.
-    assert documented == {*added, "TORCHELASTIC_ERROR_FILE", "TENAX_KEEPER", notice_file.VARIABLE}
+    of_the_node = {notice_file.VARIABLE, TORCHELASTIC_TIMER_FILE, stacks.MARK, sockets.VARIABLE}
+    assert documented == {*added, "TORCHELASTIC_ERROR_FILE", "TENAX_KEEPER", *of_the_node}
 
 
 def test_every_exit_code_is_documented() -> None:

@@ -13,11 +13,20 @@ from pathlib import Path
 import pytest
 
 from tenax import events
-from tenax.events import ConsoleEventHandler, Event, JsonLinesEventHandler, NullEventHandler, make_handlers
+from tenax.events import ConsoleEventHandler, Event, JsonLinesEventHandler, NullEventHandler, handlers, make_handlers
 from tenax.events.handlers import UnknownHandler, register_handler
 from watching import leaving_nothing, on_linux
 
 from .kit import Keeping, an_event
+
+
+class Closing(Keeping):
+    """Knows whether it was closed."""
+
+    is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
 
 
 class TestConsole:
@@ -145,6 +154,19 @@ class TestByName:
             make_handlers(text)
         assert issubclass(UnknownHandler, ValueError)
 
+    @pytest.mark.parametrize("text", ["console,nope", "jsonl", "console:red", "null:x"])
+    def test_a_check_refuses_what_can_be_seen_to_be_wrong(self, text: str) -> None:
+        with pytest.raises(UnknownHandler) as by_check:
+            handlers.check_names(text)
+        with pytest.raises(UnknownHandler) as by_making:
+            make_handlers(text)
+        assert str(by_check.value) == str(by_making.value)
+
+    def test_a_check_opens_nothing(self, tmp_path: Path) -> None:
+        with leaving_nothing():
+            handlers.check_names(f"console,null,jsonl:{tmp_path / 'events.jsonl'},logging:x")
+        assert list(tmp_path.iterdir()) == []
+
     def test_a_registered_name_gets_its_argument_until_it_is_taken_back(self) -> None:
         made: list[tuple[str, Keeping]] = []
 
@@ -162,6 +184,38 @@ class TestByName:
             events.record(an_event("three"), "mine")
         assert [argument for argument, _ in made] == ["a:b", ""]
         assert [event.name for event in made[1][1].kept] == ["one", "two"]
+
+    @pytest.mark.parametrize(("made", "what"), [(None, "None"), (3, "of type 'int'"), (Keeping, "the class Keeping")])
+    def test_a_name_that_makes_no_handler_is_refused(self, made: object, what: str) -> None:
+        with (
+            register_handler("mine", lambda _: made),  # type: ignore[arg-type,return-value]
+            pytest.raises(UnknownHandler, match=f"'mine' is {what}; .* object with a method 'record'"),
+        ):
+            make_handlers("mine")
+
+    def test_a_list_that_cannot_be_made_leaves_nothing_open(self, tmp_path: Path) -> None:
+        with leaving_nothing(), pytest.raises(UnknownHandler, match="'nope'"):
+            make_handlers(f"jsonl:{tmp_path / 'events.jsonl'},nope")
+
+    def test_a_destination_whose_names_change_their_meaning_is_closed(self, tmp_path: Path) -> None:
+        """What was opened for ``record`` is opened again when it is next used; other destinations stay open."""
+        made = [Closing(), Closing()]
+        left = list(made)
+        other = f"jsonl:{tmp_path / 'other.jsonl'}"
+        with register_handler("mine", lambda _: left.pop(0)):
+            events.record(an_event("one"), f"mine,jsonl:{tmp_path / 'events.jsonl'}")
+            events.record(an_event("one"), "mine:again")
+            assert [each.is_closed for each in made] == [False, False]
+            undo = register_handler("another", lambda _: NullEventHandler())
+            assert [each.is_closed for each in made] == [False, False]
+            undo()
+            events.record(an_event("one"), other)
+            (still_open,) = handlers.handlers_of(other)
+        assert [each.is_closed for each in made] == [True, True]
+        assert handlers.handlers_of(other) == [still_open]
+        events.record(an_event("two"), other)
+        still_open.close()
+        handlers._made.pop(other)
 
     @pytest.mark.parametrize("name", ["console", "null", "jsonl"])
     def test_our_own_names_are_taken(self, name: str) -> None:

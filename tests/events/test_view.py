@@ -327,6 +327,25 @@ def test_the_watchdog_tells_what_it_sees_and_does() -> None:
     assert [nested[key] for key in keys] == ["kill worker process", 101, "step", 1_700_000_005.0, 9]
 
 
+def test_a_worker_that_hung_failed_with_its_stacks() -> None:
+    """They stand where the traceback of an exception would."""
+    late = fact.ScopeExpired(1, 1, 101, "step", 5.0, 1_700_000_005.0, signal=9)
+    found = EventView(SETTINGS, "train.py", "host-a", "tcp", WALL_OFFSET)
+    machine = AgentMachine(SETTINGS)
+    steps = [
+        *STARTED,
+        (7.0, late),
+        (8.0, fact.TimePassed()),
+        (8.1, fact.WorkerExited(1, 1, -9)),
+        (8.2, fact.FailureExamined(1, 1, Evidence(stacks="line 3 in step"))),
+    ]
+    said = [each for at, event in steps for each in found.take(at, event, machine.step(event, at), machine.state)]
+    (failed,) = [each for each in said if each.metadata["state"] == "FAILED"]
+    error = json.loads(str(failed.metadata["raw_error"]))["message"]
+    assert error["extraInfo"]["py_callstack"] == "line 3 in step"
+    assert error["message"] == "did not leave the scope 'step' within 5 s"
+
+
 ENDS = {"SUCCEEDED", "FAILED", "TERMINATED", "UNHEALTHY"}
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tenax.core.model import Evidence
 from tenax.failures import error_file
-from tenax.failures.evidence import MOST_LAST_LINES, gather, last_lines
+from tenax.failures.evidence import MOST_LAST_LINES, gather, last_lines, stacks_in
 from tenax.failures.out_of_memory import OutOfMemoryWatch
 
 from .test_error_file import NOW
@@ -215,3 +215,14 @@ def test_stacks_are_what_the_worker_wrote_when_it_hung(tmp_path: Path) -> None:
     assert len(gather(pid=1, exit_code=-9, stacks_file=str(path)).stacks) <= 32_000
     for nothing in (str(tmp_path / "none"), str(tmp_path), ""):
         assert gather(pid=1, exit_code=-9, stacks_file=nothing).stacks == ""
+
+
+def test_of_long_stacks_the_end_is_kept_and_what_faulthandler_left_out_is_said(tmp_path: Path) -> None:
+    """The main thread is the oldest one, and stands last."""
+    path = tmp_path / "stacks.txt"
+    path.write_text(
+        "Thread 0x2:\n" + '  File "t.py", line 3 in step\n' * 2000 + "...\nCurrent thread 0x1:\n  in main\n"
+    )
+    found = stacks_in(str(path))
+    assert len(found) <= 32_000
+    assert found.endswith("faulthandler stops after the newest hundred]\nCurrent thread 0x1:\n  in main")

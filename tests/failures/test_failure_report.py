@@ -407,7 +407,7 @@ def test_the_json_says_the_same() -> None:
     assert (cause["rank"], cause["local_rank"], cause["host"], cause["pid"]) == (3, 3, "gpu-07", 4703)
     assert (cause["error_type"], cause["traceback"], cause["signal"]) == ("RuntimeError", TRACEBACK, None)
     assert [other["signal"] for other in data["other_failures"]] == ["SIGKILL"]
-    assert data["stopped_by_us"] == [{"rank": 0, "local_rank": 0, "pid": 5, "exit_code": -15}]
+    assert data["stopped_by_us"] == [{"rank": 0, "local_rank": 0, "pid": 5, "exit_code": -15, "stacks": ""}]
     assert (data["restarts_used"], data["max_restarts"], data["journal"]) == (3, 3, "/logs/run_x/journal.jsonl")
 
 
@@ -459,6 +459,63 @@ def test_a_worker_that_hung_is_told_with_its_stacks() -> None:
     )
     assert to_dict(report(failed(cause)))["first_cause"]["stacks"] == STACKS
     assert "It wrote nothing to stderr" not in render(report(failed(failure(reason=LATE, stacks=STACKS))))
+
+
+def stack(*calls: str, thread: str = "0x7f01") -> str:
+    return f"Current thread {thread} (most recent call first):\n" + "\n".join(f'  File "x", {call}' for call in calls)
+
+
+def late(rank: int, stacks: str, seen_at: float = 10.0) -> Failure:
+    return msgspec.structs.replace(failure(rank, -9, seen_at, LATE, stacks=stacks), was_late=True)
+
+
+def test_whoever_is_late_first_may_only_have_waited_for_another() -> None:
+    """So it is said where the others were: those at one place once, the rare places first, and who was not late."""
+    waiting = [stack("line 9 in all_reduce", thread=f"0x7f{rank:02}") for rank in range(8)]
+    stopped = (
+        *(Stopped(rank, rank, 4800 + rank, -15, waiting[rank], "gpu-07") for rank in (4, 5)),
+        Stopped(6, 6, 4806, -15, stack("line 3 in load_data"), "gpu-08"),
+        Stopped(7, 7, 4807, -15),
+    )
+    verdict = failed(late(0, waiting[0]), late(1, waiting[1], 10.2), late(2, stack("line 5 in save")), stopped=stopped)
+    text = render(report(verdict))
+    assert (
+        """
+Where the others were meanwhile (rank 0 may have waited for one of them)
+  rank 2, late too:
+    Current thread 0x7f01 (most recent call first):
+      File "x", line 5 in save
+  rank 6 on gpu-08, not late:
+    Current thread 0x7f01 (most recent call first):
+      File "x", line 3 in load_data
+  ranks 1, 4, 5: where rank 0 was
+  Each has it in stacks.txt, next to its error file, below /logs/run_x on its host.
+
+"""
+        in text
+    )
+    assert [each["stacks"] for each in to_dict(report(verdict))["stopped_by_us"]] == [each.stacks for each in stopped]
+
+
+def test_many_places_are_bounded() -> None:
+    """A few of them, some lines of each, and how many are left out; of each the end, where the main thread is."""
+    deep = [f"line {number} in f{number}" for number in range(200)]
+    stopped = tuple(Stopped(rank, rank, 1, -15, stack(f"line {rank} in x", *deep)) for rank in range(1, 16))
+    text = render(report(failed(late(0, stack("line 1 in main")), stopped=stopped)))
+    assert len(text.splitlines()) < 180
+    assert text.count("line 199 in f199") == 4
+    assert "  and 11 more at other places\n" in text
+
+
+def test_without_stacks_nothing_is_said_of_the_others() -> None:
+    text = render(report(failed(late(0, STACKS), failure(1, -9, 10.2), stopped=(Stopped(3, 3, 1, -15),))))
+    assert "meanwhile" not in text
+
+
+def test_a_late_worker_that_ended_in_order_is_told_with_how_it_ended() -> None:
+    """SIGTERM and a handler: the exit code is its own, and says nothing of the reason."""
+    cause = msgspec.structs.replace(failure(exit_code=0, reason=LATE), was_late=True)
+    assert f"  ended      exited with code 0: it {LATE}\n" in render(report(failed(cause)))
 
 
 def test_stacks_are_bounded_and_harmless() -> None:

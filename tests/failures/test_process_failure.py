@@ -124,6 +124,18 @@ def test_a_failure_from_a_file_or_from_nothing_is_converted_too(tmp_path: Path) 
     assert unstarted.message["message"] == "could not be started: no such file"
 
 
+def test_a_worker_that_hung_is_converted_with_its_stacks() -> None:
+    """Where its threads were stands where a traceback would; what it was late with stays the message."""
+    evidence = Evidence(stacks="Current thread 0x1 (most recent call first):\n  File 't.py', line 3 in step")
+    late = Failure(1, 0, 0, 99, -9, 8.0, reason="did not leave the scope 'step' within 60 s", evidence=evidence)
+    failure = ProcessFailure.from_failure(late)
+    assert failure.message["message"] == late.reason
+    assert failure.message["extraInfo"]["py_callstack"] == f"{late.reason}\n{evidence.stacks}"
+    text = str(ChildFailedError("x", {0: failure}))
+    assert late.reason in text
+    assert "line 3 in step" in text
+
+
 def test_the_first_failure_is_found_within_a_second(tmp_path: Path) -> None:
     """W15: fractions of a second decide, and of equals the first named stands."""
     failures = {

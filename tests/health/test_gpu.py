@@ -19,7 +19,7 @@ from tenax.utils.gpu_health_check import (
     create_gpu_health_check,
     quick_gpu_health_check,
 )
-from watching import PATIENCE_S, leaving_nothing, on_linux
+from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 GPU_IS_LOST, NOT_SUPPORTED, DRIVER_NOT_LOADED = 15, 3, 9
 
@@ -209,3 +209,32 @@ def test_gpus_that_nobody_can_ask_are_no_reason_to_be_unhealthy() -> None:
         assert "error" in plain.get_gpu_health_status()
         assert plain.get_health_summary()["overall_healthy"]
         plain.stop()
+
+
+class Broken(Nvml):
+    """A library that fails in a way of its own, until it is mended."""
+
+    trouble = "no such symbol"
+
+    def nvmlDeviceGetCount(self) -> int:
+        if self.trouble:
+            raise AttributeError(self.trouble)
+        return super().nvmlDeviceGetCount()
+
+
+@on_linux
+def test_a_library_that_breaks_is_said_and_looked_at_again() -> None:
+    """Nobody is called healthy who could not be asked; nobody is accused either."""
+    with leaving_nothing():
+        nvml = Broken(2)
+        server = GPUHealthCheckServer(now, 0, 60, None, 0.01, nvml=nvml)  # type: ignore[arg-type]
+        server.start()
+        try:
+            assert server.wait_for_first_look(PATIENCE_S)
+            said = "the GPUs could not be looked at: AttributeError: no such symbol"
+            assert server.get_gpu_health_status() == {"error": said}
+            assert kube_probe(server.port).status == 200
+            nvml.trouble = ""
+            until(lambda: kube_probe(server.port).status == 503, "the next look")
+        finally:
+            server.stop()

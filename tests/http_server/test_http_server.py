@@ -158,11 +158,67 @@ def test_an_answer_made_apart_holds_up_nobody(serve: Callable[..., Served]) -> N
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
             sock.sendall(b"POST /slow HTTP/1.1\r\n\r\n")
-        until(lambda: served.server._apart == 2, "both to be on their way")
+        until(lambda: len(served.server._apart.get("/slow", ())) == 2, "both to be on their way")
         assert kube_probe(served.port, "/quick").body == b"/quick\n"
         assert kube_probe(served.port, "/slow").status == 503
         go_on.set()
         assert heard_from(first).body == heard_from(second).body == b"/slow\n"
+
+
+def test_who_asked_may_be_gone_when_the_answer_comes(serve: Callable[..., Served]) -> None:
+    """An answer made apart that nobody waits for is thrown away, and the next one is answered."""
+    go_on, here = threading.Event(), threading.Event()
+
+    def answer(request: Request) -> Response:
+        if request.path == "/slow":
+            here.set()
+            go_on.wait(PATIENCE_S)
+        return text(200, request.path)
+
+    served = serve(answer, is_apart=lambda request: request.path == "/slow")
+    with served.connect() as impatient:
+        impatient.sendall(b"POST /slow HTTP/1.1\r\n\r\n")
+        assert here.wait(PATIENCE_S)
+        impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    go_on.set()
+    until(lambda: not served.server._apart, "the answer to be made")
+    assert kube_probe(served.port, "/quick").body == b"/quick\n"
+    assert kube_probe(served.port, "/slow").body == b"/slow\n"
+
+
+@pytest.mark.parametrize("is_apart", [True, False])
+def test_an_answer_that_wants_to_exit_is_an_answer(serve: Callable[..., Served], is_apart: bool) -> None:
+    """More often than there are slots: none of them is lost."""
+
+    def leave(_: Request) -> Response:
+        sys.exit(3)
+
+    served = serve(leave, is_apart=lambda _: is_apart, patience=Patience(apart=1))
+    for _ in range(3):
+        heard = kube_probe(served.port)
+        assert (heard.status, heard.body) == (500, b"SystemExit: 3\n")
+
+
+def test_answers_that_hang_keep_nobody_from_asking_for_another(serve: Callable[..., Served]) -> None:
+    """The limit is for each path, and who is refused is told which one, and for how long."""
+    go_on = threading.Event()
+
+    def answer(request: Request) -> Response:
+        if request.path == "/stuck":
+            go_on.wait(PATIENCE_S)
+        return text(200, request.path)
+
+    served = serve(answer, is_apart=lambda _: True, patience=Patience(apart=2))
+    with served.connect() as first, served.connect() as second:
+        for sock in (first, second):
+            sock.sendall(b"POST /stuck HTTP/1.1\r\n\r\n")
+        until(lambda: len(served.server._apart.get("/stuck", ())) == 2, "both to be on their way")
+        heard = kube_probe(served.port, "/stuck")
+        assert heard.status == 503
+        assert heard.body.startswith(b"/stuck is being answered 2 times already, the first for ")
+        assert kube_probe(served.port, "/other").body == b"/other\n"
+        go_on.set()
+        assert heard_from(first).body == heard_from(second).body == b"/stuck\n"
 
 
 def test_a_body_is_read_up_to_its_limit(serve: Callable[..., Served]) -> None:

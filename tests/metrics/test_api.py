@@ -64,6 +64,15 @@ def test_the_handler_in_use_is_the_group_s_or_the_default() -> None:
     assert metrics.handler_in_use("quiet") is None
 
 
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("wrong", ["x", None, Keep, print], ids=str)
+def test_what_is_no_handler_is_refused_at_once(wrong: object) -> None:
+    """And not by the next agent that wants to use it."""
+    with pytest.raises(TypeError, match=r"is no metric handler; expected an object with emit\(metric_data\)"):
+        metrics.configure(wrong)  # type: ignore[arg-type]
+    assert metrics.handler_in_use("torchelastic") is None
+
+
 def test_a_fan_out_gives_each_value_to_all() -> None:
     """One that raises costs the others nothing, and the caller hears of it."""
     first, last = Keep(), Keep()

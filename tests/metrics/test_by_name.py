@@ -19,6 +19,7 @@ from tenax.metrics import (
     StatsdMetricHandler,
     make_handlers,
 )
+from tenax.metrics.by_name import check_names
 from watching import leaving_nothing
 
 
@@ -31,7 +32,7 @@ def where(text: str, **options: object) -> str:
 
 def test_names_become_handlers(tmp_path: Path) -> None:
     """In the order in which they are written; blanks and empty parts do not matter."""
-    made = make_handlers(f"console, null,,jsonl:{tmp_path / 'm'},prometheus:0,statsd,otel")
+    made = make_handlers(f"console, null,,jsonl:{tmp_path / 'm'},prometheus:0,statsd,otel:http://127.0.0.1:1")
     for handler in made:
         handler.close()
     assert [type(handler) for handler in made] == [
@@ -52,7 +53,6 @@ def test_names_become_handlers(tmp_path: Path) -> None:
         ("statsd:localhost", "localhost:8125"),
         ("statsd:127.0.0.1:9125", "127.0.0.1:9125"),
         ("dogstatsd:127.0.0.1:9125", "127.0.0.1:9125"),
-        ("otel", "the global meter provider"),
         ("otel:http://127.0.0.1:1", "http://127.0.0.1:1/v1/metrics"),
     ],
 )
@@ -78,9 +78,10 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
         pytest.skip(str(error))
 
 
-def test_json_lines_without_a_path_go_to_the_directory(tmp_path: Path) -> None:
-    """The agent says which: that of its logs."""
-    assert where("jsonl", directory=str(tmp_path)) == str(tmp_path / "metrics.jsonl")
+def test_json_lines_without_a_path_go_to_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert where("jsonl") == "metrics.jsonl"
+    assert (tmp_path / "metrics.jsonl").exists()
 
 
 def test_labels_reach_the_handlers(tmp_path: Path) -> None:
@@ -108,6 +109,16 @@ def test_an_endpoint_may_be_in_the_environment(env: dict[str, str], expected: st
     assert where("otel:http://127.0.0.1:3", env=env) == "http://127.0.0.1:3/v1/metrics"
 
 
+def test_open_telemetry_without_any_destination_is_refused() -> None:
+    """Nobody has set a meter provider in this process, so every value would be thrown away without a word."""
+    with pytest.raises(UnknownHandler) as caught:
+        make_handlers("otel", env={})
+    assert str(caught.value) == (
+        "the metric handler 'otel' cannot be made: nothing says where to send values; write an endpoint such as "
+        "otel:http://localhost:4318, set OTEL_EXPORTER_OTLP_ENDPOINT, or set a meter provider before"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
@@ -127,6 +138,29 @@ def test_what_cannot_be_made_is_said(text: str, sentence: str) -> None:
     assert sentence in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("console,prometheuss", "there is no metric handler 'prometheuss'; known are console, "),
+        ("prometheus:0.0.0.0:99999", "'prometheus:0.0.0.0:99999' cannot be made: '99999' is no port"),
+        ("dogstatsd:localhost:many", "'many' is no port; expected a number"),
+        ("otel:localhost:4318", "'localhost:4318' is no endpoint"),
+        ("otel", "'otel' cannot be made: nothing says where to send values"),
+    ],
+)
+def test_a_check_refuses_what_can_be_seen_to_be_wrong(text: str, sentence: str) -> None:
+    with pytest.raises(UnknownHandler) as caught:
+        check_names(text, env={})
+    assert sentence in str(caught.value)
+
+
+def test_a_check_opens_nothing(tmp_path: Path) -> None:
+    """Neither files nor ports: one that is taken now may be free when the run begins."""
+    with leaving_nothing(), socket.create_server(("127.0.0.1", 0)) as other:
+        check_names(f"null,jsonl:{tmp_path / 'm'},statsd,prometheus:{other.getsockname()[1]},otel:http://127.0.0.1:1")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_taken_port_is_said() -> None:
     """And the handlers that had been made before it are closed again."""
     with leaving_nothing(), socket.create_server(("127.0.0.1", 0)) as other:
@@ -143,18 +177,30 @@ def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
     info = tmp_path / "offer-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offer\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tenax.metric_handlers]\nmine = offer:make\nbroken = offer:absent\n")
-    (tmp_path / "offer.py").write_text("def make(argument):\n    return ['mine', argument]\n")
+    (info / "entry_points.txt").write_text(
+        "[tenax.metric_handlers]\nmine = offer:Mine\nno_method = offer:NoMethod\nbroken = offer:absent\n"
+    )
+    (tmp_path / "offer.py").write_text(
+        "class Mine:\n"
+        "    def __init__(self, argument): self.argument = argument\n"
+        "    def emit(self, metric_data): pass\n"
+        "class NoMethod:\n"
+        "    def __init__(self, argument): pass\n"
+    )
     program = (
         "from tenax.metrics import make_handlers\n"
-        "print(make_handlers('mine:x:y')[0])\n"
-        "try:\n    make_handlers('broken')\nexcept ValueError as error:\n    print(error)\n"
+        "print(make_handlers('mine:x:y')[0].argument)\n"
+        "for name in ('broken', 'no_method'):\n"
+        "    try:\n        make_handlers(name)\n    except ValueError as error:\n        print(error)\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
-    first, second = done.stdout.splitlines()
-    assert first == "['mine', 'x:y']"
+    first, second, third = done.stdout.splitlines()
+    assert first == "x:y"
     assert "the metric handler 'broken' of 'offer:absent' cannot be loaded" in second
+    assert third == (
+        "the metric handler 'no_method' is of type 'NoMethod'; its maker must return an object with a method 'emit'"
+    )
 
 
 def test_a_missing_package_is_said(tmp_path: Path) -> None:

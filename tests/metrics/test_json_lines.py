@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tenax.metrics import JsonLinesMetricHandler, MetricData
-from watching import leaving_nothing
+from watching import leaving_nothing, on_linux
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -82,6 +82,44 @@ def test_a_closed_handler_says_so(tmp_path: Path) -> None:
         handler.emit(MetricData(1.0, "g", "n", 1))
 
 
+_INTERRUPTED = """
+import array, fcntl, json, os, select, signal, sys, termios, threading
+from tenax.metrics import JsonLinesMetricHandler, MetricData
+
+path, main = sys.argv[1], threading.main_thread().ident
+os.mkfifo(path)
+reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+os.set_blocking(reader, True)
+size = fcntl.fcntl(reader, 1032)  # F_GETPIPE_SZ
+interrupted = threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: interrupted.set())
+lines = []
+
+def read():
+    waiting = array.array("i", [0])
+    while waiting[0] < size:  # nobody announces that a pipe is full
+        select.select([], [], [], 0.001)
+        fcntl.ioctl(reader, termios.FIONREAD, waiting)
+    signal.pthread_kill(main, signal.SIGUSR1)
+    interrupted.wait(30)
+    lines.append(open(reader).readline())
+
+thread = threading.Thread(target=read)
+thread.start()
+JsonLinesMetricHandler(path).emit(MetricData(1.0, "g", "n" * 2 * size, 1))
+thread.join()
+assert json.loads(lines[0])["name"] == "n" * 2 * size
+"""
+
+
+@on_linux
+def test_a_write_that_a_signal_cut_short_goes_on(tmp_path: Path) -> None:
+    """Half of a line was taken, and the rest is written as well: that is no failure."""
+    words = [sys.executable, "-c", _INTERRUPTED, str(tmp_path / "pipe")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 _FULL = """
 import os, resource, signal, sys
 from tenax.metrics import JsonLinesMetricHandler, MetricData
@@ -104,7 +142,7 @@ def test_a_line_that_did_not_fit_spoils_no_other(tmp_path: Path) -> None:
     """A disk that is full in the middle of a line: the caller is told, and the next line begins at its beginning."""
     path = tmp_path / "m.jsonl"
     done = subprocess.run([sys.executable, "-c", _FULL, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "No space left on device"
+    assert done.stdout.strip() == "File too large"
     first, torn, last = path.read_text().splitlines()
     assert json.loads(first)["name"] == "first"
     assert json.loads(last)["name"] == "last"

@@ -166,3 +166,31 @@ def test_without_an_endpoint_the_global_provider_is_used() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["mine.loss", 3]
+
+
+_BY_NAME = """
+from opentelemetry import metrics
+from opentelemetry.sdk.metrics import MeterProvider
+from tenax.metrics import make_handlers
+
+def say():
+    try:
+        (handler,) = make_handlers("otel", env={})
+        print(handler.where)
+    except ValueError as error:
+        print(str(error)[:68])
+
+say()
+metrics.set_meter_provider(PROVIDER)
+say()
+"""
+
+
+@pytest.mark.parametrize(("provider", "is_good"), [("MeterProvider()", True), ("metrics.NoOpMeterProvider()", False)])
+def test_by_name_a_global_provider_must_be_set_before(provider: str, is_good: bool) -> None:
+    """Until then there is a stand-in, and one that does nothing is as good as none: values would vanish unseen."""
+    words = [sys.executable, "-c", _BY_NAME.replace("PROVIDER", provider)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr
+    refused = "the metric handler 'otel' cannot be made: nothing says where to send"
+    assert done.stdout.splitlines() == [refused, "the global meter provider" if is_good else refused]

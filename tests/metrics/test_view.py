@@ -75,7 +75,8 @@ def test_a_run_without_trouble() -> None:
     """One generation, and every worker succeeds."""
     over = fact.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded"), 0.0)
     said = watch([*RUN, *up(1, 2.0), *succeeded(1, 12.0), (13.0, over)])
-    assert list(said) == [2.0, 2.25, 12.0, 13.0]
+    assert list(said) == [0.0, 2.0, 2.25, 12.0, 13.0]
+    assert said[0.0] == ["tenax: running=0"]  # an average over time must count the time before the first generation
     assert said[2.0] == table("""
         tenax: forming_ms=2000
         torchelastic: SimpleElasticAgent._rendezvous.success=1
@@ -255,6 +256,8 @@ def test_losing_the_keeper() -> None:
         (Failure(1, 0, 0, 9, 1, 1.0, evidence=Evidence("ValueError", "ValueError: x")), "exception"),
         (Failure(1, 0, 0, 9, -15, 1.0, evidence=Evidence(raised_at=0.5), asked_to_end=True), "exception"),
         (Failure(1, 0, 0, 9, -11, 1.0), "signal"),
+        (Failure(1, 0, 0, 9, -9, 1.0, "did not leave the scope 'step' within 60 s", was_late=True), "late"),
+        (Failure(1, 0, 0, 9, 1, 1.0, "x", Evidence("E", "E: x", raised_at=0.5), was_late=True), "late"),
         (Failure(1, 0, 0, 9, 3, 1.0), "exit_code"),
         (Failure(1, 0, 0, 9, 0, 1.0, "its result cannot be read"), "result"),
     ],
@@ -344,7 +347,7 @@ def test_any_soup_of_facts_is_taken() -> None:
 def test_nothing_is_said_after_the_verdict() -> None:
     """V3."""
     said = watch([*RUN, (1.0, fact.SignalReceived(SIGTERM)), (2.0, fact.SignalReceived(SIGTERM)), (3.0, formed(1))])
-    assert list(said) == [1.0]
+    assert list(said) == [0.0, 1.0]
 
 
 def test_the_table_knows_the_kinds() -> None:

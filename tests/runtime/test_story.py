@@ -164,7 +164,11 @@ def test_a_worker_that_hangs_is_told_when_it_is_late_and_when_it_is_ended() -> N
     assert teller.hear(late) == [
         "rank 5 (pid 101) did not leave the scope 'step' within 60 s",
         "taking the stacks of rank 5",
+        "taking the stacks of rank 4",
     ]
+    refused = fact.StacksRefused(1, 0, "it is no Python program")
+    (line,) = tell(refused, teller.machine.step(refused, 1.0), teller.machine.state)
+    assert not line.important, "nobody asked for the stacks of one that is not late"
     assert teller.hear(fact.StacksRefused(1, 1, "it is no Python program")) == [
         "the stacks of rank 5 are not known: it is no Python program",
         "ending rank 5 with SIGTERM (asked to end)",

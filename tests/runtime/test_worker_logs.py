@@ -116,6 +116,19 @@ def test_a_worker_that_we_ended_and_that_wrote_nothing_is_not_examined(bench: Be
     assert bench.examine(asked_to_end=True) == Evidence()
 
 
+def test_a_worker_that_we_ended_shows_the_stacks_that_it_wrote(bench: Bench) -> None:
+    """Somebody was late, and it may be this one that the other waited for. What an earlier one left is not its own."""
+    for out, err in bench.prepare():
+        say(out, "")
+        say(err, "")
+    path = Path(bench.logs.destination.error_files[0]).parent / "stacks.txt"
+    path.write_text("Current thread 0x1 (most recent call first):\n")
+    shown = bench.examine(-15, asked_to_end=True)
+    assert shown == Evidence(stacks="Current thread 0x1 (most recent call first):")
+    os.utime(path, (1.0, 1.0))
+    assert bench.examine(-15, asked_to_end=True) == Evidence()
+
+
 def test_evidence_comes_although_the_scribe_died(bench: Bench) -> None:
     """A scribe that was killed is started again, has the same pipes, and the loop hears the new one."""
     ((out, err),) = bench.prepare()

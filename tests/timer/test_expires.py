@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import subprocess
 import sys
 import time
 
@@ -52,6 +53,93 @@ def test_a_block_that_raises_is_left_too() -> None:
     with pytest.raises(ZeroDivisionError), timer.expires(1, "step", notes):
         raise ZeroDivisionError
     assert [verb for verb, *_ in notes.told] == ["acquire", "release"]
+
+
+def test_blocks_of_one_name_do_not_cancel_each_other() -> None:
+    """Recursion, or the same line in two threads: the earliest deadline stands until its own block is left."""
+    notes = Notebook()
+    with timer.expires(60, "step", notes):
+        with timer.expires(10, "step", notes):
+            pass
+        outer, inner, again = (expires_at for _, _, expires_at in notes.told)
+        assert inner < outer == again
+    assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "acquire", "release"]
+
+
+def test_a_later_deadline_of_the_same_name_changes_nothing_before_the_earlier_block_is_left() -> None:
+    """Blocks need not be left in the order in which they were entered."""
+    notes = Notebook()
+    first, second = timer.expires(10, "step", notes), timer.expires(60, "step", notes)
+    first.__enter__()
+    second.__enter__()
+    assert len(notes.told) == 1
+    first.__exit__(None, None, None)
+    verb, _, expires_at = notes.told[-1]
+    assert verb == "acquire"
+    assert expires_at > notes.told[0][2] + 40
+    second.__exit__(None, None, None)
+    assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "release"]
+
+
+def test_scopes_of_two_clients_have_nothing_to_do_with_each_other() -> None:
+    notes, others = Notebook(), Notebook()
+    with timer.expires(60, "step", notes), timer.expires(60, "step", others):
+        assert len(notes.told) == len(others.told) == 1
+    assert notes.told[-1][0] == others.told[-1][0] == "release"
+
+
+def test_a_block_that_could_not_be_entered_is_not_open() -> None:
+    """The next one of its name is released as if the first had never been."""
+
+    class Refusing(Notebook):
+        def acquire(self, scope_id: str, expiration_time: float) -> None:
+            super().acquire(scope_id, expiration_time)
+            if len(self.told) == 1:
+                raise BrokenPipeError
+
+    notes = Refusing()
+    with pytest.raises(BrokenPipeError), timer.expires(60, "step", notes):
+        raise AssertionError("was entered")
+    with timer.expires(60, "step", notes):
+        pass
+    assert [verb for verb, *_ in notes.told] == ["acquire", "acquire", "release"]
+
+
+FORKS = """
+import os, signal, threading
+from tenax.timer import TimerClient, api, expires
+
+class Notebook(TimerClient):
+    told = []
+    def acquire(self, scope_id, expiration_time):
+        self.told.append("acquire")
+    def release(self, scope_id):
+        self.told.append("release")
+
+held, done = threading.Event(), threading.Event()
+def hold():
+    with api._lock:
+        held.set()
+        done.wait()
+with expires(60, "step", Notebook()):
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)
+        with expires(70, "step", Notebook()):
+            pass
+        os._exit(Notebook.told != ["acquire", "acquire", "release"])
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_child_that_was_forked_in_a_block_knows_nothing_of_it() -> None:
+    """Its own blocks of that name are its own, also if a thread of its parent was just entering one."""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], check=True, timeout=60)
 
 
 def test_without_a_name_a_block_is_named_by_its_place() -> None:

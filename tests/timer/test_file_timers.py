@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from tenax.timer import FileTimerClient, FileTimerRequest, FileTimerServer, expires
-from watching import gone, leaving_nothing, until
+from watching import gone, leaving_nothing, on_linux, until
 
 LONG_S = 3600.0
 
@@ -316,8 +316,9 @@ def test_a_request_that_could_be_torn_is_refused(path: str, serve) -> None:
         FileTimerClient(path).acquire("x" * select.PIPE_BUF, 1.0)
 
 
-def test_a_client_waits_for_room_in_the_pipe(tmp_path: Path) -> None:
-    """A reader that is slow for a moment costs no request."""
+@pytest.fixture
+def full(tmp_path: Path) -> Iterator[tuple[str, int]]:
+    """A pipe in which there is no room, and its reader."""
     path = str(tmp_path / "pipe")
     os.mkfifo(path)
     reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -325,13 +326,55 @@ def test_a_client_waits_for_room_in_the_pipe(tmp_path: Path) -> None:
     with suppress(BlockingIOError):
         while True:
             os.write(filler, b"\n" * 4096)
-    emptier = threading.Timer(0.1, os.read, (reader, 1 << 20))
-    emptier.start()
-    FileTimerClient(path).acquire("step", 1.0)
-    emptier.join()
+    yield path, reader
+    os.close(filler)
+
+
+def waits(path: str, act: Callable[[FileTimerClient], None]) -> threading.Thread:
+    """A thread that is in the middle of it: it has the pipe open."""
+    thread = threading.Thread(target=act, args=(FileTimerClient(path),))
+    thread.start()
+    until(lambda: openings(path) == 3, "the client to open the pipe")  # with the reader and what filled it
+    return thread
+
+
+def openings(path: str) -> int:
+    found = 0
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{descriptor}") == path
+    return found
+
+
+@on_linux
+def test_a_client_waits_for_room_however_long_that_takes(full: tuple[str, int]) -> None:
+    """An agent that was stopped for a while costs no request and no worker. Nothing here looks at a clock."""
+    path, reader = full
+    thread = waits(path, lambda client: client.release("step"))
+    assert thread.is_alive()
+    os.read(reader, 1 << 20)
+    thread.join(30)
+    assert not thread.is_alive()
     assert b'"step"' in os.read(reader, 1 << 20)
     os.close(reader)
-    os.close(filler)
+
+
+@on_linux
+def test_a_client_that_waits_for_room_is_told_when_the_last_reader_goes(full: tuple[str, int]) -> None:
+    path, reader = full
+    raised: list[BaseException] = []
+
+    def acquire(client: FileTimerClient) -> None:
+        try:
+            client.acquire("step", 1.0)
+        except BrokenPipeError as error:
+            raised.append(error)
+
+    thread = waits(path, acquire)
+    os.close(reader)
+    thread.join(30)
+    assert not thread.is_alive()
+    assert "nobody reads" in str(raised[0])
 
 
 # --- with TorchElastic's ----------------------------------------------------------------------------------------------

@@ -116,6 +116,50 @@ def test_a_pipe_that_was_made_and_never_opened_is_removed(tmp_path: Path) -> Non
         assert not os.path.exists(os.path.dirname(path))
 
 
+def test_a_path_is_taken_from_the_moment_it_is_made(tmp_path: Path) -> None:
+    """Not only when its agent begins to read: until then another one could have replaced it."""
+    path = str(tmp_path / "timers")
+    with leaving_nothing():
+        first, second = WatchdogPipe(1, path), WatchdogPipe(1, path)
+        first.make()
+        with pytest.raises(ValueError, match="somebody reads from that pipe already"):
+            second.make()
+        second.close()
+        write(path, FileTimerRequest(100, "step", time.time() + 60, 9))  # there is still somebody
+        first.close()
+        assert not os.path.exists(path)
+
+
+def test_what_another_agent_put_in_its_place_is_not_removed(tmp_path: Path) -> None:
+    path = str(tmp_path / "timers")
+    with leaving_nothing():
+        pipe = WatchdogPipe(1, path)
+        pipe.make()
+        os.remove(path)
+        os.mkfifo(path)
+        pipe.close()
+    assert os.path.exists(path)
+
+
+def test_an_agent_that_was_stopped_gives_those_who_waited_for_room_a_moment(tmp_path: Path) -> None:
+    """The pipe was full, so a release may not be in it yet. But no flood can keep anybody from being late for ever."""
+    clock = [100.0]
+    with leaving_nothing():
+        pipe = WatchdogPipe(2, str(tmp_path / "timers"))
+        pipe.make()
+        pipe.open(lambda: clock[0], lambda _: None)
+        begin(pipe)
+        filler = [b"\n" * 4096] * 14
+        write(pipe.path, late(100), *filler)
+        pipe.on_readable()
+        assert pipe.next_deadline() == 101.0
+        assert pipe.expired() == []
+        write(pipe.path, FileTimerRequest(100, "step", -1), late(101), *filler)
+        clock[0] = 101.0
+        assert [expired.local_rank for expired in pipe.expired()] == [1]
+        pipe.close()
+
+
 def test_a_path_that_cannot_be_had_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("precious")
     for path, words in (

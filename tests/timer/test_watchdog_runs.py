@@ -85,6 +85,48 @@ wait_for_it()
     assert "in wait_for_it" in stacks
 
 
+def test_the_main_thread_is_shown_however_many_threads_there_are(bench: Bench) -> None:
+    """faulthandler stops after the newest hundred, and the main thread is the oldest."""
+    body = """
+for _ in range(150):
+    threading.Thread(target=stay, daemon=True).start()
+hang_in_here(stay)
+"""
+    done = bench.run("--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
+    assert done.code == 128 + signal.SIGKILL, done
+    stacks = json.loads((bench.home / "report.json").read_text())["first_cause"]["stacks"]
+    assert "in hang_in_here" in stacks
+
+
+@pytest.mark.parametrize("culprit", ["enters later", "does not enter"])
+def test_the_report_shows_where_the_others_were(bench: Bench, culprit: str) -> None:
+    """Whoever is late first may only wait for another one; that is late a moment later, or not at all."""
+    body = f"""
+def all_reduce():
+    stay()
+def load_data():
+    stay()
+ready()
+if RANK != 1:
+    hang_in_here(all_reduce)
+elif {culprit == "enters later"}:
+    time.sleep(0.1)
+    hang_in_here(load_data)
+load_data()
+"""
+    done = bench.run("--nproc-per-node=3", "--log-dir=logs", "--report=report.json", script(bench, body), env=ON)
+    assert done.code == 128 + signal.SIGKILL, done
+    report = json.loads((bench.home / "report.json").read_text())
+    shown = {each["rank"]: each["stacks"] for each in report["other_failures"] + report["stopped_by_us"]}
+    cause = report["first_cause"]
+    assert "in load_data" in (shown | {cause["rank"]: cause["stacks"]})[1]
+    assert "in load_data" in done.report
+    assert "in all_reduce" in done.report
+    if culprit == "does not enter":
+        assert [each["rank"] for each in report["stopped_by_us"]] == [1]
+        assert "  rank 1, not late:\n" in done.report
+
+
 def test_after_a_restart_the_run_goes_on(bench: Bench) -> None:
     """Siblings are stopped and started again as after any failure; the second attempt succeeds."""
     body = """
@@ -355,6 +397,22 @@ note("status", open("/proc/self/status").read())
     assert "tenax.runtime.supervisor" in done.err
     assert "tenax.timer" not in done.err
     assert "tenax.core.watchdog" not in done.err
+    assert ("TORCHELASTIC_ENABLE_FILE_TIMER is 'true'" in done.err) == (value == "true")
+
+
+def test_an_agent_with_hooks_says_too_that_a_value_switches_nothing_on(bench: Bench) -> None:
+    """Once, however many attempts there are."""
+    program = """
+from tenax.agent.server import LocalElasticAgent, WorkerSpec
+class Looking(LocalElasticAgent):
+    def _monitor_workers(self, worker_group):
+        return super()._monitor_workers(worker_group)
+if __name__ == "__main__":
+    Looking(WorkerSpec(entrypoint="false", max_restarts=1, monitor_interval=0.01)).run()
+"""
+    env = {"TORCHELASTIC_ENABLE_FILE_TIMER": "yes"}
+    done = bench.run(program=[sys.executable, bench.script(program)], env=env)
+    assert done.err.count("TORCHELASTIC_ENABLE_FILE_TIMER is 'yes', and only '1' switches the watchdog on") == 1, done
 
 
 # --- functions --------------------------------------------------------------------------------------------------------
@@ -420,6 +478,21 @@ def test_an_agent_with_hooks_of_its_own_watches_too(bench: Bench) -> None:
     assert re.fullmatch(rf"\[1\] {LATE.pattern}\n", done.out), done
     assert len(list(bench.run_dir().glob("attempt_*/1/stacks.txt"))) == 2
     assert not list((bench.home / "tmp").glob("tenax-watchdog-*"))
+
+
+def test_an_agent_with_hooks_tells_the_same_events(bench: Bench) -> None:
+    """TorchElastic's four, for each attempt."""
+    body = OLD_HOOKS.replace("max_restarts=int(sys.argv[1])", 'max_restarts=0, event_log_handler="jsonl:events.jsonl"')
+    done = bench.run(program=[sys.executable, bench.script(body)], env=ON)
+    assert done.code == 0, done
+    lines = [json.loads(line) for line in (bench.home / "events.jsonl").read_text().splitlines()]
+    told = [each for each in lines if each["metadata"]["state"] == "RUNNING"]
+    names = ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
+    assert [each["name"] for each in told] == names
+    nested = [json.loads(each["metadata"]["metadata"]) for each in told]
+    assert [each["watchdog_event"] for each in nested] == names
+    assert [each.get("scope_id") for each in nested] == [None, "the step", "the step", None]
+    assert [each.get("signal") for each in nested] == [None, 9, 9, None]
 
 
 DOCUMENTED = """

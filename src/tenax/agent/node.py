@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 from tenax.agent.outlets import Outlets, Views
-from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE
+from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings
 from tenax.runtime.journal import Journal
@@ -154,7 +154,7 @@ class Node:
             if self._sockets is not None:
                 self._sockets.close()
             if plan.health is not None:
-                plan.health.close()
+                plan.health.close(_say_on_stderr)  # the console is closed already
             if self.scopes is not None:
                 self.scopes.close()
             loop.close()
@@ -185,7 +185,7 @@ class Node:
         if self._plan.narrate:
             logs.say(f"tenax: {line}")
         else:
-            sys.stderr.write(f"tenax: {line}\n")
+            _say_on_stderr(line)
 
     def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[Step, AgentState], None]) -> Supervisor:
         plan = self._plan
@@ -196,6 +196,8 @@ class Node:
             logs.say(f"tenax: {note}")
         if plan.watchdog is not None:
             self._open_scopes(plan.watchdog)
+        elif note := watchdog_note(os.environ):
+            self._complain(note, logs)
         return Supervisor(
             plan.settings,
             loop=loop,
@@ -263,6 +265,10 @@ class Node:
         journal = Journal(_unused(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else "")
         self.journal_path = journal.path
         return journal
+
+
+def _say_on_stderr(line: str) -> None:
+    sys.stderr.write(f"tenax: {line}\n")
 
 
 def _unused(path: str) -> str:

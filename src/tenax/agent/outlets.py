@@ -68,7 +68,7 @@ class Outlets:
                 handler.say = say
 
     def troubles(self) -> list[str]:
-        """A sentence for each handler that has just failed for the first time."""
+        """A sentence for each handler that has just failed for the first time, or hangs. Ask now and then."""
         return [said for delivery in self._all() if (said := delivery.first_trouble())]
 
     def close(self) -> list[str]:

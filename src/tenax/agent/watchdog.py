@@ -29,3 +29,14 @@ def watchdog_plan(environ: Mapping[str, str]) -> WatchdogPlan | None:
 
         check_path(timer_file)
     return WatchdogPlan(timer_file)
+
+
+def watchdog_note(environ: Mapping[str, str]) -> str:
+    """What a person should know who meant to switch it on and did not; empty if nobody did."""
+    value = environ.get(TORCHELASTIC_ENABLE_FILE_TIMER, "")
+    if value.strip().lower() in ("", "0", "1", "false", "no", "off") and value.strip() == value:
+        return ""
+    return (
+        f"{TORCHELASTIC_ENABLE_FILE_TIMER} is {value[:40]!r}, and only '1' switches the watchdog on: nobody watches "
+        "whether workers leave their scopes"
+    )

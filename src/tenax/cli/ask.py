@@ -23,13 +23,14 @@ TORCH_WORKER_SERVER_SOCKET=FOLDER, and its script uses tenax.control_plane.worke
   tenax ask /tmp/job/rank3 dump_traceback  ... of one worker
   tenax ask /tmp/job lower_rate factor=0.5 a handler that the script has registered
 
---timeout is how long to wait for an answer (default: 10).
+--timeout is how long to wait for an answer (default: 10). It may stand anywhere.
 
 Exit code 0: every worker has answered. 1: some have not, or not well, and each is named. 2: nothing was asked.
 """
 
 _TIMEOUT_S = 10.0
 _MOST_BYTES = 64 << 20
+_CUT_OFF = "it ended before it answered"
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -58,7 +59,7 @@ def ask_command(argv: Sequence[str]) -> int:
     from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax.failures.plain_text import harmless
 
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
         question = parse_question(argv)
@@ -76,20 +77,16 @@ def ask_command(argv: Sequence[str]) -> int:
 
 def parse_question(argv: Sequence[str]) -> Question:
     """From words to a question. Raises ``WrongQuestion``."""
-    words = list(argv)
-    timeout_s = _TIMEOUT_S
-    if words[0].partition("=")[0] == "--timeout":
-        flag, equals, written = words.pop(0).partition("=")
-        if not equals:
-            written = words.pop(0) if words else ""
-        try:
-            timeout_s = float(written)
-        except ValueError:
-            timeout_s = 0.0
-        if not 0 < timeout_s < float("inf"):
-            raise WrongQuestion(f"{flag} takes a number of seconds greater than 0, not {written!r}")
-    if words and words[0].startswith("-"):
-        raise WrongQuestion(f"there is no flag {words[0]!r}")
+    words, timeout_s = [], _TIMEOUT_S
+    left = iter(argv)
+    for word in left:
+        flag, equals, written = word.partition("=")
+        if flag == "--timeout":
+            timeout_s = _seconds(flag, written if equals else next(left, ""))
+        elif word.startswith("-"):
+            raise WrongQuestion(f"there is no flag {word!r}")
+        else:
+            words.append(word)
     if not words:
         raise WrongQuestion("no socket and no folder was named")
     place, handler, *rest = [*words, ""] if len(words) == 1 else words
@@ -102,6 +99,16 @@ def parse_question(argv: Sequence[str]) -> Question:
     if "=" in handler:
         raise WrongQuestion(f"{handler!r} is no handler; the handler's name comes before its parameters")
     return Question(place, handler, tuple(params), timeout_s)
+
+
+def _seconds(flag: str, written: str) -> float:
+    try:
+        seconds = float(written)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise WrongQuestion(f"{flag} takes a number of seconds greater than 0, not {written!r}")
+    return seconds
 
 
 def sockets_at(place: str) -> list[str]:
@@ -159,6 +166,7 @@ def ask(path: str, question: Question) -> Answer:
             connection.request("POST" if question.handler else "GET", target, headers=headers)
             response = connection.getresponse()
             said = response.read(_MOST_BYTES).decode("utf-8", "backslashreplace")
+            is_cut_off = bool(response.length) and len(said) < _MOST_BYTES
     except TimeoutError:
         return Answer(
             False,
@@ -166,11 +174,15 @@ def ask(path: str, question: Question) -> Answer:
             "py-spy can look at it from outside",
         )
     except ConnectionRefusedError:
-        return Answer(False, "nobody answers there any more: the worker has ended")
+        return Answer(False, "nobody answers there any more: the worker has ended, or its server has")
     except FileNotFoundError:
         return Answer(False, "the worker has just ended")
+    except (ConnectionResetError, BrokenPipeError, http.client.IncompleteRead):
+        return Answer(False, _CUT_OFF)
     except (OSError, http.client.HTTPException) as error:
         return Answer(False, f"it could not be asked: {getattr(error, 'strerror', None) or repr(error)}")
+    if is_cut_off:
+        return Answer(False, _CUT_OFF)
     if response.status != http.client.OK:
         return Answer(False, said.strip() or f"it answered {response.status} {response.reason}")
     return Answer(True, said if question.handler else _listed(said))

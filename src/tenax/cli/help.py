@@ -57,6 +57,17 @@ TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE says what stands in front of the lines of 
 """
 
 _ENDING = """\
+environment:
+  PET_<FLAG>                  the default of a flag, as above: PET_MAX_RESTARTS=3
+  TORCHELASTIC_ENABLE_FILE_TIMER=1
+                              the watchdog: a worker that hangs in a scope of tenax.timer.expires is
+                              ended, and the report shows where it was
+  TORCHELASTIC_HEALTH_CHECK_PORT=8080
+                              answer /healthz and /readyz there, for Kubernetes and its like
+  TORCH_WORKER_SERVER_SOCKET=/tmp/job
+                              workers that use worker_main can be asked: tenax ask /tmp/job
+  With --dry-run you see which of them are on.
+
 exit code:
   0 when every worker ended well; the first failed worker's own, and 128 + N when signal N ended it;
   128 + N when signal N stopped the job; 2 when the command line cannot be run as it was written;

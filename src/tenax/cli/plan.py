@@ -9,12 +9,17 @@ from __future__ import annotations
 import os
 import shlex
 
+from tenax.agent.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
+from tenax.cli.flags import UsageError
 from tenax.cli.meeting import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.options import MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.script import entrypoint_of
 from tenax.cli.world import places_of, rendezvous_parameters
+from tenax.control_plane.sockets import VARIABLE as SOCKET_VARIABLE
+from tenax.control_plane.sockets import socket_folder
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment
+from tenax.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax.processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.rendezvous.local import LOOPBACK
 
@@ -89,6 +94,8 @@ def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ
     yield from _lines("restarts", _restarts(options))
     yield from _lines("stopping", _stopping(options))
     yield from _lines("logs", _logs(options))
+    yield from _handlers(options, environ)
+    yield from _watching(environ)
     yield from _lines("threads", [_threads(places, environ)])
     yield from _lines(
         "placement", [places.placement.why.rstrip(".") if places.placement else "workers may run on any CPU"]
@@ -218,6 +225,59 @@ def _logs(options: Options) -> Iterable[str]:
         yield f"a failure report goes to {options.report}"
 
 
+def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
+    """Where metrics and events go, as far as that can be known before the handlers are made."""
+    try:
+        if options.metrics:
+            from tenax.metrics.by_name import check_names
+
+            check_names(options.metrics, environ)
+            yield from _lines("metrics", [_without_secrets(options.metrics)])
+        if options.event_log_handler not in ("", "null"):
+            from tenax.events import handlers
+
+            handlers.check_names(options.event_log_handler)
+            yield from _lines("events", [_without_secrets(options.event_log_handler)])
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def _without_secrets(names: str) -> str:
+    """An address may have a user and a password in it."""
+    import re
+
+    return re.sub(r"//[^/,]*@", "//<hidden>@", _names(names))
+
+
+def _watching(environ: Mapping[str, str]) -> Iterable[str]:
+    """What is on that only variables switch on."""
+    if watchdog_plan(environ) is not None:
+        what = "a worker that does not leave a timer's scope in time is ended"
+        yield from _lines("watchdog", [f"on: {what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"])
+    port = health_check_port(environ)
+    if port is not None:
+        where = f"port {port}" if port else "a free port"
+        yield from _lines("health", [f"answered at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"])
+    folder = socket_folder(environ)
+    if folder:
+        yield from _lines("asking", [f"workers that use worker_main: tenax ask {folder} ({SOCKET_VARIABLE})"])
+
+
+def _watching_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """What a worker gets of it. A mark for the stacks is taken away again before its script begins."""
+    found = {}
+    watchdog = watchdog_plan(environ)
+    if watchdog is not None:
+        found[TORCHELASTIC_TIMER_FILE] = (
+            os.path.abspath(watchdog.timer_file) if watchdog.timer_file else "<a pipe that is made for the run>"
+        )
+    folder = socket_folder(environ)
+    if folder:
+        path = f"{folder}/rank"
+        found[SOCKET_VARIABLE] = f"{path}{rank}" if options.max_nodes == 1 else f"<{path} and its rank>"
+    return found
+
+
 def _streams(chosen: int | dict[int, int], workers: int) -> str:
     if isinstance(chosen, int):
         return _STREAMS[chosen]
@@ -257,7 +317,18 @@ def _environments(options: Options, places: Places, environ: Mapping[str, str]) 
         if options.log_dir != os.devnull and options.logs_specs in (None, "default"):
             environment["TORCHELASTIC_ERROR_FILE"] = f"<log folder>/attempt_0/{rank}/error.json"
             environment["TENAX_NOTICE_FILE"] = "<log folder>/notice-1.json"
+        environment.update(_watching_variables(options, rank, environ))
+        if options.compat:
+            environment.update(_compat_variables(environ))
     return environments
+
+
+def _compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    try:
+        from tenax.compat import environment
+    except ImportError as error:  # this is a program that has imported torch's own before
+        raise UsageError(f"--compat comes too late: {error}") from error
+    return environment(environ)
 
 
 def _assignment(options: Options, environ: Mapping[str, str]) -> Assignment:

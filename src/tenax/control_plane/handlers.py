@@ -2,7 +2,8 @@
 
 Three are built in: ``ping``, ``dump_traceback`` (where every Python thread is right now) and ``status`` (who it is, and
 how far). Nothing of the environment is told except what ranks are made of. Others are registered by the script; each
-call of one of those runs in a thread of its own, so that one that hangs holds up nobody.
+call of one of those runs in a thread of its own, and each handler has so many at a time: one that hangs holds up
+nobody but those who ask for the same.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def call_handler(name: str, request: Request) -> Response:
         return text(NOT_FOUND, f"there is no handler {name!r}; there are {', '.join(handler_names())}")
     try:
         return _as_response(fn(HandlerRequest(name, request.params, request.body)))
-    except Exception as error:  # the script's own code; whoever asked is told
+    except BaseException as error:  # the script's own code, and its exit() as well; whoever asked is told
         return text(INTERNAL_ERROR, f"the handler {name!r} raised {_line(error)}")
 
 

@@ -31,6 +31,7 @@ class WorkerServer:
         self.path = path
         self._server: HttpServer | None = None
         self._identity: tuple[int, int] | None = None  # of the socket's file, to remove no other one's
+        self._pid = 0  # of the process that serves; one that was forked from it only has a copy of this
 
     def start(self) -> None:
         """Listen. Raises OSError or ValueError when the path cannot be had."""
@@ -42,9 +43,13 @@ class WorkerServer:
             listener, _answer, name="tenax worker server", limits=_LIMITS, is_apart=_is_of_the_script
         )
         self._server.start()
+        self._pid = os.getpid()
 
     def stop(self) -> None:
         if self._server is None:
+            return
+        if os.getpid() != self._pid:
+            self._server = None
             return
         self._server.stop()
         self._server = None

@@ -2,7 +2,8 @@
 
 ``TORCH_WORKER_SERVER_SOCKET``, where it is set for the agent, names a folder. A worker finds its own path in the same
 variable: ``<folder>/rank<global rank>``, so that several agents of a run may share a folder. The folder belongs to its
-user alone. Sockets are removed when the run is over, and the folder if it was made here and nobody else uses it.
+user alone; if it cannot be used, a new one takes its place. Sockets are removed when the run is over, and the folder if
+it was made here and nobody else uses it.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ def is_served(path: str) -> bool:
 
 
 def open_sockets(environ: Mapping[str, str], warn: Callable[[str], None]) -> WorkerSockets | None:
-    """The sockets of a run that begins, if the environment asks for them and they can be had."""
+    """The sockets of a run that begins, if the environment asks for them."""
     try:
         folder = socket_folder(environ)
         if not folder:
@@ -79,17 +80,36 @@ def open_sockets(environ: Mapping[str, str], warn: Callable[[str], None]) -> Wor
         sockets = WorkerSockets(folder)
         sockets.open()
     except (OSError, ValueError) as error:
-        warn(f"workers cannot be asked: {error}; the run goes on")
-        return None
+        return _open_elsewhere(str(error), warn)
     return sockets
+
+
+def _open_elsewhere(why: str, warn: Callable[[str], None]) -> WorkerSockets | None:
+    """In a new folder. Workers need paths: torch's ``worker_main`` fails with the name of a folder, which they would
+    inherit, and with an empty one it listens where everybody may ask.
+    """
+    import tempfile
+
+    try:
+        folder = tempfile.mkdtemp(prefix="tenax-ask-", dir=_short_folder(tempfile.gettempdir()))
+    except OSError as error:
+        warn(f"workers cannot be asked: {why}, and no other folder can be made: {error}; the run goes on")
+        return None
+    warn(f"{why}; workers are asked in {folder} instead")
+    return WorkerSockets(folder, has_made_folder=True)
+
+
+def _short_folder(folder: str) -> str:
+    """Where a folder of sockets can be made."""
+    return folder if len(os.fsencode(f"{folder}/tenax-ask-12345678{_LONGEST_NAME}")) <= _MOST_BYTES else "/tmp"
 
 
 class WorkerSockets:
     """The sockets of one run on this node."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, *, has_made_folder: bool = False) -> None:
         self.folder = folder
-        self._has_made_folder = False
+        self._has_made_folder = has_made_folder
         self._given: set[str] = set()
 
     def open(self) -> None:

@@ -21,6 +21,7 @@ A7  While processes are awaited a deadline stands: no wait is without end.
 A8  The kill ladder only climbs.
 A9  A fact of another generation changes nothing.
 A10 A worker is ended alone only if a scope of its had expired, and by SIGKILL at the latest after the grace period.
+    Stacks are taken only when somebody is late.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from tenax.core.model import (
     Verdict,
     WorkerPhase,
     WorkerRecord,
+    most_of_stacks,
     told_in_full,
     when_it_began,
 )
@@ -53,6 +55,7 @@ SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we r
 _HURRY = (SIGINT, SIGQUIT)
 _HISTORY_KEPT = 100
 _MOST_OF_SCOPE = 200  # characters in a sentence
+_MOST_STACKS = 16  # workers of this node that were stopped
 
 
 class Phase(enum.Enum):
@@ -296,7 +299,7 @@ class AgentMachine:
             overdue.is_cause, worker.asked_to_end, fault = True, False, overdue.reason
         if state.phase not in (Phase.RUNNING, Phase.STOPPING):
             return  # seen after its generation was decided upon: for the record only
-        if exit_code != 0 or fault:
+        if exit_code != 0 or fault or self._has_stacks_to_show(worker):
             self._note_bad_end(worker, fault, wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
             self._tell(word.FailureSeen(state.generation, state.failures[0], now))
@@ -313,7 +316,11 @@ class AgentMachine:
         state = self.state
         if not worker.asked_to_end:
             state.failures.append(self._failure(worker, fault, Evidence()))
-        elif worker.exit_code in (-state.stop_signal, -SIGKILL) and not wrote_error:
+        elif (
+            worker.exit_code in (-state.stop_signal, -SIGKILL)
+            and not wrote_error
+            and not self._has_stacks_to_show(worker)
+        ):
             return  # our own doing: nothing to find out
         state.unexamined.add(worker.local_rank)
         state.deadlines.setdefault(Deadline.EXAMINE, now + state.settings.examine_s)
@@ -329,7 +336,13 @@ class AgentMachine:
             )
         )
 
+    @staticmethod
+    def _has_stacks_to_show(worker: WorkerRecord) -> bool:
+        """It did not fail, but somebody was late, and it may be the one that the other waited for."""
+        return worker.asked_to_end and worker.stacks_asked_at is not None
+
     def _failure(self, worker: WorkerRecord, fault: str, evidence: Evidence) -> Failure:
+        is_late = worker.overdue is not None and worker.overdue.is_cause
         return Failure(
             generation=self.state.generation,
             local_rank=worker.local_rank,
@@ -337,10 +350,11 @@ class AgentMachine:
             pid=worker.pid,
             exit_code=worker.exit_code,
             # What follows from a worker that hangs can be seen before its own end.
-            seen_at=worker.overdue.since if worker.overdue is not None and worker.overdue.is_cause else worker.ended_at,
+            seen_at=worker.overdue.since if worker.overdue is not None and is_late else worker.ended_at,
             reason=fault,
             asked_to_end=worker.asked_to_end,
             evidence=evidence,
+            was_late=is_late,
         )
 
     def _on_failure_examined(self, local_rank: int, evidence: Evidence, now: float) -> None:
@@ -356,8 +370,9 @@ class AgentMachine:
                 break
         else:
             # It ended after we asked it to. Its error file may prove that it had failed by itself before that.
+            worker = state.workers[local_rank]
+            worker.stacks = most_of_stacks(evidence.stacks)
             if evidence.raised_at is not None and evidence.raised_at < state.stopping_since:
-                worker = state.workers[local_rank]
                 state.failures.append(self._failure(worker, "", evidence))
         self._go_on_if_stopped(now)
 
@@ -367,7 +382,10 @@ class AgentMachine:
     # --- scopes that were not left in time ----------------------------------------------------------------------------
 
     def _on_scope_expired(self, event: fact.ScopeExpired, now: float) -> None:
-        """First its stacks, while it still hangs where it hangs; then the signal that it asked for."""
+        """First the stacks of all, while each hangs where it hangs; then the signal that the late one asked for.
+
+        Whoever is late first may only wait for another one, which is late a moment later, or never.
+        """
         state = self.state
         worker = state.workers.get(event.local_rank)
         if state.phase is not Phase.RUNNING or worker is None or worker.phase is not WorkerPhase.RUNNING:
@@ -377,11 +395,23 @@ class AgentMachine:
         worker.overdue = Overdue(
             lateness(event), event.scope, event.expiration_time, event.signal, now, until=now + state.settings.stacks_s
         )
-        self._orders.append(order.DumpStacks(state.generation, event.local_rank))
+        asked_at = worker.stacks_asked_at
+        if asked_at is None or now - asked_at >= state.settings.stacks_s:
+            self._dump_stacks(worker, now)
+        for other in state.workers.values():
+            if other.phase is WorkerPhase.RUNNING and other.stacks_asked_at is None:
+                self._dump_stacks(other, now)
+
+    def _dump_stacks(self, worker: WorkerRecord, now: float) -> None:
+        worker.stacks_asked_at = now
+        self._orders.append(order.DumpStacks(self.state.generation, worker.local_rank))
 
     def _on_stacks_refused(self, local_rank: int, why: str, now: float) -> None:
         worker = self.state.workers.get(local_rank)
-        if worker is None or worker.overdue is None or worker.overdue.sent or not self._is_pushed(worker):
+        if worker is None:
+            return
+        worker.stacks_asked_at = None
+        if worker.overdue is None or worker.overdue.sent or not self._is_pushed(worker):
             return
         worker.overdue.reason += f" (its stacks are not known: {why})"
         self._push(worker, worker.overdue, now)
@@ -619,13 +649,14 @@ def global_rank(state: AgentState, local_rank: int) -> int:
 
 
 def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
-    """Those that we ended. Never failures."""
+    """Those that we ended. Never failures. Of many, only some show their stacks: messages between hosts are bounded."""
     failed = {failure.local_rank for failure in state.failures}
-    return tuple(
-        Stopped(worker.local_rank, global_rank(state, worker.local_rank), worker.pid, worker.exit_code)
+    stopped = [
+        Stopped(worker.local_rank, global_rank(state, worker.local_rank), worker.pid, worker.exit_code, worker.stacks)
         for worker in state.workers.values()
         if worker.asked_to_end and worker.local_rank not in failed
-    )
+    ]
+    return (*stopped[:_MOST_STACKS], *(each.brief() for each in stopped[_MOST_STACKS:]))
 
 
 def stopped_message(state: AgentState, now: float) -> word.NodeStopped:

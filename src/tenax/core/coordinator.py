@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _HISTORY_KEPT = 100
 _STOPPED_KEPT = 10_000
+_STACKS_KEPT = 32  # of them, with their stacks
 _SUPERSEDED_KEPT = 100
 _NAMES_SAID = 8
 _CUT_OFF = "it was cut off and stopped its workers"
@@ -297,7 +298,7 @@ class CoordinatorMachine:
                 if self._is_ours(record, generation):
                     if was_cut_off:
                         self.state.lost[record.label] = _CUT_OFF
-                    self._take_stopped(stopped)
+                    self._take_stopped(record, stopped)
                     self._take_failures(record, failures, now - sent_at, now)
                     if record.is_superseded:
                         self._on_gone(node_id, _SUPERSEDED, now, is_loss=True)
@@ -714,13 +715,19 @@ class CoordinatorMachine:
 
     # --- a generation at work -----------------------------------------------------------------------------------------
 
-    def _take_stopped(self, stopped: tuple[Stopped, ...]) -> None:
+    def _take_stopped(self, record: NodeRecord, stopped: tuple[Stopped, ...]) -> None:
         """A node that lost its link says it again."""
         known = self._stopped_ranks.of(self.state.stopped)
         for each in stopped:
             if each.global_rank not in known and len(known) < _STOPPED_KEPT:
                 known[each.global_rank] = len(known)
-                self.state.stopped.append(each)
+                self.state.stopped.append(self._with_some_stacks(record, each))
+
+    def _with_some_stacks(self, record: NodeRecord, stopped: Stopped) -> Stopped:
+        """The verdict must fit into a message."""
+        if not stopped.stacks or sum(bool(each.stacks) for each in self.state.stopped) >= _STACKS_KEPT:
+            return stopped.brief()
+        return msgspec.structs.replace(stopped, host=record.info.host)
 
     def _take_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
         state = self.state

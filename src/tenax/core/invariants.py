@@ -86,7 +86,10 @@ class InvariantChecker:
                 self._occupied = True
                 self._clearing = False
                 self._late = set()
-            case order.DumpStacks(generation, local_rank) | order.EndWorker(generation, local_rank):
+            case order.DumpStacks(generation):
+                if generation != self._started or not self._late:
+                    raise InvariantBroken(f"A10: {command}, and nobody is late")
+            case order.EndWorker(generation, local_rank):
                 if generation != self._started or local_rank not in self._late:
                     raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
             case order.ClearNode() | order.KillNode():

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _MOST_OF_MESSAGE = 1000
+_MOST_OF_STACKS = 6000  # characters, of a worker that is not told in full
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +88,8 @@ class WorkerRecord(msgspec.Struct):
     ended_at: float = 0.0
     asked_to_end: bool = False  # we had asked it to end before it did
     overdue: Overdue | None = None
+    stacks_asked_at: float | None = None  # when it was last made to write down its stacks; None: never, or it cannot
+    stacks: str = ""  # what it had written by then, if it was we who ended it
 
 
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,6 +119,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     evidence: Evidence = Evidence()
     asked_to_end: bool = False  # it had failed, and then it was we who ended it: the exit code is our doing
     host: str = ""  # where it ran
+    was_late: bool = False  # it had not left a scope in time, and was ended for that
 
     def shifted(self, by_s: float) -> Failure:
         """The same on another clock. Nodes have their own; only differences travel."""
@@ -133,9 +137,32 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         return msgspec.structs.replace(self, evidence=evidence, reason=self.reason[:_MOST_OF_MESSAGE])
 
 
-def told_in_full(failures: Sequence[Failure], full: int = 4, most: int = 256) -> tuple[Failure, ...]:
-    """The first few as they are, then some in brief, then none."""
-    return (*failures[:full], *(failure.brief() for failure in failures[full:most]))
+def told_in_full(
+    failures: Sequence[Failure], full: int = 4, with_stacks: int = 16, most: int = 256
+) -> tuple[Failure, ...]:
+    """The first few as they are, then some in brief with the most of their stacks, then some in brief, then none.
+
+    Of workers that hang together the last one may be the one that the others wait for.
+    """
+    return (
+        *failures[:full],
+        *(_brief_with_stacks(failure) for failure in failures[full:with_stacks]),
+        *(failure.brief() for failure in failures[with_stacks:most]),
+    )
+
+
+def _brief_with_stacks(failure: Failure) -> Failure:
+    brief = failure.brief()
+    stacks = most_of_stacks(failure.evidence.stacks)
+    return msgspec.structs.replace(brief, evidence=msgspec.structs.replace(brief.evidence, stacks=stacks))
+
+
+def most_of_stacks(stacks: str) -> str:
+    """The newest threads stand first and the main thread last; what is in between is left out first."""
+    if len(stacks) <= _MOST_OF_STACKS:
+        return stacks
+    head = _MOST_OF_STACKS // 4
+    return f"{stacks[:head]}\n[...]\n{stacks[head - _MOST_OF_STACKS :]}"
 
 
 def when_it_began(failure: Failure) -> float:
@@ -144,13 +171,19 @@ def when_it_began(failure: Failure) -> float:
     return failure.seen_at if raised_at is None else min(raised_at, failure.seen_at)
 
 
-class Stopped(msgspec.Struct, frozen=True):
+class Stopped(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker that we ended because another one failed or the run was stopped. Never a failure."""
 
     local_rank: int
     global_rank: int
     pid: int
     exit_code: int
+    stacks: str = ""  # where its threads were when another worker of its node was late
+    host: str = ""  # where it ran; only of those with stacks
+
+    def brief(self) -> Stopped:
+        """The same without what is long."""
+        return msgspec.structs.replace(self, stacks="", host="") if self.stacks else self
 
 
 class Outcome(enum.Enum):

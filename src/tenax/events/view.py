@@ -194,7 +194,7 @@ class EventView:
         if not message:
             message = f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
         began_at = failure.seen_at if evidence.raised_at is None else evidence.raised_at
-        return error_as_json(message, evidence.traceback, began_at + self._wall_offset)
+        return error_as_json(message, evidence.traceback or evidence.stacks, began_at + self._wall_offset)
 
     def _of_worker(
         self,
@@ -234,16 +234,7 @@ class EventView:
     def _of_watchdog(
         self, at: float, name: str, state: AgentState, about: fact.ScopeExpired | order.EndWorker | None = None
     ) -> Event:
-        """TorchElastic's four, by its names; the nested metadata has its keys too."""
-        more: dict[str, object] = {"watchdog_event": name}
-        if about is not None:
-            more |= {
-                "worker_pid": about.pid,
-                "scope_id": about.scope,
-                "expiration_time": about.expiration_time,
-                "signal": about.signal,
-                "generation": about.generation,
-            }
+        more = watchdog_details(name, about)
         return agent_event("RUNNING", self._origin, self._moment(at, at, state), name=name, more=more)
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -292,3 +283,17 @@ class EventView:
 def _ms(since: float, until: float) -> float:
     """Rounded to microseconds; beyond that a clock says nothing."""
     return round(max(0.0, until - since) * 1000, 3)
+
+
+def watchdog_details(name: str, about: fact.ScopeExpired | order.EndWorker | None) -> dict[str, object]:
+    """The nested metadata of TorchElastic's four events of a watchdog, with its keys."""
+    details: dict[str, object] = {"watchdog_event": name}
+    if about is not None:
+        details |= {
+            "worker_pid": about.pid,
+            "scope_id": about.scope,
+            "expiration_time": about.expiration_time,
+            "signal": about.signal,
+            "generation": about.generation,
+        }
+    return details

@@ -22,8 +22,10 @@ MOST_LAST_LINES = 30
 _MOST_LINE = 400  # characters
 _MOST_MESSAGE = 500
 _MOST_TRACEBACK = 32_000
-_MOST_STACKS = 32_000  # bytes
+_MOST_STACKS = 31_000  # what says that something is left out comes on top
+_MOST_STACKS_READ = 1 << 20  # bytes
 
+_MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)  # how faulthandler says it
 # How launchers, pools and data loaders tell that SIGKILL ended a child of theirs.
 _CHILD_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|[Ss]ignal 9\b|exit(?: )?code:? -9\b")
 
@@ -75,20 +77,23 @@ def gather(
         error_file=storable(error_file) if recorded.found else "",
         log_file=storable(log_file),
         raised_at=_plausible(raised_at, started_at, seen_at),
-        stacks=_stacks(stacks_file),
+        stacks=stacks_in(stacks_file),
     )
 
 
-def _stacks(path: str) -> str:
-    """What faulthandler wrote. The end may be missing: the process was ended a moment later."""
+def stacks_in(path: str) -> str:
+    """What faulthandler wrote. The end may be missing: the process was ended a moment later. Never raises."""
     if not path:
         return ""
     try:
         with open(path, "rb") as file:
-            written = file.read(_MOST_STACKS)
+            written = file.read(_MOST_STACKS_READ)
     except OSError:  # it was not asked, or could not write
         return ""
-    return storable(decoded(written).rstrip())
+    text = _MORE_THREADS.sub(
+        "[more threads are not told: faulthandler stops after the newest hundred]", decoded(written)
+    )
+    return storable(without_middle(text.rstrip(), _MOST_STACKS))
 
 
 def last_lines(stderr: str, *, cut: bool = False) -> tuple[str, ...]:

@@ -76,7 +76,9 @@ class ProcessFailure:
                     [f"{words.ended_in_words(failure.exit_code)}; the last of its stderr:", *evidence.last_lines]
                 )
             if message:
-                this.error_file_data = error_files.content(message, evidence.traceback or message, this._raised_at)
+                # Of a worker that hung nobody has a traceback, but it wrote down where its threads were.
+                told = f"{message}\n{evidence.stacks}" if evidence.stacks else message
+                this.error_file_data = error_files.content(message, evidence.traceback or told, this._raised_at)
                 this.message = this.error_file_data["message"]
         return this
 

@@ -2,11 +2,14 @@
 
 Printed once, last, by every node of the run: what it says of a failure names the host where that happened. It leads
 with one sentence, then the first cause with everything that is known of it; other failures are short; workers that we
-stopped are named as stopped by us, never as failures; then what was done and where to look. Pure: a value in, text out.
+stopped are named as stopped by us, never as failures; when a worker hung, it says where the others were; then what was
+done and where to look. Pure: a value in, text out.
 It knows no terminal, file or clock, and nothing in it is told by colour alone.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import msgspec
 
@@ -26,6 +29,8 @@ _HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
 _MOST_LINE = 500
 _MOST_SENTENCE = 300
 _MOST_OF_OURS = 2000  # what we say ourselves is as long as it must be
+_HEAD_OF_PLACE, _TAIL_OF_PLACE = 4, 20  # lines
+_MOST_PLACES = 4
 _MOST_OTHERS = 8
 _MOST_HISTORY = 8
 _MOST_SPANS = 24
@@ -97,6 +102,7 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
         sections.append([paint(_BOLD, caption), *_first_cause(report)])
         sections.append(_others(report, paint))
     sections.append(_stopped(report, width))
+    sections.append(_meanwhile(report, paint, width))
     sections.append([paint(_BOLD, "What was done"), *_what_was_done(report, width)])
     sections.append(_where_to_look(report))
     for section in sections:
@@ -177,6 +183,67 @@ def _stopped(report: Report, width: int) -> list[str]:
     return _wrapped(f"Stopped by us, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
 
 
+class _Waiting(NamedTuple):
+    """A worker whose stacks are known, and that is not the first cause."""
+
+    rank: int
+    host: str
+    is_late: bool
+    stacks: str
+
+
+def _meanwhile(report: Report, paint: Any, width: int) -> list[str]:
+    """Where the others were when one hung. Those at one place are told once; the rare places come first."""
+    verdict = report.verdict
+    workers = [
+        *(_Waiting(each.global_rank, each.host, each.was_late, each.evidence.stacks) for each in verdict.failures[1:]),
+        *(_Waiting(each.global_rank, each.host, False, each.stacks) for each in verdict.stopped),
+    ]
+    places: dict[str, list[_Waiting]] = {}
+    for worker in workers:
+        if worker.stacks:
+            places.setdefault(_place(worker.stacks), []).append(worker)
+    if not places or not verdict.failures:
+        return []
+    first = verdict.failures[0]
+    here = first.host or report.host
+    caption = "Where the others were meanwhile"
+    if first.was_late:
+        caption += f" (rank {first.global_rank} may have waited for one of them)"
+    lines = [paint(_BOLD, line) for line in _wrapped(caption, width)]
+    beside_it = places.pop(_place(first.evidence.stacks), [])
+    rare_first = sorted(places.values(), key=lambda group: (len(group), group[0].rank))
+    for group in rare_first[:_MOST_PLACES]:
+        lines.append(f"  {_who(group, here)}:")
+        shown = _safe_lines(group[0].stacks)
+        lines += _indented(_without_middle(shown, "", _HEAD_OF_PLACE, _TAIL_OF_PLACE), "    ")
+    left_out = sum(map(len, rare_first[_MOST_PLACES:]))
+    if left_out:
+        lines.append(f"  and {left_out} more at other places")
+    if beside_it:
+        lines.append(f"  {_who(beside_it, here)}: where rank {first.global_rank} was")
+    if report.log_dir:
+        lines.append(
+            f"  Each has it in stacks.txt, next to its error file, below {harmless(report.log_dir)} on its host."
+        )
+    return lines
+
+
+def _place(stacks: str) -> str:
+    """The same for workers that are at the same lines, whatever their threads are called."""
+    import re
+
+    return re.sub(r"0x[0-9a-f]+", "", stacks)
+
+
+def _who(group: list[_Waiting], here: str) -> str:
+    hosts = {worker.host for worker in group} - {"", here}
+    where = f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
+    late = {worker.is_late for worker in group}
+    lateness = "" if len(late) > 1 else ", late too" if late == {True} else ", not late"
+    return harmless(f"{_ranks(worker.rank for worker in group)}{where}{lateness}")
+
+
 def _what_was_done(report: Report, width: int) -> list[str]:
     verdict = report.verdict
     lines = _wrapped(_line(_restarted(report)), width, "  ")
@@ -254,6 +321,7 @@ def to_dict(report: Report) -> dict[str, Any]:
                 "local_rank": worker.local_rank,
                 "pid": worker.pid,
                 "exit_code": worker.exit_code,
+                "stacks": storable(worker.stacks),
             }
             for worker in verdict.stopped
         ],
@@ -318,7 +386,7 @@ def _what_happened(failure: Failure) -> str:
 
 
 def _how_and_why(failure: Failure) -> str:
-    if failure.reason and failure.exit_code < 0:
+    if failure.reason and (failure.exit_code < 0 or failure.was_late):
         return f"{_how_it_ended(failure)}: it {failure.reason}"
     return failure.reason or _how_it_ended(failure)
 
@@ -381,15 +449,17 @@ def _safe_lines(text: str) -> list[str]:
     return [shortened(line, _MOST_LINE) for line in harmless(text).rstrip("\n").split("\n")]
 
 
-def _without_middle(lines: list[str], whole_is_in: str) -> list[str]:
-    left_out = len(lines) - _HEAD_OF_TRACEBACK - _TAIL_OF_TRACEBACK
+def _without_middle(
+    lines: list[str], whole_is_in: str, head: int = _HEAD_OF_TRACEBACK, tail: int = _TAIL_OF_TRACEBACK
+) -> list[str]:
+    left_out = len(lines) - head - tail
     if left_out <= 1:
         return lines
     where = f"; the whole is in {harmless(whole_is_in)}" if whole_is_in else ""
     return [
-        *lines[:_HEAD_OF_TRACEBACK],
+        *lines[:head],
         f"[... {_count(left_out, 'line')} left out{where} ...]",
-        *lines[-_TAIL_OF_TRACEBACK:],
+        *lines[-tail:],
     ]
 
 

@@ -1,7 +1,7 @@
 """HealthCheck: a health check server in the hands of one run of an agent.
 
-The agent opens it before it meets anybody and closes it last. A server that cannot listen costs the health checks,
-never the run.
+The agent opens it before it meets anybody and closes it last. A server that cannot listen, or that breaks in its own
+code, costs the health checks, never the run.
 """
 
 from __future__ import annotations
@@ -37,17 +37,22 @@ class HealthCheck:
             self.signs.begin(run_id)
         try:
             self._server.start()
-        except OSError as error:
-            port = getattr(self._server, "port", "its port")
-            warn(
-                f"health checks are not answered: port {port} cannot be had ({error.strerror or error}); "
-                f"the run goes on without; choose another with {TORCHELASTIC_HEALTH_CHECK_PORT}"
-            )
+        except Exception as error:  # the server may be somebody else's, and raise what it likes
+            warn(f"health checks are not answered: {self._why_not(error)}")
             return
         self._is_serving = True
         port = getattr(self._server, "port", None)
         if port is not None:
             tell(f"health checks are answered at port {port}")
+
+    def _why_not(self, error: Exception) -> str:
+        port = getattr(self._server, "port", None)
+        if not isinstance(error, OSError) or port is None:
+            return f"its start() raised {_line(error)}; the run goes on without"
+        return (
+            f"port {port} cannot be had ({error.strerror or error}); the run goes on without; "
+            f"choose another with {TORCHELASTIC_HEALTH_CHECK_PORT}"
+        )
 
     def watch(self, loop: EventLoop) -> None:
         """From now on the loop must come round to us."""
@@ -80,12 +85,20 @@ class HealthCheck:
             else:
                 self.signs.beat()
 
-    def close(self) -> None:
+    def close(self, warn: Callable[[str], None]) -> None:
+        """Nobody answers any more. ``warn`` hears that the server has broken in the end."""
         if self._timer is not None:
             self._timer.cancel()
         if self._is_serving:
             self._is_serving = False
-            self._server.stop()
+            try:
+                self._server.stop()
+            except Exception as error:  # as in open; what the workers did stays done
+                warn(f"the health check server did not stop well: its stop() raised {_line(error)}")
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
 
 
 def health_check_of(server: Any, environ: Mapping[str, str]) -> HealthCheck | None:

@@ -50,6 +50,7 @@ class GPUHealthCheckServer(HealthCheckServer):
         self._nvml = nvml
         self._gpu_check: GPUHealthCheck | None = None
         self._gpus: list[GpuHealth] = []
+        self._no_look = ""  # why the last look has found nothing out; empty: it has
         self._gpus_seen_at = 0.0  # seconds since the epoch
         self._has_looked = threading.Event()
         self._is_over = threading.Event()
@@ -74,6 +75,8 @@ class GPUHealthCheckServer(HealthCheckServer):
         if not self._gpu_monitoring_enabled:
             return {"error": "the GPUs are not watched: enable_gpu_monitoring is False"}
         check, gpus = self._gpu_check, self._gpus
+        if self._no_look:
+            return {"error": self._no_look}
         if check is None:
             return {"error": "the GPUs have not been looked at yet"}
         if check.why_not:
@@ -109,11 +112,19 @@ class GPUHealthCheckServer(HealthCheckServer):
     def _look(self) -> None:
         from tenax.utils.gpu_health_check import GPUHealthCheck
 
-        check = GPUHealthCheck(self._gpu_device_index, self._gpu_check_interval, nvml=self._nvml)
+        check: GPUHealthCheck | None = None
         while not self._is_over.is_set():
-            self._gpus = check.check()
-            self._gpus_seen_at = time.time()
-            self._gpu_check = check
+            try:
+                if check is None:
+                    check = GPUHealthCheck(self._gpu_device_index, self._gpu_check_interval, nvml=self._nvml)
+                self._gpus = check.check()
+                self._gpus_seen_at = time.time()
+                self._gpu_check = check
+                self._no_look = ""
+            # NVML's Python package can fail in ways of its own. Without this thread, what was seen last would stand.
+            except Exception as error:
+                self._gpus = []
+                self._no_look = f"the GPUs could not be looked at: {type(error).__name__}: {error}"
             self._has_looked.set()
             self._is_over.wait(self._gpu_check_interval)
 

@@ -40,7 +40,7 @@ class Patience(msgspec.Struct, frozen=True):
     connections: int = 64
     ask_s: float = 5.0  # from connecting to the end of the request
     take_s: float = 5.0  # from the answer to the end of the connection
-    apart: int = 8  # answers that are being made in threads of their own
+    apart: int = 8  # answers for one path that are being made in threads of their own
 
 
 class _Connection:
@@ -64,7 +64,8 @@ class HttpServer:
     """Serves between ``start`` and ``stop``, once. Takes over the listening socket.
 
     ``answer`` is called in the server's thread and should be quick; for requests that ``is_apart`` picks, in a thread
-    of its own. What it raises becomes an answer.
+    of its own. What it raises becomes an answer. Of those made apart, one path has so many at a time: one that hangs
+    does not take the place of others. So ``is_apart`` must pick from a bounded number of paths.
     """
 
     def __init__(
@@ -86,8 +87,8 @@ class HttpServer:
         self._now = clock
         self._selector = selectors.PollSelector()
         self._connections: dict[int, _Connection] = {}  # by descriptor, oldest first
-        self._answers: deque[tuple[_Connection, Response, threading.Thread]] = deque()  # made apart
-        self._apart = 0
+        self._answers: deque[tuple[_Connection, str, float, Response, threading.Thread]] = deque()  # made apart
+        self._apart: dict[str, list[float]] = {}  # by path, when each answer that is being made was begun
         self._deaf_until: float | None = None
         self._is_stopping = False
         # Not a pipe: a thread that answers too late must not write to a number that is somebody else's by now.
@@ -210,29 +211,44 @@ class HttpServer:
     def _answered(self, request: Request) -> Response:
         try:
             return self._answer(request)
-        except Exception as error:  # of whoever made the answer; the asking side hears it
+        # Also SystemExit: an exit() in a handler is not ours to obey, and whoever asked waits for an answer.
+        except BaseException as error:
             return text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
 
     def _answer_apart(self, connection: _Connection, request: Request) -> None:
-        if self._apart >= self._patience.apart:
-            self._begin_to_say(connection, text(UNAVAILABLE, f"{self._apart} other requests are being answered"))
+        path, now = request.path, self._now()
+        begun = self._apart.get(path, [])
+        if len(begun) >= self._patience.apart:
+            sentence = f"{path} is being answered {len(begun)} times already, the first for {now - begun[0]:.0f} s"
+            self._begin_to_say(connection, text(UNAVAILABLE, f"{sentence}; it may hang. Ask again when one has ended"))
             return
-        self._apart += 1
-        connection.until = None
 
         def answer() -> None:
-            self._answers.append((connection, self._answered(request), threading.current_thread()))
+            self._answers.append((connection, path, now, self._answered(request), threading.current_thread()))
             self._wake()
 
-        threading.Thread(target=answer, name=f"{self._thread.name}: {request.path}", daemon=True).start()
+        try:
+            threading.Thread(target=answer, name=f"{self._thread.name}: {path}", daemon=True).start()
+        except RuntimeError as error:  # the system gives no more threads
+            self._begin_to_say(connection, text(UNAVAILABLE, f"{path} cannot be answered now: {error}"))
+            return
+        self._apart.setdefault(path, []).append(now)
+        connection.until = None
 
     def _give_answers(self) -> None:
         while self._answers:
-            connection, response, thread = self._answers.popleft()
+            connection, path, begun_at, response, thread = self._answers.popleft()
             thread.join()  # it has nothing left to do
-            self._apart -= 1
-            if connection.sock.fileno() in self._connections:
+            self._apart[path].remove(begun_at)
+            if not self._apart[path]:
+                del self._apart[path]
+            if connection.sock.fileno() not in self._connections:
+                continue
+            try:
                 self._begin_to_say(connection, response)
+            except OSError:  # who asked has given up
+                self._end(connection)
+            else:
                 self._go_on(connection)
 
     def _begin_to_say(self, connection: _Connection, response: Response, *, with_body: bool = True) -> None:

@@ -109,6 +109,10 @@ _handlers: dict[str | None, MetricHandler] = {None: NullMetricHandler()}  # by g
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
     """From now on ``handler`` takes the values of ``group``; without a group, of all groups that have none."""
+    if not callable(getattr(handler, "emit", None)) or isinstance(handler, type):
+        raise TypeError(
+            f"{handler!r} is no metric handler; expected an object with emit(metric_data), such as a MetricHandler"
+        )
     _handlers[group] = handler
 
 

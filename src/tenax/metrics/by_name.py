@@ -17,48 +17,60 @@ import os
 from tenax import handler_names
 from tenax.handler_names import UnknownHandler
 from tenax.metrics.api import ConsoleMetricHandler, MetricHandler, NullMetricHandler
-from tenax.metrics.fan_out import FanOutMetricHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from typing import TypeVar
 
+    T = TypeVar("T")
     Make = Callable[[str], MetricHandler]
 
 GROUP = "tenax.metric_handlers"
+_KIND = "metric handler"
 _MOST_PORT = 65535
 
 
 def make_handlers(
-    text: str, labels: Mapping[str, str] | None = None, directory: str = "", env: Mapping[str, str] | None = None
+    text: str, labels: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
 ) -> list[MetricHandler]:
     """The handlers of this list, ready to take values. Raises ``UnknownHandler`` with a sentence, and leaves none open.
 
     ``labels`` are what every value has in common, such as the run: for those of our own handlers that know labels.
-    ``directory`` is where ``jsonl`` without a path writes.
     """
-    makers = _own_makers(labels or {}, directory, os.environ if env is None else env)
-    made: list[MetricHandler] = []
-    try:
-        for part in text.split(","):
-            made += handler_names.make_handlers(part, "metric handler", makers, GROUP)
-    except BaseException:
-        FanOutMetricHandler(made).close()
-        raise
+    makers = _own_makers(labels or {}, os.environ if env is None else env)
+    made: list[MetricHandler] = handler_names.make_handlers(text, _KIND, makers, GROUP, "emit")
     return made
 
 
-def _own_makers(labels: Mapping[str, str], directory: str, env: Mapping[str, str]) -> dict[str, Make]:
+def check_names(text: str, env: Mapping[str, str] | None = None) -> None:
+    """Raises ``UnknownHandler`` for what can be seen to be wrong with this list. Makes and opens nothing.
+
+    A name that is nobody's or cannot be loaded, and what follows the colon of our own.
+    """
+    env = os.environ if env is None else env
+    handler_names.check_names(text, _KIND, _own_makers({}, env), GROUP)
+    readers: dict[str, Callable[[str], object]] = {
+        "prometheus": _page_address,
+        "statsd": _host_and_port,
+        "dogstatsd": _host_and_port,
+        "otel": lambda endpoint: _otlp_destination(endpoint, env),
+    }
+    for name, argument in handler_names.parse_names(text):
+        if name in readers:
+            _in_words(name, readers[name])(argument)
+
+
+def _own_makers(labels: Mapping[str, str], env: Mapping[str, str]) -> dict[str, Make]:
     def json_lines(path: str) -> MetricHandler:
         from tenax.metrics.json_lines import JsonLinesMetricHandler
 
-        return JsonLinesMetricHandler(path or os.path.join(directory, "metrics.jsonl"), labels)
+        return JsonLinesMetricHandler(path or "metrics.jsonl", labels)
 
     def prometheus(argument: str) -> MetricHandler:
         from tenax.metrics.prometheus import DEFAULT_PORT, PrometheusMetricHandler
 
-        # A number alone is a port here: the host is rarely said.
-        host, port = _host_and_port(f":{argument}" if argument.isdigit() else argument)
+        host, port = _page_address(argument)
         return PrometheusMetricHandler(DEFAULT_PORT if port is None else port, host or "127.0.0.1", labels)
 
     def statsd(argument: str, tags: bool = False) -> MetricHandler:
@@ -70,9 +82,7 @@ def _own_makers(labels: Mapping[str, str], directory: str, env: Mapping[str, str
     def open_telemetry(endpoint: str) -> MetricHandler:
         from tenax.metrics.opentelemetry import OpenTelemetryMetricHandler
 
-        if endpoint and not endpoint.startswith(("http://", "https://")):
-            raise ValueError(f"{endpoint!r} is no endpoint; expected one such as http://localhost:4318")
-        return OpenTelemetryMetricHandler(endpoint or _otlp_endpoint(env), labels)
+        return OpenTelemetryMetricHandler(_otlp_destination(endpoint, env), labels)
 
     makers: dict[str, Make] = {
         "console": lambda _: ConsoleMetricHandler(),
@@ -86,10 +96,10 @@ def _own_makers(labels: Mapping[str, str], directory: str, env: Mapping[str, str
     return {name: _in_words(name, make) for name, make in makers.items()}
 
 
-def _in_words(name: str, make: Make) -> Make:
+def _in_words(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
     """What goes wrong becomes one sentence with the handler's name in it."""
 
-    def made(argument: str) -> MetricHandler:
+    def made(argument: str) -> T:
         written = f"{name}:{argument}" if argument else name
         try:
             return make(argument)
@@ -105,11 +115,31 @@ def _in_words(name: str, make: Make) -> Make:
     return made
 
 
+def _otlp_destination(endpoint: str, env: Mapping[str, str]) -> str:
+    """An endpoint; empty: the global meter provider. Raises ValueError where values would vanish without a word."""
+    from tenax.metrics.opentelemetry import has_global_provider
+
+    if endpoint and not endpoint.startswith(("http://", "https://")):
+        raise ValueError(f"{endpoint!r} is no endpoint; expected one such as http://localhost:4318")
+    endpoint = endpoint or _otlp_endpoint(env)
+    if not endpoint and not has_global_provider():
+        raise ValueError(
+            "nothing says where to send values; write an endpoint such as otel:http://localhost:4318, set "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, or set a meter provider before"
+        )
+    return endpoint
+
+
 def _otlp_endpoint(env: Mapping[str, str]) -> str:
     """What OpenTelemetry's own variables say: one for metrics as it is, one for everything without the path."""
     base = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
     whole = f"{base.rstrip('/')}/v1/metrics" if base else ""
     return env.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or whole
+
+
+def _page_address(text: str) -> tuple[str, int | None]:
+    """A number alone is a port here: the host is rarely said."""
+    return _host_and_port(f":{text}" if text.isdigit() else text)
 
 
 def _host_and_port(text: str) -> tuple[str, int | None]:

@@ -47,7 +47,7 @@ _OF_TENAX = (
     ("world_size", GAUGE, "Workers of the generation on all nodes."),
     ("nodes", GAUGE, "Nodes of the generation."),
     ("restarts_used", GAUGE, "Restarts that the whole run has used."),
-    ("running", GAUGE, "1 while this node's workers all run, 0 from the moment on at which their generation ends."),
+    ("running", GAUGE, "1 while this node's workers all run; 0 before that, and from the end of their generation on."),
     ("running_s", COUNTER, "Seconds that the workers of a generation ran, told when it ends."),
     ("forming_ms", DURATION, "From being ready until a generation was formed."),
     ("recovery_ms", DURATION, "From the first failure until workers run again, over as many attempts as it took."),
@@ -57,7 +57,7 @@ _OF_TENAX = (
 )
 
 STATES = ("healthy", "failed", "stopped", "succeeded", "unknown")
-FAILURE_KINDS = ("not_started", "out_of_memory", "exception", "signal", "exit_code", "result")
+FAILURE_KINDS = ("not_started", "late", "out_of_memory", "exception", "signal", "exit_code", "result")
 
 MEASURED = (
     *(

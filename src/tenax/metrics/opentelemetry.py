@@ -66,6 +66,14 @@ class OpenTelemetryMetricHandler(MetricHandler):
         return record
 
 
+def has_global_provider() -> bool:
+    """Whether somebody has set the process's meter provider: until then a stand-in throws everything away."""
+    from opentelemetry import metrics
+
+    # All classes of providers in OpenTelemetry's API are stand-ins; those that send are in its SDK, or somebody's own.
+    return not type(metrics.get_meter_provider()).__module__.startswith("opentelemetry.metrics")
+
+
 def _own_provider(endpoint: str, patience_s: float) -> Any:
     from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
     from opentelemetry.sdk.metrics import MeterProvider

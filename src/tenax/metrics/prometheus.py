@@ -27,7 +27,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_SERIES = 10_000
 _TYPES = {COUNTER: "counter", GAUGE: "gauge", DURATION: "summary"}
 _ENDINGS = {COUNTER: "_total", GAUGE: "", DURATION: ""}
-_NOT_IN_NAMES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n"})
+_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n"})
 
 
 class PrometheusMetricHandler(MetricHandler):
@@ -137,7 +137,7 @@ def _plain(name: str) -> str:
 def _in_braces(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
-    pairs = (f'{_plain(name)}="{str(value).translate(_NOT_IN_NAMES)}"' for name, value in sorted(labels.items()))
+    pairs = (f'{_plain(name)}="{str(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
     return f"{{{','.join(pairs)}}}"
 
 

@@ -68,7 +68,9 @@ class MetricView:
         self._at, self._found = at, []
         if before is Phase.ENDED:
             return []
-        self._spans.setdefault(RUN, at)
+        if RUN not in self._spans:
+            self._begin(RUN, at)
+            self._say("running", 0, TENAX)  # so that the time before the first generation counts as time without
         for command in commands:
             if isinstance(command, order.StartWorkers):
                 self._generation_formed(command.assignment)
@@ -237,6 +239,8 @@ def failure_kind(failure: Failure) -> str:
     evidence = failure.evidence
     if failure.pid == 0 and failure.reason:
         return "not_started"
+    if failure.was_late:
+        return "late"
     if evidence.out_of_memory:
         return "out_of_memory"
     if evidence.error_type or evidence.raised_at is not None:

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STUBBORN_S = 2.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
+_MOST_THREADS_SHOWN = 100  # by faulthandler, the newest
 _MOST_LOOKS = 1000  # at a tree that grows while it is cut; deaths make us come back anyway
 
 # Python ignores these two at start and a program started from here would inherit that.
@@ -213,10 +214,17 @@ class Keeper:
         worker = self._living(generation, local_rank)
         if worker is None:
             return  # its end says more
-        why = _why_not(worker.pid, number)
+        status = _status(worker.pid)
+        why = _why_not(status, number)
         if not why:
             try:
-                os.kill(worker.pid, number)
+                if _has_many_threads(status) and not _why_not(status, number + 1):
+                    # Its main thread would not be among those that are shown, so that is asked for first. A dump that
+                    # begins during another one is dropped; as both are for one thread, they rarely meet.
+                    _signal_main_thread(worker.pid, number + 1)
+                    _signal_main_thread(worker.pid, number)
+                else:
+                    os.kill(worker.pid, number)
                 os.kill(worker.pid, signal.SIGCONT)
             except PermissionError:
                 why = "it runs a program of another user"
@@ -432,17 +440,36 @@ def _kill(pid: int, family: set[int]) -> None:
             os.close(handle)
 
 
-def _why_not(pid: int, number: int) -> str:
+def _status(pid: int) -> dict[bytes, bytes]:
+    """What the system tells of a process, by name; nothing if it does not."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return dict(line.split(b":", 1) for line in file if b":" in line)
+    except OSError:
+        return {}
+
+
+def _why_not(status: dict[bytes, bytes], number: int) -> str:
     """Why this process cannot be asked for its stacks with that signal."""
     if not number:
         return "this system has no signal for that"
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            caught = next((line for line in file if line.startswith(b"SigCgt:")), b"SigCgt: 0")
-    except OSError:
+    if b"SigCgt" not in status:
         return "the system does not tell which signals it catches"
-    is_caught = int(caught.split()[1], 16) >> (number - 1) & 1
+    is_caught = int(status[b"SigCgt"], 16) >> (number - 1) & 1
     return "" if is_caught else "it is no Python program, or not one that tenax prepared"
+
+
+def _signal_main_thread(pid: int, number: int) -> None:
+    """A signal to the process may be taken by any of its threads."""
+    to_thread = getattr(ctypes.CDLL(None), "tgkill", None)  # older C libraries have none
+    if to_thread is None:
+        os.kill(pid, number)
+    else:
+        to_thread(pid, pid, number)
+
+
+def _has_many_threads(status: dict[bytes, bytes]) -> bool:
+    return int(status.get(b"Threads", b"0")) > _MOST_THREADS_SHOWN
 
 
 def _signal_group(leader: int, number: int) -> None:

@@ -1,7 +1,8 @@
 """The stacks of a worker that hangs: the signal at which it writes them down, and how a function prepares for it.
 
 The dump is ``faulthandler``'s: written by C code inside the signal handler, so that it needs neither the interpreter
-lock nor a thread that can still run Python. For programs the interpreter hook does the same
+lock nor a thread that can still run Python. It tells the newest hundred threads; at the next signal number a worker
+writes down its main thread alone, which is the oldest. For programs the interpreter hook does the same
 (``failures/hook/sitecustomize.py``), which must not import anything of ours.
 """
 
@@ -25,7 +26,7 @@ _kept: list[TextIO] = []  # faulthandler writes to the descriptor: it must stay 
 def stacks_signal() -> int:
     """A real-time signal: nobody sends it by chance. 0 where there are none."""
     first, last = getattr(signal, "SIGRTMIN", 0), getattr(signal, "SIGRTMAX", 0)
-    return first + _OFFSET if first + _OFFSET < last else 0
+    return first + _OFFSET if first + _OFFSET + 1 < last else 0
 
 
 def stacks_file(error_file: str) -> str:
@@ -53,6 +54,7 @@ def prepare(environ: MutableMapping[str, str]) -> None:
             # What the worker starts does not get it: it is closed when a child becomes another program.
             _kept.append(open(stacks_file(path), "w", encoding="utf-8"))  # noqa: SIM115
         faulthandler.register(int(mark), _kept[-1] if path else 2, all_threads=True)
+        faulthandler.register(int(mark) + 1, _kept[-1] if path else 2, all_threads=False)
     except (OSError, ValueError, RuntimeError) as error:
         # A worker is worth more than its stacks; without them it is said that there are none.
         sys.stderr.write(f"tenax: the stacks of this worker could not be prepared: {error}\n")

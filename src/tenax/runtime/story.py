@@ -54,7 +54,9 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case fact.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
             return [Line(f"{_rank(state, local_rank)} (pid {pid}) {lateness(event)}")]
         case fact.StacksRefused(generation, local_rank, why) if generation == state.generation:
-            return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}")]
+            worker = state.workers.get(local_rank)
+            is_late = worker is not None and worker.overdue is not None
+            return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}", important=is_late)]
         case fact.SignalReceived(number):
             return [Line(f"got {signal_in_words(number)}")]
         case fact.Waiting(why):

@@ -139,7 +139,7 @@ class WorkerLogs:
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
         """Ask for the last lines and, when they are here, say what they prove."""
         if command.asked_to_end and not self.has_error_file(command.local_rank):
-            done(Evidence())
+            done(self._stacks_alone(command))
             return
         key = f"{command.generation}.{command.local_rank}.{_STDERR}"
         self._scribe.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
@@ -161,6 +161,15 @@ class WorkerLogs:
             started_at=command.started_at,
             seen_at=command.ended_at,
         )
+
+    def _stacks_alone(self, command: ExamineFailure) -> Evidence:
+        """It did not fail, but another one hung, and where this one was then may explain it."""
+        path = self._stacks_file(command.local_rank, command.started_at)
+        if not path:
+            return Evidence()
+        from tenax.failures.evidence import stacks_in
+
+        return Evidence(stacks=stacks_in(path))
 
     def _stacks_file(self, local_rank: int, started_at: float) -> str:
         """Only what was written since: log specs of others may use a folder twice."""

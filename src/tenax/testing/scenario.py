@@ -39,7 +39,7 @@ Lines that begin in the first column are the script; blank lines and those that 
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; before the colon may stand
       ``, unasked`` (our request to end had not reached it) and ``, error written`` (it left an error file)
-    - ``worker 0 examined`` (``..., raised at TIME``) (``...: MESSAGE``)
+    - ``worker 0 examined`` (``..., raised at TIME``) (``..., with stacks``) (``...: MESSAGE``)
     - ``worker 0 did not leave SCOPE within SECONDS s, SIGNAL`` (without a signal: it only wants it to be said), and
       ``worker 0 refused its stacks: WHY``
     - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``time passed``
@@ -299,7 +299,10 @@ def _ended(said: _Said, exit_code: int, fault: str) -> AnyEvent:
 
 def _examined(said: _Said) -> AnyEvent:
     raised_at = float(said["raised_at"]) if said["raised_at"] else None
-    return fact.FailureExamined(int(said["generation"]), int(said["rank"]), evidence(said["message"], raised_at))
+    found = evidence(said["message"], raised_at)
+    if said["stacks"]:
+        found = msgspec.structs.replace(found, stacks="Current thread (most recent call first): ...")
+    return fact.FailureExamined(int(said["generation"]), int(said["rank"]), found)
 
 
 def _late(said: _Said) -> AnyEvent:
@@ -353,7 +356,11 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
         (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
         (rf"{_WORKER} killed by (?P<signal>SIG\w+){_HOW}", _killed),
-        (rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?:: (?P<message>.+))?", _examined),
+        (
+            rf"{_WORKER} examined(?:, raised at (?P<raised_at>[\d.]+))?(?P<stacks>, with stacks)?"
+            r"(?:: (?P<message>.+))?",
+            _examined,
+        ),
         (
             rf"{_WORKER} did not leave (?P<scope>\S+) within (?P<after_s>[\d.]+) s(?:, (?P<signal>SIG\w+))?",
             _late,
@@ -484,7 +491,8 @@ def describe_failures(failures: tuple[Failure, ...], stopped: tuple[Stopped, ...
         parts.extend(text for text in (failure.reason, found.message) if text)
         yield _INDENT + ", ".join(parts)
     for each in stopped:
-        yield f"{_INDENT}rank {each.global_rank} (pid {each.pid}) stopped by us: {say_end(each.exit_code)}"
+        stacks = ", with its stacks" if each.stacks else ""
+        yield f"{_INDENT}rank {each.global_rank} (pid {each.pid}) stopped by us: {say_end(each.exit_code)}{stacks}"
 
 
 def say_end(exit_code: int) -> str:

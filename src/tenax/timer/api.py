@@ -7,6 +7,7 @@ A client acquires a timer for a scope and releases it; a server ends the worker 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 import time
@@ -174,13 +175,65 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
     return _held(after, scope, client)
 
 
+# Deadlines of the blocks that are open, by process, client and scope: blocks of one name share one timer. While one is
+# open it holds its client, so nobody else has that identity.
+_open: dict[tuple[int, int, str], list[float]] = {}
+# Held while a request is sent, so that requests come in the order in which they were decided upon. A signal handler may
+# enter a block while its own thread is entering one.
+_lock = threading.RLock()
+
+
+def _new_lock() -> None:
+    """In a child: the thread that held the old one is not there."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_new_lock)
+
+
 @contextmanager
 def _held(after: float, scope: str, client: TimerClient | None) -> Iterator[None]:
     used = client if client is not None else _timer_client
     if used is None:
         raise RuntimeError("there is no timer client; call tenax.timer.configure(client) first, or pass client=")
-    used.acquire(scope, time.time() + after)
+    deadline = time.time() + after
+    _enter(used, scope, deadline)
     try:
         yield
     finally:
-        used.release(scope)
+        _leave(used, scope, deadline)
+
+
+def _enter(client: TimerClient, scope: str, deadline: float) -> None:
+    """The earliest deadline of a name is the one that is watched."""
+    with _lock:
+        key = (os.getpid(), id(client), scope)
+        deadlines = _open.setdefault(key, [])
+        is_earliest = not deadlines or deadline < min(deadlines)
+        deadlines.append(deadline)
+        try:
+            if is_earliest:
+                client.acquire(scope, deadline)
+        except BaseException:
+            _forget(key, deadline)
+            raise
+
+
+def _leave(client: TimerClient, scope: str, deadline: float) -> None:
+    with _lock:
+        left = _forget((os.getpid(), id(client), scope), deadline)
+        if not left:
+            client.release(scope)
+        elif deadline < min(left):
+            client.acquire(scope, min(left))
+
+
+def _forget(key: tuple[int, int, str], deadline: float) -> list[float]:
+    """Returns those that are left. A child leaves blocks that only its parent had entered."""
+    deadlines = _open.get(key, [])
+    if deadline in deadlines:
+        deadlines.remove(deadline)
+    if not deadlines:
+        _open.pop(key, None)
+    return deadlines

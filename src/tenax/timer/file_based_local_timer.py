@@ -29,7 +29,6 @@ logger = logging.getLogger(__name__)
 
 # Nothing tells when somebody opens the other end of a pipe, so a client that is early asks again.
 _TRIES, _PAUSE_S = 10, 0.1
-_FULL_S = 5.0  # how long a client waits for room in the pipe
 _AGAIN_S = 1.0  # before another try to end a process that we may not signal
 _LONGEST_S = 86_400.0  # more than some systems can wait at a stretch
 _READ_BYTES = 1 << 16  # a pipe holds no more
@@ -94,7 +93,7 @@ class FileTimerClient(TimerClient):
         descriptor = self._open()
         try:
             _write_when_there_is_room(descriptor, line)
-        except (BlockingIOError, BrokenPipeError) as error:
+        except BrokenPipeError as error:
             raise BrokenPipeError(
                 f"the timer request could not be sent: nobody reads from {self._file_path!r}"
             ) from error
@@ -117,19 +116,18 @@ class FileTimerClient(TimerClient):
 
 
 def _write_when_there_is_room(descriptor: int, line: bytes) -> None:
-    """Others may take the room that there was a moment ago, so more than once. Raises BlockingIOError at last."""
-    deadline = time.monotonic() + _FULL_S
+    """However long the reader takes: it may be stopped, and a release that is lost would end a healthy process.
+
+    Raises BrokenPipeError when there is no reader any more. Others may take the room that there was a moment ago.
+    """
     while True:
         try:
             os.write(descriptor, line)
             return
         except BlockingIOError:
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise
-        poll = select.poll()
-        poll.register(descriptor, select.POLLOUT)
-        poll.poll(left_s * 1000)
+            poll = select.poll()
+            poll.register(descriptor, select.POLLOUT)
+            poll.poll()  # also returns when the last reader goes
 
 
 class FileTimerServer:

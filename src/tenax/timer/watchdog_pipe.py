@@ -3,7 +3,8 @@
 Implements ``ports.ScopeWatch``: carries bytes to the watchdog (``core/watchdog.py``) and what has expired to whoever
 asks. The pipe is open for reading and writing as long as it is watched, so it has no end when a worker closes its own,
 and opening it never waits for anybody. One read takes all that a pipe can hold: more than that is not taken in one turn
-of the loop, and nothing that had arrived in time is overlooked.
+of the loop, and nothing that had arrived in time is overlooked. A pipe that was full may have kept a worker from saying
+that it is out of a scope, so after that nobody is late for a moment.
 """
 
 from __future__ import annotations
@@ -15,33 +16,50 @@ import time
 from contextlib import suppress
 
 from tenax.core import commands as order
+from tenax.core import events as fact
 from tenax.core.watchdog import Watchdog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax.core.commands import AnyCommand
+    from tenax.core.commands import AnyCommand, EndWorker
     from tenax.core.events import AnyEvent, ScopeExpired
 
 _READ_BYTES = 1 << 16
 _MOST_READS = 64  # to empty a pipe into which somebody keeps writing
 _LONGEST_WAIT_S = 86_400.0  # more than some systems can wait at a stretch
+_FULL_BYTES = _READ_BYTES // 2  # it holds pages, and a line that does not fit into the rest of one begins the next
+_RESPITE_S = 1.0  # for those who waited for room
+_RESPITE_EVERY_S = 10.0  # whatever is written into the pipe
 _NAME = "timers"
 
 
 class WatchdogPipe:
-    """``path``: where the pipe is to be; empty: in a new folder that is only ours."""
+    """``path``: where the pipe is to be; empty: in a new folder that is only ours.
 
-    def __init__(self, local_world_size: int, path: str = "", *, wall: Callable[[], float] = time.time) -> None:
+    ``tell``: is called with TorchElastic's name of each event, and what it is about; for agents that keep no journal.
+    """
+
+    def __init__(
+        self,
+        local_world_size: int,
+        path: str = "",
+        *,
+        wall: Callable[[], float] = time.time,
+        tell: Callable[[str, ScopeExpired | EndWorker | None], None] = lambda *_: None,
+    ) -> None:
         self.path = os.path.abspath(path) if path else ""  # workers may change their folder
         self.watchdog = Watchdog(local_world_size)
         self._folder = ""
-        self._is_made = False
+        self._inode = 0  # of the pipe that we made
         self._wall = wall
+        self._tell = tell
+        self._is_open = False
         self._now: Callable[[], float] = time.monotonic
         self._say: Callable[[str], None] = lambda _: None
         self._reader = self._writer = -1
+        self._respite_until = float("-inf")
 
     def make(self) -> str:
         """Make the pipe; returns its path, which workers may be told. Raises ValueError if there can be none."""
@@ -56,7 +74,10 @@ class WatchdogPipe:
             with suppress(FileNotFoundError):
                 os.remove(self.path)  # left behind by an agent that was killed
             os.mkfifo(self.path, 0o600)
-            self._is_made = True
+            # At once: whoever finds a pipe without a reader may take it for one that was left behind.
+            self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+            self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+            self._inode = os.fstat(self._reader).st_ino
         except OSError as error:
             self.close()
             raise ValueError(
@@ -66,11 +87,11 @@ class WatchdogPipe:
         return self.path
 
     def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None:
-        """After the keeper was started, which may be a copy of this process: it has no part in this."""
+        """From now on somebody reads."""
         self._now = now
         self._say = say
-        self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-        self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+        self._is_open = True
+        self._tell("watchdog started", None)
 
     def last_progress_time(self) -> float | None:
         """Epoch seconds of the last request of a worker; None before the first one."""
@@ -82,24 +103,36 @@ class WatchdogPipe:
         if any(isinstance(command, order.StartWorkers) for command in commands):
             self._empty()
         self.watchdog.heard(event, commands)
+        if isinstance(event, fact.ScopeExpired):
+            self._tell("timer expired", event)
+        for command in commands:
+            if isinstance(command, order.EndWorker):
+                self._tell("kill worker process", command)
 
     def next_deadline(self) -> float | None:
         deadline = self.watchdog.next_deadline()
-        return None if deadline is None else min(deadline, self._now() + _LONGEST_WAIT_S)
+        if deadline is None:
+            return None
+        return min(max(deadline, self._respite_until), self._now() + _LONGEST_WAIT_S)
 
     def expired(self) -> list[ScopeExpired]:
         self.on_readable()
-        return self.watchdog.expired(self._now())
+        now = self._now()
+        return self.watchdog.expired(now) if now >= self._respite_until else []
 
     def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._tell("watchdog stopped", None)
         for descriptor in (self._reader, self._writer):
             if descriptor >= 0:
                 os.close(descriptor)
         self._reader = self._writer = -1
-        if self._is_made:
-            self._is_made = False
+        if self._inode:
             with suppress(FileNotFoundError):
-                os.remove(self.path)
+                if os.stat(self.path).st_ino == self._inode:
+                    os.remove(self.path)
+            self._inode = 0
         if self._folder:
             with suppress(FileNotFoundError):
                 os.rmdir(self._folder)
@@ -120,6 +153,8 @@ class WatchdogPipe:
     def on_readable(self) -> None:
         data = self._read()
         if data:
+            if len(data) >= _FULL_BYTES and self._now() >= self._respite_until + _RESPITE_EVERY_S:
+                self._respite_until = self._now() + _RESPITE_S
             self.watchdog.take(data, self._now(), self._wall())
             for note in self.watchdog.take_notes():
                 self._say(note)

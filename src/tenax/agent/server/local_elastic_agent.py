@@ -14,10 +14,16 @@ from typing import TYPE_CHECKING, Any
 from tenax.agent.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.agent.server.self_report import measured
-from tenax.agent.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
+from tenax.agent.watchdog import (
+    TORCHELASTIC_ENABLE_FILE_TIMER,
+    TORCHELASTIC_TIMER_FILE,
+    watchdog_note,
+    watchdog_plan,
+)
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment, Outcome
 from tenax.health.check import health_check_of
+from tenax.health.port import TORCHELASTIC_HEALTH_CHECK_PORT
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
 from tenax.rendezvous.api import RendezvousClosedError
@@ -44,8 +50,6 @@ __all__ = [
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
     "LocalElasticAgent",
 ]
-
-TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
 _OLD_HOOKS = (
     "_start_workers",
@@ -130,18 +134,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         if isinstance(handler, EngineRendezvousHandler) and not self._has_old_hooks():
             return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
         if self._health is not None:
-            self._health.open(handler.get_run_id(), warn=_complain)
+            self._health.open(handler.get_run_id(), warn=self._say)
         if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
             from tenax.control_plane.sockets import open_sockets
 
-            self._sockets = open_sockets(os.environ, _complain)
+            self._sockets = open_sockets(os.environ, self._say)
         try:
             return super().run(role)
         finally:
             if self._sockets is not None:
                 self._sockets.close()
             if self._health is not None:
-                self._health.close()
+                self._health.close(self._say)
 
     def _has_old_hooks(self) -> bool:
         """Overridden by a subclass, in this object, or in the class itself (as tests of others do)."""
@@ -294,14 +298,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         """A pipe for the workers of this generation, where the environment asks for it."""
         plan = watchdog_plan(os.environ)
         if plan is None:
+            note = watchdog_note(os.environ)
+            if note and self._generation == 1:
+                self._say(note)
             return None
         from tenax.processes.stacks import stacks_env
         from tenax.timer.watchdog_pipe import WatchdogPipe
 
-        pipe = WatchdogPipe(len(envs), plan.timer_file)
+        pipe = WatchdogPipe(len(envs), plan.timer_file, tell=self._record_watchdog)
         pipe.make()
         for env in envs.values():
             env.update({TORCHELASTIC_TIMER_FILE: pipe.path, **stacks_env()})
+        if self._health is not None:
+            self._health.ask_watchdog(pipe.last_progress_time)
         return pipe
 
     def _come_round(self, waits_for: str = "") -> None:
@@ -341,12 +350,6 @@ _OWN_HOOKS = {name: getattr(LocalElasticAgent, name) for name in _OLD_HOOKS}
 
 def _specs_of(spec: WorkerSpec, log_dir: str | None) -> LogsSpecs:
     return DefaultLogsSpecs(log_dir=log_dir, redirects=spec.redirects, tee=spec.tee)
-
-
-def _complain(line: str) -> None:
-    import sys
-
-    sys.stderr.write(f"tenax: {line}\n")
 
 
 def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:

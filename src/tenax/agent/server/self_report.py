@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tenax.agent.server.api import RunResult, Worker, WorkerGroup
+    from tenax.core.commands import EndWorker
+    from tenax.core.events import ScopeExpired
     from tenax.events import Event, EventSource
+    from tenax.events.status import Moment, Origin
     from tenax.multiprocessing.errors import ProcessFailure
 
 Hook = TypeVar("Hook", bound="Callable[..., Any]")
@@ -160,7 +163,24 @@ class SelfReport:
     ) -> Event:
         """An event in TorchElastic's form. ``source`` follows from whether there is a worker."""
         del source
-        from tenax.events.status import Moment, Origin, WorkerOfGroup, agent_event, worker_event
+        from tenax.events.status import WorkerOfGroup, agent_event, worker_event
+
+        origin, moment = self._where_and_when()
+        if worker is None:
+            return agent_event(state, origin, moment, raw_error=raw_error, duration_ms=duration_ms)
+        which = WorkerOfGroup(
+            local_rank=worker.local_rank,
+            global_rank=worker.global_rank,
+            role_rank=worker.role_rank,
+            role_world_size=worker.role_world_size,
+            worker_id=None if worker.id is None else str(worker.id),
+            pid=worker_pid,
+            exit_code=exit_code,
+        )
+        return worker_event(state, origin, moment, which, raw_error=raw_error, duration_ms=duration_ms)
+
+    def _where_and_when(self) -> tuple[Origin, Moment]:
+        from tenax.events.status import Moment, Origin
 
         group = self._worker_group
         spec = group.spec
@@ -179,18 +199,18 @@ class SelfReport:
             group_world_size=group.group_world_size,
             restarts_used=spec.max_restarts - self._remaining_restarts,
         )
-        if worker is None:
-            return agent_event(state, origin, moment, raw_error=raw_error, duration_ms=duration_ms)
-        which = WorkerOfGroup(
-            local_rank=worker.local_rank,
-            global_rank=worker.global_rank,
-            role_rank=worker.role_rank,
-            role_world_size=worker.role_world_size,
-            worker_id=None if worker.id is None else str(worker.id),
-            pid=worker_pid,
-            exit_code=exit_code,
-        )
-        return worker_event(state, origin, moment, which, raw_error=raw_error, duration_ms=duration_ms)
+        return origin, moment
+
+    def _record_watchdog(self, name: str, about: ScopeExpired | EndWorker | None) -> None:
+        """What the watchdog of the workers sees and does. Comes from the thread that watches them."""
+
+        def make() -> Event:
+            from tenax.events.status import agent_event
+            from tenax.events.view import watchdog_details
+
+            return agent_event("RUNNING", *self._where_and_when(), name=name, more=watchdog_details(name, about))
+
+        self._record(make)
 
     def _record_start(self, worker: Worker) -> None:
         self._record(lambda: self._construct_event("START", _source("WORKER"), worker))

@@ -14,7 +14,7 @@ from tenax.handler_names import UnknownHandler
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from tenax.events.api import Event, RdzvEvent
@@ -36,8 +36,9 @@ def __getattr__(name: str) -> Any:
     if name == "_log_handlers":
         from tenax.events.handlers.of_logging import old_handlers
 
-        _made.clear()  # from now on its names mean what stands there
-        return globals().setdefault("_log_handlers", old_handlers())
+        table = globals().setdefault("_log_handlers", old_handlers())
+        _forget(table)  # from now on its names mean what stands there
+        return table
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -61,11 +62,11 @@ def register_handler(name: str, maker: Maker) -> Undo:
     if name in _makers():
         raise ValueError(f"there is an event handler {name!r} already; choose another name")
     _registered[name] = maker
-    _made.clear()
+    _forget([name])
 
     def forget() -> None:
         _registered.pop(name, None)
-        _made.clear()
+        _forget([name])
 
     return Undo(forget)
 
@@ -77,8 +78,23 @@ def make_handlers(text: str) -> list[EventHandler]:
     """
     from tenax import handler_names
 
-    made: list[EventHandler] = handler_names.make_handlers(text, _KIND, _makers(), ENTRY_POINTS)
+    made: list[EventHandler] = handler_names.make_handlers(text, _KIND, _makers(), ENTRY_POINTS, "record")
     return made
+
+
+def check_names(text: str) -> None:
+    """Raises ``ValueError`` for what can be seen to be wrong with this list. Makes and opens nothing.
+
+    A name that is nobody's or cannot be loaded, and what follows the colon of our own.
+    """
+    from tenax import handler_names
+
+    handler_names.check_names(text, _KIND, _makers(), ENTRY_POINTS)
+    for name, argument in handler_names.parse_names(text):
+        if name == "jsonl":
+            _require_path(argument)
+        elif name in ("console", "null", "dynamic_rendezvous"):
+            _refuse_argument(name, argument)
 
 
 def handlers_of(destination: str) -> list[EventHandler]:
@@ -88,6 +104,19 @@ def handlers_of(destination: str) -> list[EventHandler]:
     if destination not in _made:
         _made[destination] = make_handlers(destination)
     return _made[destination]
+
+
+def _forget(names: Iterable[str]) -> None:
+    """Close the destinations in which one of these names stands: it means something else now."""
+    from tenax.handler_names import close_all, parse_names
+
+    changed = set(names)
+    errors: list[Exception] = []
+    for destination in [*_made]:
+        if not changed.isdisjoint(name for name, _ in parse_names(destination)):
+            errors += close_all(_made.pop(destination, ()))
+    if errors:
+        raise errors[0]
 
 
 def hears_rendezvous() -> bool:
@@ -155,8 +184,7 @@ def _make_null(argument: str) -> EventHandler:
 def _make_json_lines(argument: str) -> EventHandler:
     from tenax.events.handlers.json_lines import JsonLinesEventHandler
 
-    if not argument:
-        raise UnknownHandler("the event handler 'jsonl' needs a file to append to: jsonl:PATH")
+    _require_path(argument)
     try:
         return JsonLinesEventHandler(argument)
     except (OSError, ValueError) as error:
@@ -171,6 +199,11 @@ def _make_logging(argument: str) -> EventHandler:
 
     name = argument or "tenax.events"
     return LoggingEventHandler(logging.getLogger(name), name)
+
+
+def _require_path(argument: str) -> None:
+    if not argument:
+        raise UnknownHandler("the event handler 'jsonl' needs a file to append to: jsonl:PATH")
 
 
 def _refuse_argument(name: str, argument: str) -> None:

@@ -63,6 +63,8 @@ def _show_stacks_at_signal(mark: str, path: str) -> None:
         # The file stays open for as long as this process is this program; its children do not have it.
         file = open(os.path.join(os.path.dirname(path), "stacks.txt"), "w") if path else 2  # noqa: SIM115
         faulthandler.register(int(mark), file, all_threads=True)
+        # It tells no more than the newest hundred threads. The main thread is the oldest, and takes the signals.
+        faulthandler.register(int(mark) + 1, file, all_threads=False)
     except BaseException:  # noqa: S110 - a full disk, a Python without it: the report will say that there are none
         pass
 
