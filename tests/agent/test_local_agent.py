@@ -329,7 +329,7 @@ def test_a_lost_keeper_leaves_no_function_behind(make: Maker, tmp_path: Path, me
         make.run(kill_my_parent, str(notes), method != "fork", start_method=method)
     pids = [int(line) for line in notes.read_text().split()]
     assert len(pids) == (1 if method == "fork" else 2)
-    # A forked worker bears no mark. If it was faster than the news of its start, only the kernel knows that it must die.
+    # A forked worker bears no mark. If it was faster than the news of its start, only the kernel knows of it.
     assert gone(pids, AT_ONCE_S if method == "fork" else 0)
 
 
