@@ -101,7 +101,11 @@ class FileTimerClient(TimerClient):
             os.close(descriptor)
 
     def _open(self) -> int:
-        """Without waiting for a reader: there may never be one."""
+        """Without waiting for a reader: there may never be one. A server that is just starting has a second to come.
+
+        An agent's pipe has its reader before the first worker runs. For other servers nothing tells when a pipe gets
+        one, except an open that may block for ever: so this looks again, as often as TorchElastic's client does.
+        """
         for attempt in range(_TRIES):
             try:
                 return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)
