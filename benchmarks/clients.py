@@ -20,9 +20,9 @@ from tenax.core.events import GenerationFormed
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.endpoint import Endpoint, listen
+from tenax.endpoint import Endpoint, listen
 from tenax.rendezvous.tcp.server import CoordinatorServer
-from tenax.runtime.loop import Loop
+from tenax.loop import Loop
 from tenax.runtime.run_journal import RunJournal
 
 RUN = "rendezvous"

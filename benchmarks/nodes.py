@@ -20,7 +20,7 @@ from tenax.core.coordinator import RunSettings
 from tenax.core.model import AgentSettings, Evidence
 from tenax.ports import ControlledNode
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
-from tenax.runtime.loop import Loop
+from tenax.loop import Loop
 from tenax.runtime.run_journal import RunJournal
 
 WORKERS = 2

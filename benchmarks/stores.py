@@ -24,7 +24,7 @@ VALUE = "v" * 16
 def serve_ours(pipe: Connection) -> None:
     """tenax's server. Tells its port."""
     from benchmarks.orders import Orders
-    from tenax.runtime.loop import Loop
+    from tenax.loop import Loop
     from tenax.store.host import StoreHost
 
     many_descriptors()

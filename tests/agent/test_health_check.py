@@ -24,7 +24,7 @@ from tenax.health.vital_signs import VitalSigns
 from tenax.launcher import LaunchConfig, elastic_launch
 from tenax.listening import listen
 from tenax.logs.specs import DefaultLogsSpecs
-from tenax.runtime.loop import Loop
+from tenax.loop import Loop
 from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 pytestmark = on_linux

@@ -28,12 +28,12 @@ from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, SignalR
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
 from tenax.core.model import AgentSettings, Assignment
+from tenax.loop import Loop
 from tenax.ports import ControlledNode
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
 from tenax.rendezvous.tcp.link import Link
 from tenax.rendezvous.tcp.server import CoordinatorServer
-from tenax.runtime.loop import Loop
 
 T = TypeVar("T")
 

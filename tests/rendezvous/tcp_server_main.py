@@ -17,8 +17,8 @@ from typing import Any
 
 from tenax.core.coordinator import NodeLost, Opened, RunSettings
 from tenax.core.lease import LeaseTerms
+from tenax.loop import Loop
 from tenax.rendezvous.tcp.server import CoordinatorServer
-from tenax.runtime.loop import Loop
 
 
 class Questions:

@@ -17,6 +17,7 @@ from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.model import AgentSettings, Assignment, Failure, Outcome
 from tenax.core.policy import AnyDecision, History, RestartPolicy, Wait
+from tenax.loop import Loop
 from tenax.ports import ControlledNode
 from tenax.rendezvous import (
     RendezvousClosedError,
@@ -37,7 +38,6 @@ from tenax.rendezvous.local import LocalRendezvous, LocalRendezvousHandler
 from tenax.rendezvous.port import free_port
 from tenax.rendezvous.registry import get_rendezvous_handler
 from tenax.rendezvous.store_place import StorePlace
-from tenax.runtime.loop import Loop
 from watching import PATIENCE_S, leaving_nothing
 
 

@@ -21,8 +21,8 @@ from tenax.core.coordinator import (
     TimeWentBy,
 )
 from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax.loop import Loop
 from tenax.rendezvous.seat import CoordinatorSeat
-from tenax.runtime.loop import Loop
 from tenax.testing.clock import FakeClock
 from watching import leaving_nothing
 

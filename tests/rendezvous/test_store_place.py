@@ -14,9 +14,9 @@ import pytest
 from tenax.core.events import TimePassed
 from tenax.core.messages import NodeReady
 from tenax.core.model import Assignment
+from tenax.loop import Loop
 from tenax.rendezvous.port import free_port
 from tenax.rendezvous.store_place import StorePlace
-from tenax.runtime.loop import Loop
 from tenax.store import StoreConnectionError, StoreTimeoutError, TCPStore
 from watching import PATIENCE_S, children, gone, leaving_nothing, on_linux
 

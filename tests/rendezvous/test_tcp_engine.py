@@ -36,7 +36,7 @@ from tenax.core.messages import NodeJoined, NodeLeft, NodeSucceeded
 from tenax.core.model import Assignment, Outcome, Verdict
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.server import WRONG_SECRET
-from tenax.rendezvous.tcp.tls import TlsFiles
+from tenax.tls import TlsFiles
 from watching import leaving_nothing, on_linux
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # what no test stalls for

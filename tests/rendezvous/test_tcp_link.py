@@ -16,7 +16,7 @@ import pytest
 from tcp_kit import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
 
 from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.tls import TlsFiles
+from tenax.tls import TlsFiles
 from watching import leaving_nothing, on_linux, python
 
 BEAT = wire.encode(wire.Beat(1))

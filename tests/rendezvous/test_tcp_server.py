@@ -21,7 +21,7 @@ from tenax.core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, Nod
 from tenax.core.model import Failure, Outcome
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.server import WRONG_SECRET
-from tenax.rendezvous.tcp.tls import TlsFiles
+from tenax.tls import TlsFiles
 from watching import leaving_nothing, python, until
 
 # --- the handshake ----------------------------------------------------------------------------------------------------

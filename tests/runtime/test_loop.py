@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tenax.core import events as fact
-from tenax.runtime.loop import Loop
+from tenax.loop import Loop
 from tenax.testing.clock import FakeClock
 from watching import descriptors, leaving_nothing
 

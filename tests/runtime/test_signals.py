@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tenax.core.events import NoticeReceived, SignalReceived
-from tenax.runtime.loop import Loop
+from tenax.loop import Loop
 from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
 from watching import leaving_nothing
 

@@ -23,11 +23,11 @@ from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outco
 from tenax.core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
 from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.words import signal_in_words
+from tenax.loop import Loop
 from tenax.ports import Control, ControlledNode, EventLoop, Launch, Output
 from tenax.rendezvous.local import LocalRendezvous
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.runtime.journal import Journal, Step, read_journal
-from tenax.runtime.loop import Loop
 from tenax.runtime.replay import replay
 from tenax.runtime.run_journal import RunJournal, read_run_journal, replay_run
 from tenax.runtime.supervisor import Supervisor

@@ -16,7 +16,7 @@ from tenax.core import events as fact
 from tenax.core.model import Evidence
 from tenax.logs.specs import DefaultLogsSpecs, LogsSpecs
 from tenax.logs.std import Std
-from tenax.runtime.loop import Loop
+from tenax.loop import Loop
 from tenax.runtime.worker_logs import WorkerLogs
 from watching import gone, leaving_nothing, on_linux, until
 

@@ -14,7 +14,7 @@ import pytest
 from store import requests as ask
 from store.requests import Peer
 from tenax.core.events import TimePassed
-from tenax.runtime.loop import Loop
+from tenax.loop import Loop
 from tenax.store import StoreHost, StoreTimeoutError, TCPStore
 from watching import (
     PATIENCE_S,
@@ -280,7 +280,7 @@ def test_a_forked_copy_of_the_agent_does_not_keep_the_port(agent: Agent) -> None
 AGENT = """
     import sys
     from tenax.core.events import TimePassed
-    from tenax.runtime.loop import Loop
+    from tenax.loop import Loop
     from tenax.store import StoreHost
     loop = Loop()
     store = StoreHost(lambda reason: print("lost", reason, flush=True))
@@ -312,7 +312,7 @@ def test_a_process_that_cannot_be_started_is_told(program: Callable[..., Program
     agent = program(
         """
         import os, resource, socket
-        from tenax.runtime.loop import Loop
+        from tenax.loop import Loop
         from tenax.store import StoreHost
         lost = []
         loop = Loop()

@@ -14,10 +14,10 @@ import pytest
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
+from tenax.loop import Loop
 from tenax.ports import Launch, Output
 from tenax.rendezvous.local import LocalRendezvous
 from tenax.runtime.journal import Journal
-from tenax.runtime.loop import Loop
 from tenax.runtime.supervisor import Supervisor
 from tenax.testing.processes import FakeProcesses
 from tenax.timer import FileTimerRequest

@@ -15,8 +15,8 @@ from tenax.agent.outlets import Outlets, Views
 from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings
+from tenax.loop import Loop
 from tenax.runtime.journal import Journal
-from tenax.runtime.loop import Loop
 from tenax.runtime.notice_file import NoticeFile
 from tenax.runtime.places import Places
 from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals

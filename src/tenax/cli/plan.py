@@ -146,7 +146,7 @@ def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
         at = f" at {options.rdzv_endpoint}" if options.rdzv_endpoint else ""
         yield f"decided by the installed rendezvous {options.rdzv_backend!r}{at}"
         return
-    from tenax.rendezvous.tcp.endpoint import Endpoint
+    from tenax.endpoint import Endpoint
     from tenax.rendezvous.tcp.handler import tcp_settings
 
     settings = tcp_settings(rendezvous_parameters(options))

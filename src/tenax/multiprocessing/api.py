@@ -21,11 +21,11 @@ from tenax.failures.process_failure import ProcessFailure
 from tenax.logs.prefix import line_prefix
 from tenax.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from tenax.logs.std import Std, to_map
+from tenax.loop import Loop
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - as others import it
 from tenax.rendezvous.local import LocalRendezvous
 from tenax.runtime.entrypoints import make_entrypoint
 from tenax.runtime.journal import Journal
-from tenax.runtime.loop import Loop
 from tenax.runtime.places import decide_places
 from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
 from tenax.runtime.supervisor import Supervisor

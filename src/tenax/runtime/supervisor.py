@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import AgentSettings, Evidence, Verdict
     from tenax.core.policy import RestartPolicy
+    from tenax.loop import Loop
     from tenax.ports import Control, Entrypoint, Launch, Logs, Processes, RecordRun, ScopeWatch
     from tenax.runtime.journal import Journal
-    from tenax.runtime.loop import Loop
     from tenax.runtime.run_journal import RunJournal
 
 

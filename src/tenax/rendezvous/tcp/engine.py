@@ -18,33 +18,33 @@ from __future__ import annotations
 
 import errno
 import os
-import socket
 
 import msgspec
 
+from tenax.connecting import Connecting
 from tenax.core.coordinator import Opened, RunSettings
 from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
 from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.messages import NodeInfo, NodeReady
+from tenax.endpoint import Endpoint, Lookup, is_loopback, listen
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.endpoint import Endpoint, Lookup, is_loopback, listen
 from tenax.rendezvous.tcp.link import Link
 from tenax.rendezvous.tcp.marker import Marker, Note
 from tenax.rendezvous.tcp.server import WRONG_SECRET, CoordinatorServer
-from tenax.rendezvous.tcp.tls import TlsFiles
+from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
     from tenax.core.coordinator import CoordinatorState
     from tenax.core.messages import FromNode
     from tenax.core.model import Assignment
+    from tenax.endpoint import Address
     from tenax.ports import Cancellable, ControlledNode, Emit, EventLoop
-    from tenax.rendezvous.tcp.endpoint import Address
 
-_CONNECT_S = 2.0
 _GREETING_S = 5.0
 _SOON_S, _LATER_S = 0.1, 1.0
 _SAY_EVERY_S = 10.0
@@ -96,7 +96,7 @@ class TcpRendezvous:
         self._looked_up_at = 0.0
         self._server: CoordinatorServer | None = None
         self._marker = Marker(settings.run_id, str(self._endpoint))
-        self._connecting: _Connecting | None = None
+        self._connecting: Connecting | None = None
         self._link: Link | None = None
         self._hello: wire.Hello | None = None
         self._is_proven = False  # it has proved that it knows the secret, and got our proof
@@ -321,7 +321,7 @@ class TcpRendezvous:
             else:
                 self._on_nobody_there(refused, os.strerror(number))
 
-        self._connecting = _Connecting(self._loop, family, address, connected, failed)
+        self._connecting = Connecting(self._loop, family, address, connected, failed)
         self._connecting.start()
 
     def _on_nobody_there(self, was_refused: bool, why: str) -> None:
@@ -568,81 +568,3 @@ class TcpRendezvous:
         if name in self._timers:
             self._timers[name].cancel()
         self._timers[name] = self._loop.at(self._loop.now() + after_s, call)
-
-
-class _Connecting:
-    """One attempt to connect. Watched by the loop; answers once."""
-
-    def __init__(
-        self,
-        loop: EventLoop,
-        family: socket.AddressFamily,
-        address: tuple[object, ...],
-        connected: Callable[[socket.socket], None],
-        failed: Callable[[int], None],
-    ) -> None:
-        self._loop = loop
-        self._address = address
-        self._connected = connected
-        self._failed = failed
-        self._family = family
-        self._sock: socket.socket | None = None
-        self._timer: Cancellable | None = None
-
-    def start(self) -> None:
-        number = self._begin()
-        self._loop.watch(self)
-        # Never answered from within: whoever starts us need not think of it.
-        is_decided = number not in (errno.EINPROGRESS, errno.EAGAIN, errno.EINTR)
-        self._timer = self._loop.at(
-            self._loop.now() + (0.0 if is_decided else _CONNECT_S),
-            lambda: self._end(number if is_decided else errno.ETIMEDOUT),
-        )
-
-    def _begin(self) -> int:
-        """The error number with which the attempt began."""
-        try:
-            self._sock = socket.socket(self._family, socket.SOCK_STREAM)
-        except OSError as error:  # this system does not know such addresses, or has no descriptor left
-            return error.errno or errno.EINVAL
-        self._sock.setblocking(False)
-        return self._sock.connect_ex(self._address)
-
-    def fileno(self) -> int:
-        return -1 if self._sock is None else self._sock.fileno()
-
-    @property
-    def wants_to_write(self) -> bool:
-        return True
-
-    def on_readable(self) -> None:
-        """Writable is what counts."""
-
-    def on_writable(self) -> None:
-        if self._sock is not None:
-            self._end(self._sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-
-    def _end(self, number: int) -> None:
-        if self._timer is None:
-            return
-        self._stop()
-        if number == 0 and self._sock is not None:
-            self._connected(self._sock)
-        else:
-            self._close_socket()
-            self._failed(number)
-
-    def _stop(self) -> None:
-        assert self._timer is not None
-        self._timer.cancel()
-        self._timer = None
-        self._loop.unwatch(self)
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._stop()
-            self._close_socket()
-
-    def _close_socket(self) -> None:
-        if self._sock is not None:
-            self._sock.close()

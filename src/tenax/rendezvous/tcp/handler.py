@@ -7,7 +7,7 @@ import os
 from tenax.core.lease import LeaseTerms
 from tenax.rendezvous.engine import EngineRendezvousHandler
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
-from tenax.rendezvous.tcp.tls import TlsFiles
+from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -28,21 +28,21 @@ class Endpoint:
         self.port = port
 
     @classmethod
-    def parse(cls, text: str) -> Endpoint:
+    def parse(cls, text: str, default_port: int = DEFAULT_PORT) -> Endpoint:
         """``host``, ``host:port``, ``1.2.3.4:port``, ``::1``, ``[::1]:port``. Raises ValueError with a sentence."""
         text = text.strip()
         if text.startswith("["):
             host, bracket, rest = text[1:].partition("]")
             port = rest.removeprefix(":") if bracket and rest[:1] in ("", ":") else "none"
         elif text.count(":") > 1:
-            host, port = text, "" if "%" in text or _literal(text, DEFAULT_PORT) else "none"
+            host, port = text, "" if "%" in text or _literal(text, default_port) else "none"
         else:
             host, _, port = text.partition(":")
         if not host or (port and not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536)):
             raise ValueError(
                 f"the rendezvous endpoint is {text!r}; expected HOST or HOST:PORT with a port from 1 to 65535"
             )
-        return cls(host, int(port) if port else DEFAULT_PORT)
+        return cls(host, int(port) if port else default_port)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"

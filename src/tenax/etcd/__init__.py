@@ -1,0 +1,1 @@
+"""A client for etcd v3, and members of its own."""
