@@ -19,6 +19,7 @@ from tenax.core import messages as word
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
 from tenax.core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy
+from tenax.core.record import record_of
 from tenax.core.run_invariants import RunChecker
 
 from .policies import Pausing
@@ -507,10 +508,13 @@ class RunWorld:
             victim.is_alive = False
             dead_rank = state.members.get(victim.node_id, -1)
         self._granted_before = self.policy.granted
-        knows = self._dice.random() < 0.5
+        has_record = self._dice.random() < 0.5
+        knows = has_record or self._dice.random() < 0.5
         self._inherited = state.restarts_used if knows else 0
-        recover_s = self._dice.choice((0.0, 5.0, 20.0))
+        recover_s = self._dice.choice((5.0, 20.0) if has_record else (0.0, 5.0, 20.0))
         opened = run.Opened(recover_s, dead_rank, state.generation * knows, self._inherited)
+        if has_record:
+            opened = self._elected(state, recover_s)
         if recover_s == 0.0:
             # Nobody waits for the nodes of the past: they may be at work when the first generation is formed.
             self._lost |= {(node.node_id, node.generation) for node in self.nodes.values()}
@@ -520,6 +524,21 @@ class RunWorld:
         self._checker = RunChecker(self.settings)
         self._opened_at = len(self.steps)
         self._step(opened)
+        if has_record:
+            served_by = self._dice.choice([node.node_id for node in self.nodes.values() if not node.is_alive] or [""])
+            self._soon(lambda: self._step(run.EarlierCoordinatorGone(served_by)), 12.0)
+
+    def _elected(self, state: CoordinatorState, recover_s: float) -> run.Opened:
+        """A successor that knows whatever was decided."""
+        return run.Opened(
+            recover_s,
+            generation=state.generation,
+            restarts_used=state.restarts_used,
+            store=state.store,
+            record=record_of(state),
+            return_s=recover_s + 3.0,
+            alone_s=recover_s + 9.0,
+        )
 
     def _forgive_the_missing(self, recover_s: float) -> None:
         """Who is not back in time cannot be waited for."""

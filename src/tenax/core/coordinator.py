@@ -35,6 +35,7 @@ from tenax.core.events import FromCoordinator
 from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, told_in_full, when_it_began
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 from tenax.core.ranks import Candidate, arrange, choose, number
+from tenax.core.record import RunRecord
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,6 +84,11 @@ class Opened(CoordinatorEvent, frozen=True):
     restarts_used: int = 0
     store: str = ""  # of that generation
     verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it
+    # Where an elected coordinator keeps a record: then it is known who the members were, and how long each may be
+    # at work without us (``authority.py``).
+    record: RunRecord | None = None
+    return_s: float = 0.0  # since the first of them is here
+    alone_s: float = 0.0  # for a generation of one
 
 
 class Heard(CoordinatorEvent, frozen=True):
@@ -99,6 +105,12 @@ class NodeLost(CoordinatorEvent, frozen=True):
     why: str
 
 
+class EarlierCoordinatorGone(CoordinatorEvent, frozen=True):
+    """The agent in which the earlier coordinator lived is dead, and everything that it had started."""
+
+    node_id: str
+
+
 class CancelRequested(CoordinatorEvent, frozen=True):
     """An operator ends the run for everybody."""
 
@@ -109,7 +121,7 @@ class TimeWentBy(CoordinatorEvent, frozen=True):
     """Some deadline may be due."""
 
 
-AnyCoordinatorEvent = Opened | Heard | NodeLost | CancelRequested | TimeWentBy
+AnyCoordinatorEvent = Opened | Heard | NodeLost | EarlierCoordinatorGone | CancelRequested | TimeWentBy
 
 
 class Say(msgspec.Struct, frozen=True):
@@ -181,8 +193,10 @@ class CoordinatorState(msgspec.Struct):
     arrivals: int = 0
     ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they came (a set with an order)
     members: dict[str, int] = {}  # of the current generation, with their group ranks; also those that are gone
+    member_labels: dict[str, str] = {}  # also of those that are gone
     done: set[str] = set()  # members whose workers all succeeded
     store: str = ""  # of the current generation, which it identifies
+    settled: int = 0  # the last generation that has ended everywhere
     unstopped: set[str] = set()  # live members of an ended generation that have not said that they are ready
     world_size: int = 0
     formed_at: float = 0.0
@@ -204,6 +218,11 @@ class CoordinatorState(msgspec.Struct):
     expected: int = 0  # members it had; 0: not known
     dead_rank: int = -1
     is_broken: bool = False  # some member of it does not run any more
+    awaited: dict[str, str] = {}  # its members that have not shown up, if they are on record, with their labels
+    is_recorded: bool = False  # they are
+    is_deserted: bool = False  # nobody answers them any more but we
+    return_s: float = 0.0  # as opened with
+    recover_s: float = 0.0
     is_free: bool = False  # it had ended it because a node came or went
     superseded: list[str] = []  # nodes whose new self is here: should they come back, they are refused
     ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
@@ -258,6 +277,8 @@ class CoordinatorMachine:
                 self._on_time(now)
             case Opened():
                 self._on_opened(event, now)
+            case EarlierCoordinatorGone(node_id):
+                self._on_earlier_gone(node_id, now)
             case CancelRequested(why):
                 if self.state.phase is not RunPhase.OVER:
                     self._over(Outcome.CANCELLED, why, now)
@@ -276,8 +297,13 @@ class CoordinatorMachine:
         if opened.verdict is not None:
             state.phase, state.verdict = RunPhase.OVER, opened.verdict
             return
+        if opened.record is not None:
+            self._inherit(opened.record)
         self._gather(state.next_why, now)
-        if opened.recover_s > 0:
+        if opened.record is not None:
+            if opened.record.is_at_work:
+                self._await_recorded(opened.record, opened, now)
+        elif opened.recover_s > 0:
             state.phase = RunPhase.RECOVERING
             state.deadlines = {RunDeadline.RECOVER: now + opened.recover_s}
 
@@ -317,7 +343,7 @@ class CoordinatorMachine:
     def _is_ours(self, record: NodeRecord, generation: int) -> bool:
         """Whether a word about a generation is about the current one, from one of its members (C8)."""
         state = self.state
-        is_current = generation == state.generation and state.phase is not RunPhase.OVER
+        is_current = generation == state.generation == record.generation and state.phase is not RunPhase.OVER
         return is_current and self._is_member(record.info.node_id)
 
     def _is_member(self, node_id: str) -> bool:
@@ -358,6 +384,8 @@ class CoordinatorMachine:
             self._on_at_work(record, joined, now)
         elif is_behind and record.phase is NodePhase.MEMBER and record.part is not None:
             self._say_part_again(node.node_id, record.part)
+        if node.node_id in state.awaited:
+            self._never_heard(record, now)
 
     def _label(self, node: word.NodeInfo) -> str:
         labels = self.state.labels
@@ -510,8 +538,86 @@ class CoordinatorMachine:
         self._say(fact.GenerationEnded(state.generation, why), *members)
         state.members, state.done, state.failures, state.stopped = {}, set(), [], []
         state.lost, state.drained, state.is_broken, state.is_free = {}, [], False, False
+        state.awaited, state.is_recorded = {}, False
 
     # --- after an earlier coordinator ---------------------------------------------------------------------------------
+
+    def _inherit(self, record: RunRecord) -> None:
+        state = self.state
+        state.settled, state.world_size, state.next_why = record.settled, record.world_size, record.next_why
+        state.membership_changes, state.drains = record.membership_changes, record.drains
+        state.earlier, state.longest_s = list(record.earlier), record.longest_s
+        state.ranks_by_name = dict(record.ranks_by_name)
+
+    def _await_recorded(self, record: RunRecord, opened: Opened, now: float) -> None:
+        """Its members may be at work, whether we see them or not. For how long is known only of some (C2, C7)."""
+        state = self.state
+        state.phase, state.is_recorded = RunPhase.RECOVERING, True
+        state.members = {member.node_id: member.rank for member in record.members}
+        state.member_labels = {member.node_id: member.label for member in record.members}
+        state.awaited = dict(state.member_labels)
+        state.return_s, state.recover_s = opened.return_s, opened.recover_s
+        is_one = len(state.awaited) == 1
+        wait_s = opened.alone_s if is_one else state.settings.join_timeout_s
+        state.deadlines = {RunDeadline.RECOVER: now + wait_s}
+
+    def _on_earlier_gone(self, node_id: str, now: float) -> None:
+        state = self.state
+        if state.phase is not RunPhase.RECOVERING or not state.is_recorded:
+            return
+        state.is_deserted = True
+        self._recover_by(now + state.recover_s)
+        label = state.awaited.pop(node_id, "")
+        if label:
+            state.gone.add(node_id)
+            state.lost[label] = "its agent died"
+            state.is_broken = True
+        self._recovered_if_all_are_here(now)
+
+    def _recover_by(self, when: float) -> None:
+        deadlines = self.state.deadlines
+        deadlines[RunDeadline.RECOVER] = min(deadlines[RunDeadline.RECOVER], when)
+
+    def _never_heard(self, record: NodeRecord, now: float) -> None:
+        """A member that was not told of its generation before the coordinator was lost: so that is not whole."""
+        record.last_rank = self.state.members[record.info.node_id]
+        self.state.is_broken = True
+        self._show_up(record.info.node_id, now)
+
+    def _show_up(self, node_id: str, now: float) -> None:
+        if self.state.is_recorded:
+            self._recover_by(now + self.state.return_s)
+            self.state.awaited.pop(node_id, None)
+        self._recovered_if_all_are_here(now)
+
+    def _recovered_if_all_are_here(self, now: float) -> None:
+        state = self.state
+        if state.is_recorded:
+            if not state.awaited:
+                self._recovered(now)
+        elif len(state.members) + 1 >= state.expected:  # else we need not look
+            known = {*state.members.values(), state.dead_rank}
+            if known >= set(range(state.expected)):
+                self._recovered(now)
+
+    def _recover_no_longer(self, now: float) -> None:
+        state = self.state
+        is_unseen = len(state.awaited) == len(state.members) > 1
+        if state.is_recorded and is_unseen and not state.is_deserted:
+            self._refuse_everybody(now)
+        else:
+            self._recovered(now)
+
+    def _refuse_everybody(self, now: float) -> None:
+        """The generation may be at work where we do not reach it, and its coordinator with it: it is theirs."""
+        state, settings = self.state, self.state.settings
+        state.deadlines[RunDeadline.RECOVER] = now + settings.join_timeout_s
+        reason = (
+            f"generation {state.generation} of the run {settings.run_id!r} may still be at work on "
+            f"{_some(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
+            "check those hosts and their network, or start these nodes under another --rdzv-id"
+        )
+        self._say(fact.JoinRefused(reason), *state.nodes)
 
     def _adopt(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
         state, node_id = self.state, record.info.node_id
@@ -527,10 +633,7 @@ class CoordinatorMachine:
             record.phase = record.phase if record.phase is NodePhase.READY else NodePhase.MEMBER
             state.is_broken |= not joined.is_running
         state.is_free |= joined.is_free
-        if len(state.members) + 1 >= state.expected:  # else we need not look
-            known = {*state.members.values(), state.dead_rank}
-            if known >= set(range(state.expected)):
-                self._recovered(now)
+        self._show_up(node_id, now)
 
     def _recovered(self, now: float) -> None:
         """Everybody who can be expected is here, or the time for it is over."""
@@ -540,9 +643,13 @@ class CoordinatorMachine:
             self._gather(state.next_why, now)
             return
         state.phase = RunPhase.RUNNING
-        missing = sorted(set(range(state.expected)) - set(state.members.values()))
-        for rank in missing:
-            state.lost[f"node {rank}"] = "it did not come back after the coordinator was lost"
+        missing = [f"node {rank}" for rank in sorted(set(range(state.expected)) - set(state.members.values()))]
+        if state.is_recorded:
+            missing = list(state.awaited.values())
+            state.gone.update(state.awaited)
+            state.awaited = {}
+        for label in missing:
+            state.lost[label] = "it did not come back after the coordinator was lost"
         if state.failures:
             self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
         elif missing or state.is_broken:
@@ -627,12 +734,14 @@ class CoordinatorMachine:
         state.generation += 1
         state.world_size = sum(candidate.slots for candidate in arranged)
         state.members = {place.node_id: place.group_rank for place in places}
+        state.member_labels = {node_id: state.nodes[node_id].label for node_id in state.members}
         state.store = f"{first.store_addr}:{first.store_port}"
         state.done, state.unstopped = set(), set()
         state.failures, state.stopped = [], []
         state.gone, state.lost, state.drained = set(), {}, []
         state.ended_by, state.ended_why = None, ""
         state.is_broken, state.is_free, state.dead_rank, state.expected = False, False, -1, 0
+        state.is_recorded, state.is_deserted = False, False
         state.formed_at = now
         state.deadlines.clear()
         for record in state.nodes.values():
@@ -692,7 +801,9 @@ class CoordinatorMachine:
             case RunPhase.PAUSED:
                 return f"a pause before the next try: {state.next_why}"
             case RunPhase.RECOVERING:
-                return "waiting for the nodes of an earlier coordinator to come back"
+                whom = _some(list(state.awaited.values())) or "the nodes of an earlier coordinator"
+                left = state.deadlines[RunDeadline.RECOVER] - now
+                return f"the coordinator is a new one; waiting for {whom} to come back, for {left:.0f} s at most"
         count = len(state.ready)
         here = f"{_nodes(count)} of {_span(settings.min_nodes, settings.max_nodes)} here"
         if RunDeadline.LAST_CALL in state.deadlines:
@@ -833,6 +944,7 @@ class CoordinatorMachine:
     def _after_generation(self, now: float) -> None:
         """Every member has stopped or is gone, and all evidence is in: what now, and who pays?"""
         state = self.state
+        state.settled = state.generation
         lived_s = state.ended_at - state.formed_at  # of this one; what follows may form the next
         if state.ended_by is None:  # none of ours: only a latecomer was waited for, and nobody pays
             self._gather(state.ended_why, now)
@@ -900,7 +1012,7 @@ class CoordinatorMachine:
                 case RunDeadline.PAUSE:
                     self._gather(state.next_why, now)
                 case RunDeadline.RECOVER:
-                    self._recovered(now)
+                    self._recover_no_longer(now)
                 case RunDeadline.TELL:
                     state.deadlines[RunDeadline.TELL] = now + state.settings.tell_waiting_every_s
                     self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)

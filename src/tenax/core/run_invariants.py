@@ -19,6 +19,7 @@ from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDea
 from tenax.core.invariants import InvariantBroken
 from tenax.core.model import Assignment, Outcome, Verdict, when_it_began
 from tenax.core.policy import GiveUp
+from tenax.core.record import RunRecord
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(CoordinatorState).decode
@@ -51,6 +52,7 @@ class _Generation:
         self.is_broken = False  # it is not whole, or of the past, since a coordinator was lost
         self.is_drained = False  # a node was asked to leave it
         self.is_opened = False  # it ended to let a node in
+        self.is_recorded = False  # an earlier coordinator formed it, and left a record of its members
 
     @property
     def is_free(self) -> bool:
@@ -139,7 +141,8 @@ class RunChecker:
         generation = getattr(message, "generation", None)
         if generation is None:
             return False
-        return self._last is None or generation != self._latest or not self._last.has(node_id)
+        is_its_last = generation == self._latest == self._known[node_id]
+        return self._last is None or not is_its_last or not self._last.has(node_id)
 
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
         is_changed = self._written != b"" and _decode(self._written) != state  # as values: sets have no order
@@ -169,6 +172,8 @@ class RunChecker:
             case run.Opened(generation=generation, store=store):
                 self._latest = max(self._latest, generation)
                 self._store = store
+                if event.record is not None:
+                    self._inherit(event.record)
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
             case run.Heard(message=word.NodeJoined() as joined):
@@ -311,13 +316,23 @@ class RunChecker:
         last = self._last
         if last is None or last.is_ended:
             return False
-        busy = last.done | self._at_work.keys()
+        missing = last.ranks.keys() - self._here.keys() - last.gone - last.done if last.is_recorded else set()
+        last.gone |= missing
+        last.is_lost |= bool(missing)
+        busy = last.done | {each for each, generation in self._at_work.items() if generation == last.number}
         idle = [each for each in last.ranks if each in self._clear or each not in busy]
         last.is_lost |= not last.is_complete
         last.is_broken |= bool(idle or last.is_lost)
         must_end = last.is_broken or bool(last.failed)
         last.is_broken &= not last.failed  # then it is the failure that ended it
         return must_end
+
+    def _inherit(self, record: RunRecord) -> None:
+        self._ledger = (record.restarts_used, record.membership_changes, record.drains)
+        if record.is_at_work:
+            self._last = _Generation(record.generation)
+            self._last.ranks = {member.node_id: member.rank for member in record.members}
+            self._last.expected, self._last.is_recorded = len(record.members), True
 
     def _come_back(self, joined: word.NodeJoined, says: list[Say]) -> None:
         """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""

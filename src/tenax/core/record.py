@@ -1,0 +1,74 @@
+"""The record: what a coordinator has decided, so that a successor on another host can go on.
+
+It holds decisions only: which generation was formed of whom, what was charged, and the verdict. What nodes are doing
+they say themselves to whoever leads next. A coordinator whose record is kept elsewhere (etcd) lets nobody hear of a
+decision before it is written; ``mark_of`` tells cheaply whether there is a new one. Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core.model import Failure, Verdict
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.core.coordinator import CoordinatorState
+
+Mark = tuple[int, int, int, bool]
+
+
+class RecordedMember(msgspec.Struct, frozen=True):
+    node_id: str
+    rank: int
+    label: str  # what people call it
+
+
+class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One value, replaced as a whole."""
+
+    generation: int = 0  # the last that was formed
+    members: tuple[RecordedMember, ...] = ()  # of that one
+    settled: int = 0  # the last one that has ended everywhere, and was charged or not
+    world_size: int = 0
+    store: str = ""
+    next_why: str = "first generation"
+    # The ledger.
+    restarts_used: int = 0
+    membership_changes: int = 0
+    drains: int = 0
+    earlier: tuple[Failure, ...] = ()
+    longest_s: float = 0.0
+    ranks_by_name: dict[str, int] = {}
+    verdict: Verdict | None = None
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether some member of its generation may be at work."""
+        return self.generation > self.settled and self.verdict is None
+
+
+def mark_of(state: CoordinatorState) -> Mark:
+    """Two states with the same mark have the same record."""
+    return state.generation, state.settled, state.restarts_used, state.verdict is not None
+
+
+def record_of(state: CoordinatorState) -> RunRecord:
+    members = tuple(
+        RecordedMember(node_id, rank, state.member_labels.get(node_id, "")) for node_id, rank in state.members.items()
+    )
+    return RunRecord(
+        generation=state.generation,
+        members=members,
+        settled=state.settled,
+        world_size=state.world_size,
+        store=state.store,
+        next_why=state.next_why,
+        restarts_used=state.restarts_used,
+        membership_changes=state.membership_changes,
+        drains=state.drains,
+        earlier=tuple(state.earlier),
+        longest_s=state.longest_s,
+        ranks_by_name=dict(state.ranks_by_name),
+        verdict=state.verdict,
+    )
