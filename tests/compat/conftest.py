@@ -25,7 +25,7 @@ LIKE_TORCH = {
     "torch/distributed/run.py": "main = 'theirs'",
     "torch/distributed/elastic/__init__.py": "",
     "torch/distributed/elastic/rendezvous/__init__.py": "RendezvousHandler = 'theirs'",
-    "torch/distributed/elastic/rendezvous/etcd_store.py": "EtcdStore = 'theirs'",
+    "torch/distributed/elastic/rendezvous/only_torchs.py": "Thing = 'theirs'",
 }
 
 

@@ -28,12 +28,14 @@ from tenax.rendezvous.tcp.link import Link
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
     from tenax.core.lease import LeaseTerms
     from tenax.core.policy import RestartPolicy
     from tenax.ports import Cancellable, EventLoop, RecordRun
+
+    HoldBack = Callable[[Say, CoordinatorState], None]
 
 _MOST_LINKS = 65_536
 _MOST_STRANGERS = 2048  # links that have not proved themselves
@@ -42,6 +44,7 @@ _TICKS_PER_LEASE = 20
 _MOST_TICK_S = 1.0  # also of a long lease: strangers are looked at no more seldom
 _ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
 _ACCEPTS_AT_ONCE = 256
+_ANSWERS_KEPT = 16  # that a node has not acknowledged
 _LAST_WORDS_S = 1.0  # for all links together, when the server closes
 _CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
 _RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
@@ -62,6 +65,17 @@ class _Peer:
         self.heard_at = since
         self.interest = selectors.EVENT_READ
         self.clocks = _Clocks()
+        self.answers: dict[int, float] = {}  # when they were sent, until something later is acknowledged
+        self.proven_at = since  # when we had sent what it has acknowledged last
+
+    def answer(self, number: int, seen: int, now: float) -> None:
+        """It gets an answer to this beat, and has acknowledged another."""
+        if seen in self.answers:
+            self.proven_at = max(self.proven_at, self.answers[seen])
+            self.answers = {each: at for each, at in self.answers.items() if each > seen}
+        elif len(self.answers) >= _ANSWERS_KEPT:
+            del self.answers[next(iter(self.answers))]
+        self.answers[number] = now
 
 
 class _Clocks:
@@ -100,6 +114,8 @@ class CoordinatorServer:
         on_fewer: Callable[[], None] = lambda: None,
         on_change: Callable[[CoordinatorState], None] = lambda _: None,
         on_tick: Callable[[], None] = lambda: None,
+        counts: Callable[[CoordinatorServer], bool] = lambda _: True,
+        hold_back: HoldBack | None = None,
         stranger_s: float = _STRANGER_S,
     ) -> None:
         self._listeners = listeners
@@ -111,6 +127,8 @@ class CoordinatorServer:
         self._on_fewer = on_fewer
         self._on_change = on_change
         self._on_every_tick = on_tick
+        self._counts = counts
+        self._hold_back = hold_back
         self._stranger_s = stranger_s
         self._known = (0, False)  # the last generation, and whether the run is over
         self._selector = selectors.DefaultSelector()
@@ -119,7 +137,7 @@ class CoordinatorServer:
         self._nodes: dict[str, _Peer] = {}
         # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
         self._absent: dict[str, tuple[float, str]] = {}
-        self._seat = CoordinatorSeat(settings, policy, loop, self._deliver, self._before_saying)
+        self._seat = CoordinatorSeat(settings, policy, loop, self._say_if_known, self._before_saying)
         self._record = record
         self._timer: Cancellable | None = None
         self._tick_at = 0.0
@@ -146,6 +164,17 @@ class CoordinatorServer:
     @property
     def is_over(self) -> bool:
         return self._seat.state.phase is RunPhase.OVER
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether some member of a generation may be at work."""
+        return self._seat.state.phase in (RunPhase.RUNNING, RunPhase.ENDING, RunPhase.RECOVERING)
+
+    def members_proven_at(self) -> Iterator[float | None]:
+        """Of each member of the generation, when we had sent what it has acknowledged last; None: it is not linked."""
+        for node_id in self._seat.state.members:
+            peer = self._nodes.get(node_id)
+            yield None if peer is None else peer.proven_at
 
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
@@ -264,6 +293,7 @@ class CoordinatorServer:
         else:
             peer.hello = hello
             peer.nonce = os.urandom(wire.NONCE_BYTES)
+            peer.proven_at = self._loop.now()  # once it has answered the challenge
             proof = wire.prove(self._secret, "coordinator", hello, peer.nonce)
             self._send(peer, wire.encode(wire.Challenge(peer.nonce, proof)))
 
@@ -281,7 +311,7 @@ class CoordinatorServer:
         if old is not None:  # the same agent, and its old link is of no use to it any more
             old.link.reset()
             self._forget(old)
-        self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s)))
+        self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s, self._counts(self))))
 
     def _refuse(self, peer: _Peer, reason: str, *, is_final: bool = True) -> None:
         self.refused += 1
@@ -292,9 +322,10 @@ class CoordinatorServer:
 
     def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
         match frame:
-            case wire.Beat(number, at):
+            case wire.Beat(number, at, seen):
                 peer.clocks.compare(at, peer.heard_at)
-                self._send(peer, wire.encode(wire.BeatAnswer(number)))
+                peer.answer(number, seen, self._loop.now())
+                self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
             case wire.Word(message):
                 if isinstance(message, NodeJoined) and message.node.node_id != peer.node_id:
                     raise wire.WireError("the words of another node")
@@ -312,7 +343,14 @@ class CoordinatorServer:
             self._on_change(state)
         self._record(now, event, says, state)
 
-    def _deliver(self, say: Say) -> None:
+    def _say_if_known(self, say: Say) -> None:
+        """Nobody hears of a decision, or of what followed it, before those who hold it back say so."""
+        if self._hold_back is None:
+            self.deliver(say)
+        else:
+            self._hold_back(say, self._seat.state)
+
+    def deliver(self, say: Say) -> None:
         data = wire.encode(wire.Event(say.event))
         is_last_word = isinstance(say.event, RunEnded | JoinRefused)
         for node_id in say.to:

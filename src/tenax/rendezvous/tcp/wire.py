@@ -56,6 +56,7 @@ class Word(Frame, frozen=True):
 class Beat(Frame, frozen=True):
     number: int
     at: float = 0.0  # on the sender's clock: the least difference that was seen is that of the two clocks
+    seen: int = 0  # the last answer that the sender got
 
 
 class Cancel(Frame, frozen=True):
@@ -74,6 +75,7 @@ class Accepted(Frame, frozen=True):
 
     beat_s: float
     lease_s: float
+    counts: bool = True  # see BeatAnswer
 
 
 class Refused(Frame, frozen=True):
@@ -89,6 +91,7 @@ class Event(Frame, frozen=True):
 
 class BeatAnswer(Frame, frozen=True):
     number: int
+    counts: bool = True  # False: this coordinator may have a successor, and its word prolongs nobody's life
 
 
 FromAgent = Hello | Proof | Word | Beat | Cancel

@@ -1,0 +1,139 @@
+"""What the tests of the etcd client share: a loop that runs until a fact, and servers that do what a test says."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from tenax.etcd.client import EtcdClient
+from tenax.etcd.errors import EtcdError
+from tenax.etcd.operations import Operation
+from tenax.etcd.settings import EtcdSettings
+from tenax.loop import Loop
+
+A = TypeVar("A")
+PATIENCE_S = 30.0
+
+
+class Desk:
+    """A client in a loop that runs only while the test waits for something."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.loop = Loop()
+        self.client = EtcdClient(self.loop, settings)
+
+    def until(self, fact: Callable[[], object], what: str = "", patience_s: float = PATIENCE_S) -> None:
+        give_up = self.loop.now() + patience_s
+        self.loop.next_event(lambda: 0.0 if fact() else give_up)
+        if not fact():
+            pytest.fail(f"waited {patience_s:g} s in vain: {what}; etcd: {self.client.trouble}")
+
+    def run_for(self, seconds: float) -> None:
+        """Only to show what must not happen; never to wait for something."""
+        end = self.loop.now() + seconds
+        self.loop.next_event(lambda: end)
+
+    def call(self, operation: Operation[A], patience_s: float = PATIENCE_S) -> A:
+        """The answer. Raises what the call failed with."""
+        answers: list[A] = []
+        errors: list[EtcdError] = []
+        self.client.call(operation, answers.append, errors.append, patience_s=patience_s)
+        self.until(lambda: answers or errors, f"an answer to {operation!r}"[:200], patience_s + PATIENCE_S)
+        if errors:
+            raise errors[0]
+        return answers[0]
+
+    def close(self) -> None:
+        self.client.close()
+        self.loop.close()
+
+    def __enter__(self) -> Desk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class ScriptedServer:
+    """Serves one connection after the other with the scripts that it was given. Its requests are kept."""
+
+    def __init__(self, *scripts: Callable[[ScriptedServer, socket.socket], None]) -> None:
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self._scripts = scripts
+        self.requests: list[bytes] = []
+        self._thread = threading.Thread(target=self._serve, name="scripted server")
+        self._thread.start()
+
+    def _serve(self) -> None:
+        for script in self._scripts:
+            try:
+                sock, _ = self._door.accept()
+            except OSError:  # the test is over
+                return
+            sock.settimeout(PATIENCE_S)
+            with sock, contextlib.suppress(OSError):
+                script(self, sock)
+
+    def hear(self, sock: socket.socket) -> bytes:
+        """One request, whole."""
+        data = b""
+        while b"\r\n\r\n" not in data:
+            data += sock.recv(65536)
+        head, _, body = data.partition(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+        while len(body) < length:
+            body += sock.recv(65536)
+        self.requests.append(head + b"\r\n\r\n" + body)
+        return body
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._door.shutdown(socket.SHUT_RDWR)  # wakes the one that accepts
+        self._door.close()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+
+    def __enter__(self) -> ScriptedServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def http(body: bytes, status: str = "200 OK", *more: str) -> bytes:
+    """A response."""
+    head = "\r\n".join((f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *more))
+    return head.encode() + b"\r\n\r\n" + body
+
+
+def answer_to(*responses: bytes) -> Callable[[ScriptedServer, socket.socket], None]:
+    """A script: so many requests on one connection, each with its response; then the connection is closed."""
+
+    def script(server: ScriptedServer, sock: socket.socket) -> None:
+        for response in responses:
+            server.hear(sock)
+            sock.sendall(response)
+
+    return script
+
+
+def silent_until_gone(server: ScriptedServer, sock: socket.socket) -> None:
+    """A script: the request is read, and nothing is said until the client leaves."""
+    server.hear(sock)
+    sock.recv(1)
+
+
+PUT_DONE = http(b'{"header":{"revision":"7"}}')
+
+
+def raised(call: Callable[[], Any], kind: type[BaseException]) -> str:
+    """The sentence of what is raised."""
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value)

@@ -1,0 +1,64 @@
+"""Settings: what is taken, and which sentence answers what is not."""
+
+from __future__ import annotations
+
+import pytest
+
+from tenax.etcd.operations import Authenticate, AuthenticateAnswer, prefix_end
+from tenax.etcd.settings import etcd_settings
+from tenax.tls import TlsFiles
+
+FILES = TlsFiles(ca="ca.pem")
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoints", "is_encrypted"),
+    [
+        ("e1", ("e1:2379",), False),
+        ("e1:1,e2:2", ("e1:1", "e2:2"), False),
+        (" http://e1 , e2:2379/,,e1:2379", ("e1:2379", "e2:2379"), False),
+        ("https://e1", ("e1:2379",), True),
+        ("HTTPS://[::1]:77", ("[::1]:77",), True),
+        ("::1", ("[::1]:2379",), False),
+    ],
+)
+def test_endpoints(text: str, endpoints: tuple[str, ...], is_encrypted: bool) -> None:
+    settings = etcd_settings(text)
+    assert settings.endpoints == endpoints
+    assert (settings.tls is not None) is is_encrypted
+
+
+def test_tls_files_encrypt_without_a_scheme() -> None:
+    assert etcd_settings("e1", tls=FILES).tls == FILES
+    assert etcd_settings("e1", tls=TlsFiles()).tls == TlsFiles()
+
+
+@pytest.mark.parametrize(
+    ("text", "told", "sentence"),
+    [
+        ("", {}, "expected one or more of HOST:PORT"),
+        ("e1:99999", {}, "port from 1 to 65535"),
+        ("ftp://e1", {}, "expected http:// or https://"),
+        ("http://e1,https://e2", {}, "mix http:// and https://"),
+        ("http://e1/v3", {}, "expected HOST or HOST:PORT"),
+        ("http://e1", {"tls": FILES}, "expected https://"),
+        ("e1", {"password": "x"}, "without a user"),
+        ("e1", {"attempt_s": 0.0}, "positive"),
+        ("http://me:hush@e1", {}, "by their own options"),
+    ],
+)
+def test_refusals(text: str, told: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence) as refusal:
+        etcd_settings(text, **told)  # type: ignore[arg-type]
+    assert "hush" not in str(refusal.value)
+
+
+def test_no_secret_is_printed() -> None:
+    assert "hush" not in repr(etcd_settings("e1", user="me", password="hush"))
+    assert "hush" not in repr(Authenticate("me", "hush")) + repr(AuthenticateAnswer("hush"))
+
+
+def test_prefix_end() -> None:
+    assert prefix_end(b"a/") == b"a0"
+    assert prefix_end(b"a\xff\xff") == b"b"
+    assert prefix_end(b"\xff") == prefix_end(b"") == b"\0"

