@@ -22,13 +22,26 @@ from typing import Any, NamedTuple
 
 PAGE = Path(__file__).parent / "reference" / "compatibility.md"
 
-# Names that torch's modules have and ours do not, with a reason that their users can accept. A whole module that is
-# absent is in tenax.compat.absent.
+# Names that torch's modules have and ours do not, with a reason that their users can accept.
 _REDIRECTS = "torch.distributed.elastic.multiprocessing.redirects"
 ABSENT = {
+    "torch.distributed.elastic.rendezvous.etcd_store.cas_delay": "nobody pauses: a transaction that lost against "
+    "another one knows what it lost against, and is tried again at once",
     f"{_REDIRECTS}.IS_MACOS": "a detail of torch's own; ask `sys.platform`",
     f"{_REDIRECTS}.IS_WINDOWS": "a detail of torch's own; ask `sys.platform`",
     f"{_REDIRECTS}.libc": "a detail of torch's own; `get_libc()` is here",
+}
+
+# Methods of a class that is here, and different, that are not; its page says why.
+ABSENT_METHODS = {
+    "torch.distributed.elastic.rendezvous.etcd_rendezvous.EtcdRendezvous": frozenset(
+        (
+            *("announce_self_waiting", "confirm_membership", "confirm_phase", "create_path_if_not_exists", "get_path"),
+            *("get_rdzv_state", "handle_existing_rendezvous", "handle_join_last_call", "init_phase", "join_phase"),
+            *("join_rendezvous", "setup_lease_renewal", "try_create_rendezvous", "try_wait_for_state_change"),
+            *("wait_for_final", "wait_for_peers", "wait_for_rendezvous_to_free"),
+        )
+    ),
 }
 
 # Names that are here and do something else, with the page that says what.
@@ -48,6 +61,12 @@ DIFFERENT = {
     "multiprocessing.errors.record": f"[`sys.exit()` is a success]({_DIFFERENT}#python)",
     "multiprocessing.tail_log.tail_logfile": f"[no filter copies everything]({_DIFFERENT}#logs)",
     "rendezvous.dynamic_rendezvous.DynamicRendezvousHandler": f"[JSON, not pickle]({_DIFFERENT}#several-nodes)",
+    "rendezvous.etcd_rendezvous.EtcdRendezvous": f"[no methods for its phases]({_DIFFERENT}#etcd)",
+    "rendezvous.etcd_rendezvous.EtcdRendezvousHandler": f"[a dynamic rendezvous]({_DIFFERENT}#etcd)",
+    "rendezvous.etcd_rendezvous.EtcdRendezvousRetryImmediately": f"[never raised]({_DIFFERENT}#etcd)",
+    "rendezvous.etcd_rendezvous.EtcdRendezvousRetryableFailure": f"[never raised]({_DIFFERENT}#etcd)",
+    "rendezvous.etcd_rendezvous_backend.EtcdRendezvousBackend": f"[takes a client for v3]({_DIFFERENT}#etcd)",
+    "rendezvous.etcd_store.EtcdStore": f"[exact, and all of torch's methods]({_DIFFERENT}#etcd)",
     "rendezvous.static_tcp_rendezvous.StaticTCPRendezvous": f"[attempts are told apart]({_DIFFERENT}#several-nodes)",
     "launcher.api.LaunchConfig": f"[checks its fields]({_DIFFERENT}#python)",
     "launcher.api.launch_agent": f"[leaves the environment alone]({_DIFFERENT}#python)",
@@ -162,21 +181,9 @@ def ours_for(module: str) -> str:
     return target_of(module) or module.replace("torch", "tenax", 1)
 
 
-def why_absent(target: str) -> str:
-    """Why there is no such module in tenax; empty: there is."""
-    from tenax.compat.absent import ABSENT_MODULES
-
-    return ABSENT_MODULES.get(target, "")
-
-
 def judge(module: str, names: dict[str, Any]) -> Iterator[Judgement]:
     """Each name of one of torch's modules."""
-    target = ours_for(module)
-    if why_absent(target):
-        for name in names:
-            yield Judgement(name, "absent", why_absent(target))
-        return
-    ours = importlib.import_module(target)
+    ours = importlib.import_module(ours_for(module))
     for name, entry in names.items():
         yield _judge_name(module, name, entry, ours)
 
@@ -187,7 +194,7 @@ def _judge_name(module: str, name: str, entry: dict[str, Any], ours: Any) -> Jud
         return Judgement(name, "absent", reason) if reason else Judgement(name, "wrong", "it is missing")
     if reason:
         return Judgement(name, "wrong", "it is said to be absent, and is here")
-    problems = _problems(name, getattr(ours, name), entry)
+    problems = _problems(name, getattr(ours, name), entry, ABSENT_METHODS.get(f"{module}.{name}", frozenset()))
     if problems:
         return Judgement(name, "wrong", "; ".join(problems))
     note = DIFFERENT.get(_key(module, name)) or DIFFERENT.get(_key(entry["home"], name))
@@ -198,9 +205,16 @@ def _key(module: str, name: str) -> str:
     return f"{ours_for(module).removeprefix('tenax.')}.{name}"
 
 
-def _problems(name: str, mine: Any, entry: dict[str, Any]) -> list[str]:
+def _problems(name: str, mine: Any, entry: dict[str, Any], absent: frozenset[str] = frozenset()) -> list[str]:
     problems = _call_problems(name, mine, entry["parameters"])
+    problems += [
+        f"{name}.{member} is said to be absent, and {'is here' if hasattr(mine, member) else 'torch has none either'}"
+        for member in sorted(absent)
+        if hasattr(mine, member) or member not in entry["members"]
+    ]
     for member, parameters in entry["members"].items():
+        if member in absent:
+            continue
         if not hasattr(mine, member):
             problems.append(f"{name}.{member} is missing")
         else:
@@ -248,11 +262,7 @@ def page(found: dict[str, Any]) -> str:
 
 
 def _section(module: str, judged: list[Judgement]) -> str:
-    target = ours_for(module)
-    if why_absent(target):
-        names = ", ".join(f"`{each.name}`" for each in judged)
-        return f"## `{module}`\n\nAbsent: {why_absent(target)}.\n\nIts names: {names}.\n"
-    lines = [f"## `{module}`", "", f"`{target}`", ""]
+    lines = [f"## `{module}`", "", f"`{ours_for(module)}`", ""]
     here = ", ".join(f"`{each.name}`" for each in judged if each.state == "here")
     others = [each for each in judged if each.state != "here"]
     if here:

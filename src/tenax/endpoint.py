@@ -35,7 +35,7 @@ class Endpoint:
             host, bracket, rest = text[1:].partition("]")
             port = rest.removeprefix(":") if bracket and rest[:1] in ("", ":") else "none"
         elif text.count(":") > 1:
-            host, port = text, "" if "%" in text or _literal(text, default_port) else "none"
+            host, port = text, "" if "%" in text or literal(text, default_port) else "none"
         else:
             host, _, port = text.partition(":")
         if not host or (port and not (port.isascii() and port.isdigit() and len(port) < 6 and 0 < int(port) < 65536)):
@@ -49,7 +49,7 @@ class Endpoint:
 
     @property
     def is_address(self) -> bool:
-        return bool(_literal(self.host, self.port))
+        return bool(literal(self.host, self.port))
 
     @property
     def is_loopback(self) -> bool:
@@ -59,7 +59,7 @@ class Endpoint:
 Address = tuple["socket.AddressFamily", "tuple[Any, ...]"]
 
 
-def _literal(host: str, port: int) -> list[Address]:
+def literal(host: str, port: int) -> list[Address]:
     """The address, if the host is one. Asks nobody."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
@@ -83,7 +83,7 @@ class Lookup:
 
     def start(self) -> bool:
         """Whether the answer will come later; without a name to look up it has come already."""
-        known = _literal(self._endpoint.host, self._endpoint.port)
+        known = literal(self._endpoint.host, self._endpoint.port)
         if known:
             self._found(known)
             return False

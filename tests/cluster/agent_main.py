@@ -25,7 +25,7 @@ def main() -> int:
         told["workers"],
         run_id=told["run_id"],
         role=told["role"],
-        rdzv_backend="tcp",
+        rdzv_backend=told["backend"],
         rdzv_endpoint=told["endpoint"],
         rdzv_configs=told["conf"],
         max_restarts=told["max_restarts"],

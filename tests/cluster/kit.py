@@ -24,6 +24,7 @@ import msgspec
 import pytest
 
 from e2e.harness import PATIENCE_S, Bench
+from etcd_servers import EtcdCluster
 from tenax.rendezvous.tcp import wire
 
 _HERE = Path(__file__).parent
@@ -177,6 +178,15 @@ class Agent:
         self.process.stdout.close()
 
 
+def etcd_conf(etcd: EtcdCluster) -> dict[str, str]:
+    """What an agent must be told to be let in."""
+    settings, files = etcd.settings(), etcd.tls_files
+    conf = {"user": settings.user, "password": settings.password}
+    if files is not None:
+        conf |= {"ssl_cert": files.cert, "ssl_cert_key": files.key, "ca_cert": files.ca}
+    return {key: value for key, value in conf.items() if value}
+
+
 def told_alike(agents: Sequence[Agent], code: int) -> dict[str, Any]:
     """Every agent ends with this code and tells the same report, which is returned."""
     codes = {agent.name: agent.wait() for agent in agents}
@@ -209,7 +219,15 @@ class Cluster:
             "grace_s": 30,
             "fatal_exit_codes": [],
             "script": "",
+            "backend": "tcp",
         }
+
+    def use_etcd(self, etcd: EtcdCluster, **conf: Any) -> None:
+        """Meet through etcd. The name of the run is the test's own: others may use the same etcd."""
+        self.endpoint = etcd.endpoints
+        self.told["backend"] = "etcd"
+        self.told["run_id"] = f"run-{os.getpid()}-{next(_numbers)}"
+        self.told["conf"] = {**self.told["conf"], **etcd_conf(etcd), **conf}
 
     def start(self, count: int = 1, env: dict[str, str] | None = None, **told: Any) -> list[Agent]:
         """Start agents. ``conf`` is added to what was told before."""

@@ -84,11 +84,11 @@ class ScriptedServer:
         """One request, whole."""
         data = b""
         while b"\r\n\r\n" not in data:
-            data += sock.recv(65536)
+            data += _more(sock)
         head, _, body = data.partition(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
         while len(body) < length:
-            body += sock.recv(65536)
+            body += _more(sock)
         self.requests.append(head + b"\r\n\r\n" + body)
         return body
 
@@ -104,6 +104,13 @@ class ScriptedServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _more(sock: socket.socket) -> bytes:
+    data = sock.recv(65536)
+    if not data:
+        raise ConnectionError("the client has left")
+    return data
 
 
 def http(body: bytes, status: str = "200 OK", *more: str) -> bytes:

@@ -37,7 +37,7 @@ from tenax.etcd.operations import (
 )
 
 numbers = st.integers(0, 2**63 - 1)
-key_values = st.builds(KeyValue, st.binary(), st.binary(), numbers, numbers, numbers, numbers)
+key_values = st.builds(KeyValue, st.binary(min_size=1), st.binary(), numbers, numbers, numbers, numbers)
 
 
 def b64(data: bytes) -> str:

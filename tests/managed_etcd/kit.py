@@ -26,7 +26,7 @@ _numbers = itertools.count()
 def control_hosts(count: int) -> tuple[str, ...]:
     """Addresses that nobody else in this test run uses, so that their ports are free and stay so."""
     pid, number = os.getpid(), next(_numbers)
-    return tuple(f"127.{120 + pid // 256 % 60}.{pid % 256}.{number * 8 % 240 + place + 1}" for place in range(count))
+    return tuple(f"127.{2 + pid // 256 % 58}.{pid % 256}.{number * 8 % 240 + place + 1}" for place in range(count))
 
 
 class Party:
@@ -36,7 +36,7 @@ class Party:
         self.loop = Loop()
         self.names = control_hosts(count)
         self.told = {"run_id": "a run/1", "data_root": str(folder), **told}
-        self.members: dict[str, ManagedMember] = {}
+        self.members: list[ManagedMember] = []
         self.said: list[str] = []
         self.failures: list[str] = []
         self._clients: list[EtcdClient] = []
@@ -44,10 +44,11 @@ class Party:
     def settings(self, name: str, **told: Any) -> ManagedSettings:
         return ManagedSettings(**{"names": self.names, "only": name, **self.told, **told})
 
-    def add(self, name: str, **told: Any) -> ManagedMember:
-        """Start the member of this name. An earlier one of that name is forgotten."""
-        member = ManagedMember(self.loop, self.settings(name, **told), self.said.append, self.failures.append)
-        self.members[name] = member
+    def add(self, name: str, limits: dict[str, Any] | None = None, **told: Any) -> ManagedMember:
+        """Start the member of this name."""
+        settings = self.settings(name, **told)
+        member = ManagedMember(self.loop, settings, self.said.append, self.failures.append, **limits or {})
+        self.members.append(member)
         member.start()
         return member
 
@@ -89,7 +90,7 @@ class Party:
     def close(self) -> None:
         for client in self._clients:
             client.close()
-        for member in self.members.values():
+        for member in self.members:
             member.close()
         self.loop.close()
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
+import ssl
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 
 from tenax.etcd.managed import member_key
 from tenax.etcd.operations import AddMember, Put, Range, RemoveMember
-from watching import gone, leaving_nothing, on_linux
+from tenax.tls import TlsFiles
+from watching import PATIENCE_S, gone, leaving_nothing, on_linux
 
 from .kit import Party, tls_files
 
@@ -140,6 +143,7 @@ def test_a_name_that_was_turned_away_as_new_is_replaced(party: MakeParty) -> Non
         for pid in others:
             os.kill(pid, signal.SIGCONT)
     there.until(lambda: again.is_serving, "it to serve")
+    assert any("has ended: it exited with code" in line for line in there.said)
     assert len(there.cluster()) == 3
 
 
@@ -153,30 +157,44 @@ def test_tls(party: MakeParty, tmp_path: Path) -> None:
     there.told["tls"] = files
     there.add_all()
     assert set(there.cluster(tls=files)) == {f"https://{name}:2380" for name in there.names}
+    for port in (2379, 2380):
+        with pytest.raises(ssl.SSLError, match="certificate"):
+            _greet_without_certificate(there.names[0], port, files.ca)
 
 
-def test_a_host_that_is_not_named_does_nothing(party: MakeParty) -> None:
-    """Its addresses are other hosts'. (192.0.2.0/24 is nobody's.)"""
+def test_ports_that_somebody_else_has(party: MakeParty) -> None:
+    """It is said which, and what to do; nothing is left behind."""
     there = party(1)
-    member = there.add("", names=("192.0.2.1", "192.0.2.2", "192.0.2.3"))
-    done: list[int] = []
-    member.leave(lambda: done.append(1))
-    there.until(lambda: done, "it to leave")
+    with socket.create_server((there.names[0], 2380)):
+        member = there.add(there.names[0], {"taken_s": 0.0})
+        there.until(lambda: there.failures, "a complaint", may_fail=True)
+    assert there.failures[0].startswith(
+        f"port 2380 of the control host {there.names[0]} is taken by another program, "
+        "and the managed etcd needs 2379 and 2380; name another"
+    )
     assert not member.is_here
-    assert not there.said
+
+
+def test_a_predecessor_may_let_go_late(party: MakeParty) -> None:
+    """The agent before us was killed a moment ago, and its server still ends: we wait for its ports."""
+    there = party(1)
+    with socket.create_server((there.names[0], 2379)):
+        member = there.add(there.names[0])
+        there.until(lambda: member.data_directory and os.path.exists(member.data_directory), "it to look around")
+        assert not member.is_here
+    there.until(lambda: member.is_serving, "it to serve")
 
 
 def test_one_of_several_agents_on_a_host_runs_the_member(party: MakeParty) -> None:
     """M4: the other sees that the place is held, says so, and leaves everything alone."""
     there = party(1)
     (first,) = there.add_all()
-    second = there.add(there.names[0])
+    second = there.add(there.names[0], {"taken_s": 0.5})
     there.until(lambda: any("another agent on this host runs" in line for line in there.said), "the second to give way")
     assert not second.is_here
     there.leave(second)
     assert first.is_serving
     there.ask(Put(b"still", b"here"))
-    first.close()
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -196,3 +214,13 @@ def _wait_until_members_may_be_removed(there: Party) -> None:
     added = there.ask(AddMember(("http://127.0.0.1:1",), is_learner=True)).member
     assert added is not None
     there.ask(RemoveMember(added.id))
+
+
+def _greet_without_certificate(host: str, port: int, ca: str) -> None:
+    context = TlsFiles(ca=ca).for_client()
+    with (
+        socket.create_connection((host, port), PATIENCE_S) as plain,
+        context.wrap_socket(plain, server_hostname=host) as stranger,
+    ):
+        stranger.sendall(b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n")
+        stranger.recv(1)

@@ -399,7 +399,7 @@ def test_what_somebody_else_has_spoilt_is_said(client: BlockingEtcd, store: Etcd
     store.set("key", BIG)
     parts = prefix.encode() + b"\0values/"
     client.call(Delete(parts, prefix_end(parts)))
-    with pytest.raises(StoreError, match="parts of the value of .*key.* are missing in etcd"):
+    with pytest.raises(StoreError, match=r"parts of the value of .*key.* are missing in etcd"):
         store.get("key")
     client.call(Put(prefix.encode() + b"key", b"\xff\0tenax value in parts: nonsense"))
     with pytest.raises(StoreError, match="begins like one of a store of tenax"):
@@ -445,7 +445,7 @@ def test_what_etcd_refuses_is_an_error_that_says_so(make_etcd: Callable[..., Etc
     client = BlockingEtcd(cluster.settings(user=USER, password=USER_PASSWORD))
     try:
         EtcdStore(client, ALLOWED.decode()).set("key", "value")
-        with pytest.raises(StoreError, match="could not set 'key': .*permission"):
+        with pytest.raises(StoreError, match=r"could not set 'key': .*permission"):
             EtcdStore(client, "/elsewhere").set("key", "value")
     finally:
         client.close()

@@ -4,7 +4,8 @@ Decides from what was asked for, and touches nothing. Imported only when there a
 
 1. The place is named by the user, the same on every node, and one that the others can reach. None is made up: nodes
    that each take themselves for the place wait for each other for ever.
-2. tcp, c10d and static are one engine. torchrun's default, static, is only a name for ranks that are given.
+2. tcp, c10d and static are one engine. torchrun's default, static, is only a name for ranks that are given. With etcd
+   and etcd-v2, which are one engine too, the place is etcd's.
 3. A rank is given exactly as it was asked for, or refused. A cluster that numbers nodes which may come and go
    (``PET_NODE_RANK``) says in which order they belong.
 """
@@ -36,7 +37,7 @@ def meeting_place_of_many(
     if backend not in MANY_NODES_BACKENDS:
         _check_flags_beside_a_stranger(asked)
         return backend, asked["rdzv_endpoint"], settings
-    endpoint = _place(asked, settings)
+    endpoint = _etcds_place(asked) if backend in ETCD_BACKENDS else _place(asked, settings)
     is_static = backend == "static" and asked.typed("rdzv_backend")
     if is_static and least != most:
         raise UsageError(
@@ -62,16 +63,12 @@ def _backend(asked: Asked) -> str:
     backend = str(asked["rdzv_backend"])
     if not backend:
         raise UsageError(f"{asked.name('rdzv_backend')} needs a name, such as 'tcp' or 'static'")
-    if backend in MANY_NODES_BACKENDS:
-        return backend
-    if asked.from_environment("rdzv_backend") and types_master(asked):
+    is_theirs = asked.from_environment("rdzv_backend")
+    if is_theirs and types_master(asked) and backend not in MANY_NODES_BACKENDS - ETCD_BACKENDS:
         asked.note_unused("rdzv_backend", types_master(asked))
         return "static"
-    if backend in ETCD_BACKENDS:
-        raise UsageError(
-            f"{asked.words('rdzv_backend')} cannot join several nodes in this release; use '--rdzv-backend tcp' with "
-            "'--rdzv-endpoint HOST' of one of them"
-        )
+    if backend in MANY_NODES_BACKENDS:
+        return backend
     if backend == "local":
         raise UsageError(f"{asked.words('rdzv_backend')} is for one node, but {asked.words('nnodes')} asks for several")
     return backend
@@ -111,6 +108,25 @@ def _place(asked: Asked, settings: Mapping[str, Any]) -> str:
         check_endpoint(asked)
         return str(endpoint)
     return _masters_place(asked)
+
+
+def _etcds_place(asked: Asked) -> str:
+    """Of etcd's members, who need not be nodes of the job. What is wrong with them is said by who knows etcd."""
+    for dest in ("master_addr", "master_port"):
+        if asked.typed(dest):
+            raise UsageError(
+                f"{asked.words(dest)} names a place that a node serves, but with {asked.words('rdzv_backend')} nodes "
+                "meet at etcd; name its members with --rdzv-endpoint, and drop that"
+            )
+        if asked.given(dest):
+            asked.note_unused(dest, "rdzv_backend")
+    endpoint = str(asked["rdzv_endpoint"]).strip()
+    if not endpoint:
+        raise UsageError(
+            f"{asked.words('rdzv_backend')} needs to know where etcd is: add '--rdzv-endpoint HOST:PORT,HOST:PORT', its "
+            "members and the same on all nodes"
+        )
+    return endpoint
 
 
 def _masters_place(asked: Asked) -> str:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _STANDALONE_BACKENDS = frozenset({"static", "c10d", "tcp", "local"})
 ETCD_BACKENDS = frozenset({"etcd", "etcd-v2"})
 ONE_NODE_BACKENDS = _STANDALONE_BACKENDS | ETCD_BACKENDS
-MANY_NODES_BACKENDS = frozenset({"static", "c10d", "tcp"})
+MANY_NODES_BACKENDS = frozenset({"static", "c10d", "tcp"}) | ETCD_BACKENDS
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", ""})  # noqa: S104 - recognised, not bound
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 
@@ -39,6 +39,7 @@ _KNOWN_SETTINGS = frozenset(
         *("keep_alive_interval", "keep_alive_max_attempt", "is_host", "store_type", "use_libuv", "rank"),
         *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", "cacert", "cert", "key"),
         *("token", "token_file", "scale_up", "node_name", "node_order", "store_port", "use_agent_store"),
+        *("user", "password", "password_file", "outage_timeout", "managed", "managed_only"),
     }
 )
 # What a handler is told besides: each has a flag of its own.
@@ -388,13 +389,13 @@ def split_endpoint(endpoint: str) -> tuple[str, str]:
 
 
 def _settings(asked: Asked) -> dict[str, Any]:
-    """--rdzv-conf, taken apart. The value of a token is never repeated."""
+    """--rdzv-conf, taken apart. The value of a secret is never repeated."""
     settings: dict[str, Any] = {}
     text, name = asked["rdzv_conf"].strip(), asked.name("rdzv_conf")
     for pair in text.split(",") if text else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not (key and equals and value):
-            shown = "a part that is not" if "token" in text else repr(pair)
+            shown = "a part that is not" if "token" in text or "password" in text else repr(pair)
             raise UsageError(f"{name} takes 'key=value,key=value', but it contains {shown}")
         if key in _NOT_SETTINGS:
             raise UsageError(f"{name} sets {key!r}, which is no setting of a backend; it has a flag of its own")
@@ -403,11 +404,12 @@ def _settings(asked: Asked) -> dict[str, Any]:
         unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
         if unknown:
             asked.notes.append(f"{name} sets {unknown}, which no backend of ours reads")
-    if "token" in settings and asked.typed("rdzv_conf"):
-        asked.notes.append(
-            f"everybody on this host can read the token of {name} in the list of processes; '{name} token_file=FILE' "
-            "and the variable TENAX_RDZV_TOKEN keep it to yourself"
-        )
+    for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
+        if secret in settings and asked.typed("rdzv_conf"):
+            asked.notes.append(
+                f"everybody on this host can read the {secret} of {name} in the list of processes; '{name} "
+                f"{secret}_file=FILE' and the variable {variable} keep it to yourself"
+            )
     return settings
 
 

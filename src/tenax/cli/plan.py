@@ -12,7 +12,7 @@ import shlex
 from tenax.agent.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
 from tenax.cli.flags import UsageError
 from tenax.cli.meeting import ORDER_VARIABLE, TOKEN_VARIABLE
-from tenax.cli.options import MANY_NODES_BACKENDS, split_endpoint
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.script import entrypoint_of
 from tenax.cli.world import places_of, rendezvous_parameters
 from tenax.control_plane.sockets import VARIABLE as SOCKET_VARIABLE
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tenax.cli.options import Options
+    from tenax.rendezvous.tcp.linked import LinkedSettings
     from tenax.runtime.places import Places
 
 _RANDOM_ID = "<random>"
@@ -146,11 +147,35 @@ def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
         at = f" at {options.rdzv_endpoint}" if options.rdzv_endpoint else ""
         yield f"decided by the installed rendezvous {options.rdzv_backend!r}{at}"
         return
+    if options.rdzv_backend in ETCD_BACKENDS:
+        yield from _meeting_at_etcd(options)
+        return
     from tenax.endpoint import Endpoint
     from tenax.rendezvous.tcp.handler import tcp_settings
 
     settings = tcp_settings(rendezvous_parameters(options))
     yield f"at {Endpoint.parse(settings.endpoint)}, served by whichever node can listen there"
+    yield from _terms(options, settings)
+    yield _secret(options, environ)
+    yield _tls(options)
+
+
+def _meeting_at_etcd(options: Options) -> Iterable[str]:
+    from tenax.rendezvous.etcd.handler import etcd_rendezvous_settings
+
+    settings = etcd_rendezvous_settings(rendezvous_parameters(options))
+    members = ", ".join(settings.etcd.endpoints)
+    if settings.managed is None:
+        yield f"through etcd at {members}; any node can lead, and another goes on if it is lost"
+    else:
+        yield f"through etcd, whose members run on {members} for as long as the job (managed)"
+    yield from _terms(options, settings)
+    yield f"a generation of a single node goes on for {settings.outage_s:g} s without etcd (outage_timeout)"
+    user = f"as user {settings.etcd.user!r}" if settings.etcd.user else "without a user (user, password_file)"
+    yield f"etcd is asked {user}, {'with' if settings.etcd.tls is not None else 'without'} TLS"
+
+
+def _terms(options: Options, settings: LinkedSettings) -> Iterable[str]:
     if options.min_nodes < options.max_nodes:
         enough = f"{options.min_nodes} {'is' if options.min_nodes == 1 else 'are'}"
         yield f"when {enough} there, others have {settings.last_call_s:g} s more (last_call_timeout)"
@@ -158,8 +183,6 @@ def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
         yield f"a node that comes later {newcomers} (scale_up)"
     yield f"too few nodes for {settings.join_timeout_s:g} s end the job (join_timeout)"
     yield f"a node silent for {settings.terms.lease_s:g} s is lost (keep_alive_interval, keep_alive_max_attempt)"
-    yield _secret(options, environ)
-    yield _tls(options)
 
 
 def _secret(options: Options, environ: Mapping[str, str]) -> str:

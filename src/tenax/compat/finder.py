@@ -17,8 +17,6 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from tenax.compat.absent import ABSENT_MODULES
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +35,7 @@ _ROOTS = {
 }
 # Packages that exist for the modules below them alone.
 _OLD_PARENTS = ("torchelastic", "torchelastic.distributed")
-_TORCH, _TORCH_PARENT, _ELASTIC = "torch", "torch.distributed", "torch.distributed.elastic"
+_TORCH, _TORCH_PARENT = "torch", "torch.distributed"
 
 
 class CompatFinder:
@@ -98,11 +96,6 @@ class CompatFinder:
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """How Python asks for a module. ``path`` is that of its parent; the name says all that we need."""
         del path, target
-        if fullname.startswith("tenax."):
-            # `from torch.distributed.elastic.rendezvous import etcd_store` asks for it by its name here. Named as the
-            # user named it, or else Python takes it for a mere missing attribute and says less.
-            _refuse_absent(fullname, _ELASTIC + fullname.removeprefix("tenax"))
-            return None
         if fullname in _OLD_PARENTS:
             parent: Any = _ParentLoader(self)
             return ModuleSpec(fullname, parent, is_package=True)
@@ -118,7 +111,6 @@ class CompatFinder:
     def _alias_spec(self, name: str, target: str) -> ModuleSpec:
         from importlib.util import find_spec
 
-        _refuse_absent(target, name)
         found = find_spec(target)
         if found is None:
             raise ModuleNotFoundError(
@@ -226,11 +218,6 @@ class _Parent(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"module {self.__name__!r} has no {name!r}: {_why_empty(self.__name__)}")
-
-
-def _refuse_absent(target: str, name: str) -> None:
-    if target in ABSENT_MODULES:
-        raise ModuleNotFoundError(f"no module named {name!r} in tenax: {ABSENT_MODULES[target]}", name=name)
 
 
 def _why_empty(name: str) -> str:

@@ -13,6 +13,7 @@ from tenax.rendezvous.api import RendezvousHandler
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.ports import Control
+    from tenax.rendezvous.api import RendezvousInfo, RendezvousParameters
 
 
 class EngineRendezvousHandler(RendezvousHandler):
@@ -31,3 +32,57 @@ class EngineRendezvousHandler(RendezvousHandler):
         """An operator's cancel: the run ends for every node, as soon as it can. From any thread."""
         if self._engine is not None:
             self._engine.cancel("set_closed() of its rendezvous handler was called")
+
+
+class AskedRendezvousHandler(EngineRendezvousHandler):
+    """One that can also be asked.
+
+    The blocking methods are for agents with hooks of their own, which can only ask: they go through
+    ``DynamicRendezvousHandler`` over a backend at the same place. All nodes of a run must go the same way.
+    """
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        super().__init__()
+        self._params = params
+        self._closed = False
+        self._asked: RendezvousHandler | None = None
+
+    @abstractmethod
+    def _make_asked(self) -> RendezvousHandler: ...
+
+    def _by_asking(self) -> RendezvousHandler:
+        if self._asked is None:
+            self._asked = self._make_asked()
+        return self._asked
+
+    def get_backend(self) -> str:
+        return self._params.backend
+
+    def get_run_id(self) -> str:
+        return self._params.run_id
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._by_asking().use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return self._by_asking().next_rendezvous()
+
+    def is_closed(self) -> bool:
+        return self._closed if self._engine is not None else self._by_asking().is_closed()
+
+    def set_closed(self) -> None:
+        if self._engine is None:
+            self._by_asking().set_closed()
+        self._closed = True
+        super().set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return self._by_asking().num_nodes_waiting()
+
+    def shutdown(self) -> bool:
+        return self._asked.shutdown() if self._asked is not None else True
+
+    def leave(self) -> None:
+        if self._asked is not None:
+            self._asked.leave()

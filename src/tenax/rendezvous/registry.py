@@ -10,7 +10,8 @@ __all__ = ["get_rendezvous_handler"]
 _ENTRY_POINT_GROUP = "torchrun.handlers"
 # For one node they all mean the same; for more, the tcp engine. ``static`` is the tcp engine with fixed ranks.
 _TCP_BACKENDS = ("tcp", "c10d", "static")
-_OWN_BACKENDS = ("local", *_TCP_BACKENDS, "etcd", "etcd-v2")
+_ETCD_BACKENDS = ("etcd", "etcd-v2")
+_OWN_BACKENDS = ("local", *_TCP_BACKENDS, *_ETCD_BACKENDS)
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -44,6 +45,10 @@ def _may_use_agent_store(params: RendezvousParameters) -> bool:
 
 
 def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
+    if params.backend in _ETCD_BACKENDS:
+        from tenax.rendezvous.etcd.handler import EtcdEngineHandler
+
+        return EtcdEngineHandler(params)
     if params.backend not in _TCP_BACKENDS:
         raise ValueError(
             f"the rendezvous backend {params.backend!r} cannot join {params.max_nodes} nodes in this release; use "

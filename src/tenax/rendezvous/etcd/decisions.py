@@ -1,0 +1,167 @@
+"""Decisions: nobody hears of one before it is written.
+
+What the coordinator says passes through here. If it has decided something (``core/record.py``), what it says then and
+after that waits until etcd has the record, in order. Each write is guarded by the leader's term and by the revision of
+the record that it replaces: of an attempt that was thought to be lost, and comes late, nothing is left. If the guard
+fails and the record is not ours, another leads: everything that waits is dropped, and ``deposed`` is told.
+
+While etcd is away decisions wait. That a generation ends is none: it is said at once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from tenax.core.record import mark_of, record_of
+from tenax.core.text import encodable
+from tenax.etcd.errors import EtcdUnavailable
+from tenax.etcd.operations import GrantLease, Put, Transaction
+from tenax.rendezvous.etcd.keys import VERDICT_TTL_S, Standing, Written
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.core.coordinator import CoordinatorState, Say
+    from tenax.core.record import Mark, RunRecord
+    from tenax.etcd.call import EtcdCall
+    from tenax.etcd.client import EtcdClient
+    from tenax.etcd.errors import EtcdError
+    from tenax.etcd.operations import TransactionAnswer
+    from tenax.ports import Cancellable
+    from tenax.rendezvous.etcd.candidacy import Elected
+    from tenax.rendezvous.etcd.keys import Keys
+
+_AGAIN_S = 0.25
+_MOST_RECORD_BYTES = 1 << 20  # etcd takes one and a half million
+
+
+class _Decision:
+    def __init__(self, record: RunRecord) -> None:
+        self.record = record
+        self.says: list[Say] = []
+
+
+class Decisions:
+    """Of one leader, in one term."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        elected: Elected,
+        lease_id: int,
+        deliver: Callable[[Say], None],
+        deposed: Callable[[str], None],
+        troubled: Callable[[EtcdError], None],
+        written: Callable[[RunRecord], None],
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._elected = elected
+        self._lease_id = lease_id
+        self._deliver = deliver
+        self._deposed = deposed
+        self._troubled = troubled
+        self._on_written = written
+        record = elected.written.record
+        self._mark: Mark = (record.generation, record.settled, record.restarts_used, record.verdict is not None)
+        self._recorded_at = elected.recorded_at
+        self._waiting: deque[_Decision] = deque()
+        self._call: EtcdCall | None = None
+        self._timer: Cancellable | None = None
+        self._is_over = False
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._waiting)
+
+    def say(self, say: Say, state: CoordinatorState) -> None:
+        mark = mark_of(state)
+        if mark != self._mark:
+            self._mark = mark
+            self._waiting.append(_Decision(record_of(state)))
+            if len(self._waiting) == 1:
+                self._write()
+        if self._waiting:
+            self._waiting[-1].says.append(say)
+        else:
+            self._deliver(say)
+
+    def _write(self) -> None:
+        self._timer = None
+        record = self._waiting[0].record
+        if record.verdict is None:
+            self._put(record, self._lease_id)
+            return
+        # After the end the name is soon free again; until then whoever comes late is told.
+        lease_id = self._lease_id ^ 1
+
+        def granted(_: object) -> None:
+            self._put(record, lease_id)
+
+        self._call = self._client.call(GrantLease(VERDICT_TTL_S, lease_id), granted, self._not_written)
+
+    def _put(self, record: RunRecord, lease_id: int) -> None:
+        keys, elected = self._keys, self._elected
+        value = _encode(msgspec.structs.replace(elected.written, record=record))
+        guards = (keys.is_led_in(elected.term), keys.is_recorded_at(self._recorded_at))
+        attempt = Transaction(guards, (Put(keys.record, value, lease_id),), keys.both().then)
+
+        def done(answer: TransactionAnswer) -> None:
+            if answer.succeeded:
+                self._written(answer.revision)
+                return
+            standing = Standing(answer)
+            is_ours = standing.term == elected.term
+            if is_ours and standing.record_kv is not None and standing.record_kv.value == value:
+                self._written(standing.recorded_at)  # by an attempt of whose success we did not hear
+            else:
+                self.close()
+                self._deposed("another leads" if standing.leader_kv is not None else "its lease ran out")
+
+        self._call = self._client.call(attempt, done, self._not_written)
+
+    def _written(self, revision: int) -> None:
+        self._recorded_at = revision
+        decision = self._waiting.popleft()
+        self._on_written(decision.record)
+        for say in decision.says:
+            self._deliver(say)
+        if self._waiting and not self._is_over:
+            self._write()
+
+    def _not_written(self, error: EtcdError) -> None:
+        """It may still be: it is asked for again in the same words."""
+        self._timer = self._client.loop.at(self._client.loop.now() + _AGAIN_S, self._write)
+        if not isinstance(error, EtcdUnavailable):
+            self._troubled(error)
+
+    def close(self) -> None:
+        self._is_over = True
+        self._waiting.clear()
+        for thing in (self._call, self._timer):
+            if thing is not None:
+                thing.cancel()
+
+
+def _encode(written: Written) -> bytes:
+    value = _as_json(written)
+    if len(value) <= _MOST_RECORD_BYTES:
+        return value
+    record = written.record  # too much for one key: what only adds to the report goes
+    verdict = record.verdict
+    if verdict is not None:
+        verdict = msgspec.structs.replace(verdict, failures=verdict.failures[:1], stopped=(), earlier=())
+    return _as_json(
+        msgspec.structs.replace(written, record=msgspec.structs.replace(record, earlier=(), verdict=verdict))
+    )
+
+
+def _as_json(written: Written) -> bytes:
+    try:
+        return msgspec.json.encode(written)
+    except UnicodeEncodeError:  # a worker's last words may be any bytes
+        return msgspec.json.encode(encodable(msgspec.to_builtins(written)))

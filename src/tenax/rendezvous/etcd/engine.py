@@ -1,0 +1,512 @@
+"""The etcd engine: whoever is elected leads, and the others are linked to it.
+
+    follow the leader's key -> none: stand for election -> won: serve the coordinator, from the record in etcd
+                            -> one: link to it                 lost: link to whoever won
+
+Laws:
+
+- Words and beats go over links; etcd is asked only who leads, and told what was decided (``decisions.py``). So agents
+  must reach each other, and a run does not slow down with etcd.
+- A leader that was deposed can write nothing (``keys.py``), and its answers keep nobody's workers alive for longer than
+  its successor waits (``core/authority.py``). Losing etcd stops nobody who is together.
+- A refused connection at a leader's address is a proof: its agent is dead, and all that it had started. The listening
+  socket is held by the agent, also when it leads no more, and by its keeper, which outlives its last worker.
+- A leader that leaves gives its key back, and another goes on at once.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+
+import msgspec
+
+from tenax.connecting import Connecting
+from tenax.core.authority import Authority, AuthorityTerms
+from tenax.core.coordinator import EarlierCoordinatorGone, Opened, RunPhase
+from tenax.core.events import TimePassed
+from tenax.endpoint import Endpoint, is_loopback, literal
+from tenax.etcd.client import EtcdClient
+from tenax.etcd.errors import EtcdUnavailable
+from tenax.etcd.following import Following
+from tenax.etcd.held_lease import HeldLease
+from tenax.etcd.operations import Delete, Put, Transaction
+from tenax.etcd.settings import EtcdSettings
+from tenax.rendezvous.etcd.candidacy import Candidacy
+from tenax.rendezvous.etcd.decisions import Decisions
+from tenax.rendezvous.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, Place, read_leader
+from tenax.rendezvous.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
+from tenax.rendezvous.tcp.server import CoordinatorServer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.core.coordinator import CoordinatorState, Say
+    from tenax.core.record import RunRecord
+    from tenax.etcd.errors import EtcdError
+    from tenax.etcd.managed import ManagedMember, ManagedSettings
+    from tenax.etcd.operations import Change, KeyValue, RangeAnswer
+    from tenax.rendezvous.etcd.candidacy import Elected
+
+_PROBE_EVERY_S = 0.5  # whether an earlier leader is dead; nothing announces that
+_GOODBYE_S = 4.0
+_SPREAD_S = 0.02  # over which nodes stand for election when a leader was lost
+
+
+class EtcdRendezvousSettings(LinkedSettings, frozen=True):
+    """``endpoint`` is etcd's, as the user wrote it."""
+
+    etcd: EtcdSettings = EtcdSettings(())
+    outage_s: float = AuthorityTerms().outage_s
+    managed: ManagedSettings | None = None
+
+    @property
+    def authority(self) -> AuthorityTerms:
+        return AuthorityTerms(self.terms, self.outage_s)
+
+
+class EtcdRendezvous(LinkedRendezvous):
+    """The coordinator is where etcd says that it is; perhaps here."""
+
+    def __init__(self, settings: EtcdRendezvousSettings, master_addr: str = "", master_port: int = 0) -> None:
+        super().__init__(settings, master_addr, master_port)
+        self._etcd = settings
+        self._keys = Keys(settings.run_id)
+        self._client: EtcdClient
+        self._following: Following
+        self._presence: HeldLease | None = None
+        self._member: ManagedMember | None = None
+        # Who leads, as etcd said last; the term is 0 if nobody does.
+        self._leader: Leader | None = None
+        self._term = 0
+        self._connecting: Connecting | None = None
+        self._was_linked = False  # ever
+        # If we stand for election, or lead.
+        self._candidacy: Candidacy | None = None
+        self._standing_as: Leader | None = None
+        self._listener: socket.socket | None = None
+        self._elected: Elected | None = None
+        self._decisions: Decisions | None = None
+        self._authority: Authority
+        self._probing: Connecting | None = None
+        self._silent: list[socket.socket] = []  # where we led: as long as we live, nobody is refused there
+        self._last_record: RunRecord | None = None  # that we have written
+        self._is_leaving = False
+        self._has_left = False
+
+    # --- what differs from other engines ------------------------------------------------------------------------------
+
+    @property
+    def _where(self) -> str:
+        leader = self._leader
+        return f"the coordinator on {leader.place.host}" if leader is not None else "the coordinator"
+
+    @property
+    def _what_to_check(self) -> str:
+        return "check that etcd runs there and can be reached"
+
+    @property
+    def _secret(self) -> bytes:
+        """The job's own, and that of the leader, which only those know who can read etcd."""
+        return self._settings.secret + (self._leader.secret if self._leader is not None else b"")
+
+    @property
+    def _believes_acknowledgements(self) -> bool:
+        return False  # a leader that is stopped may have a successor
+
+    def _stays_with_others_at_work(self) -> bool:
+        return False  # another leads then
+
+    def stays_for_others(self) -> bool:
+        return super().stays_for_others() or self._says_goodbye()
+
+    def close(self) -> None:
+        self._end_connecting()
+        self._stop_probing()
+        if self._decisions is not None:
+            self._decisions.close()
+        super().close()
+        self._following.close()
+        self._client.close()
+        if self._member is not None:
+            self._member.close()
+        for sock in (*self._silent, *([self._listener] if self._listener is not None else [])):
+            sock.close()
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+
+    def _find(self) -> None:
+        if self._etcd.managed is not None:
+            from tenax.etcd.managed import ManagedMember
+
+            self._member = ManagedMember(self._loop, self._etcd.managed, self._node.say, self._refused)
+            self._member.start()
+        self._client = EtcdClient(self._loop, self._etcd.etcd)
+        self._following = Following(
+            self._client, self._keys.leader, b"", self._on_begun, self._on_changed, self._on_trouble
+        )
+        self._following.start()
+
+    def _find_again(self, why: str, *, was_linked: bool) -> None:
+        if self._leader is not None:
+            self._try_again(why, 0.0 if was_linked else SOON_S, self._connect)
+
+    def _on_trouble(self, error: EtcdError) -> None:
+        if self._is_finished:
+            return
+        if not isinstance(error, EtcdUnavailable) and not self._was_linked:
+            self._refused(error.sentence)
+        elif not self._is_linked:
+            self._goes_on_trying(error.sentence)
+        elif self._loop.now() - self._said_at > 10.0:
+            self._said_at = self._loop.now()
+            self._node.say(f"{error.sentence}; workers go on, and nothing can be decided until it is back")
+
+    def _on_begun(self, answer: RangeAnswer) -> None:
+        if self._presence is None:
+            self._show_presence()
+        self._on_leader(answer.kvs[0] if answer.kvs else None)
+
+    def _on_changed(self, changes: list[Change]) -> None:
+        last = changes[-1]
+        self._on_leader(last.kv if last.kind == "put" else None)
+
+    def _on_leader(self, kv: KeyValue | None) -> None:
+        """This is who leads now."""
+        if self._is_finished or self._is_leaving:
+            return
+        term = kv.create_revision if kv is not None else 0
+        if self._elected is not None:
+            if term == self._elected.term:
+                return
+            self._step_down("another node leads" if kv is not None else "etcd does not know it any more")
+        self._leader, self._term = (read_leader(kv), term) if kv is not None else (None, 0)
+        self._end_connecting()
+        if kv is None:
+            self._drop_link("it does not lead any more")
+            self._stand()
+        elif self._candidacy is not None and self._leader == self._standing_as:
+            return  # we have won, and shall hear of it
+        else:
+            self._drop_link("another node leads")
+            if self._link is None:
+                self._connect()
+
+    def _drop_link(self, why: str) -> None:
+        if self._link is not None:
+            self._link.close(why)
+
+    def _show_presence(self) -> None:
+        def held() -> None:
+            put = Put(self._keys.node(self._info.node_id), msgspec.json.encode(self._info), lease.id)
+            self._client.call(put, lambda _: None, self._on_trouble)
+
+        def lost(_: str) -> None:
+            self._show_presence()
+
+        self._presence = lease = HeldLease(self._client, NODE_TTL_S, held=held, lost=lost, troubled=lambda _: None)
+        lease.start()
+
+    # --- the leader's address -----------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        leader = self._leader
+        if self._is_finished or leader is None or self._link is not None or self._connecting is not None:
+            return
+        term = self._term
+        family, address = literal(leader.place.addr, leader.place.port)[0]
+        self._asked_at = self._loop.now()
+
+        def connected(sock: socket.socket) -> None:
+            self._connecting = None
+            self._greet(sock)
+
+        def failed(number: int) -> None:
+            self._connecting = None
+            if number == errno.ECONNREFUSED:
+                self._depose(term)
+            self._try_again(f"{self._where} cannot be reached: {os.strerror(number)}", self._patience(), self._connect)
+
+        self._connecting = Connecting(self._loop, family, address, connected, failed)
+        self._connecting.start()
+
+    def _end_connecting(self) -> None:
+        if self._connecting is not None:
+            self._connecting.close()
+            self._connecting = None
+
+    def _depose(self, term: int) -> None:
+        """It is dead, and its lease need not be waited for."""
+        delete = Transaction((self._keys.is_led_in(term),), (Delete(self._keys.leader),))
+        self._client.call(delete, lambda _: None, lambda _: None)
+
+    # --- standing for election ----------------------------------------------------------------------------------------
+
+    def _stand(self) -> None:
+        if self._candidacy is None and not self._is_finished:
+            delay_s = _SPREAD_S * os.urandom(1)[0] / 255 if self._was_linked and not self._saw_it_die else 0.0
+            self._later("stand", delay_s, self._stand_now)
+
+    def _stand_now(self) -> None:
+        if self._candidacy is not None or self._leader is not None or self._is_finished or self._is_leaving:
+            return
+        addr = self._own_address()
+        try:
+            family, address = literal(addr, 0)[0]
+            self._listener = socket.socket(family, socket.SOCK_STREAM)
+            self._listener.bind(address)
+            self._listener.listen(4096)
+        except (OSError, IndexError) as error:
+            why = getattr(error, "strerror", None) or "it is no address of this host"
+            self._refused(
+                f"this node cannot listen at {addr!r} ({why}), where other nodes would reach it; name an address of "
+                "this host with --local-addr"
+            )
+            return
+        place = Place(self._info.node_id, self._info.host, addr, self._listener.getsockname()[1])
+        self._standing_as = Leader(place, os.urandom(16))
+        self._candidacy = Candidacy(
+            self._client,
+            self._keys,
+            self._standing_as,
+            self._etcd.authority.ttl_s,
+            self._last_record,
+            self._on_won,
+            self._on_lost,
+            self._on_failed,
+            self._on_lease_lost,
+        )
+        self._candidacy.start()
+
+    def _own_address(self) -> str:
+        """One of this host at which the others reach it: that from which it reaches etcd."""
+        if self._settings.local_addr:
+            return self._settings.local_addr
+        address = self._client.local_address()
+        if is_loopback(address):
+            for text in self._etcd.etcd.endpoints:  # etcd is also elsewhere, and here only by chance
+                other = _address_towards(Endpoint.parse(text))
+                if other and not is_loopback(other):
+                    return other
+        return address
+
+    def _on_lost(self) -> None:
+        """Who leads is known, or will be told soon; unless that one has gone again."""
+        self._withdraw()
+        self._later("stand", SOON_S, self._stand_now)
+
+    def _on_failed(self, error: EtcdError) -> None:
+        if self._elected is None:
+            self._withdraw()
+            self._later("stand", LATER_S, self._stand_now)
+        self._on_trouble(error)
+
+    def _on_lease_lost(self, why: str) -> None:
+        if self._elected is not None:
+            self._step_down(why)
+            self._leader, self._term = None, 0
+            self._drop_link("it does not lead any more")
+        else:
+            self._withdraw()
+        if self._leader is None:
+            self._stand()
+
+    def _withdraw(self) -> None:
+        candidacy, self._candidacy = self._candidacy, None
+        if candidacy is not None:
+            candidacy.end(lambda: None)
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    # --- leading ------------------------------------------------------------------------------------------------------
+
+    def _on_won(self, elected: Elected) -> None:
+        candidacy, listener = self._candidacy, self._listener
+        assert candidacy is not None
+        assert listener is not None
+        record = elected.written.record
+        if record.verdict is not None and not self._was_linked:
+            self._withdraw()
+            self._refused(
+                f"the run {self._settings.run_id!r} is over: {record.verdict.why}; to start another of that name, "
+                f"wait {VERDICT_TTL_S} s"
+            )
+            return
+        settings = self._settings
+        self._elected, self._listener = elected, None
+        self._leader, self._term = self._standing_as, elected.term
+        self._authority = Authority(self._etcd.authority, candidacy.lease.proven_at)
+        candidacy.lease.on_proven = lambda: self._authority.prove(candidacy.lease.proven_at)
+        run = self._run_settings()
+        server = self._server = CoordinatorServer(
+            [listener],
+            run,
+            settings.terms,
+            self._secret,
+            self._loop,
+            policy=self._node.policy,
+            record=self._node.record_run(run),
+            on_fewer=self._on_fewer,
+            counts=self._counts,
+            hold_back=self._hold_back,
+        )
+        self._decisions = Decisions(
+            self._client,
+            self._keys,
+            elected,
+            candidacy.record_lease.id,
+            server.deliver,
+            self._on_deposed,
+            self._on_trouble,
+            self._on_written,
+        )
+        self._silent.append(listener.dup())
+        self._node.keep(f"endpoint {elected.term}", listener.fileno())
+        self._node.say(self._about_leading(elected))
+        server.open(self._opened(elected))
+        self._probe()
+        self._end_connecting()
+        self._drop_link("this node leads")
+        if self._link is None:
+            self._connect()
+
+    def _about_leading(self, elected: Elected) -> str:
+        run = f"the coordinator of the run {self._settings.run_id!r}"
+        if not elected.written.record.is_at_work:
+            return f"this node serves {run}; it was elected through etcd"
+        return f"this node takes over {run}; the nodes of the last generation have a moment to come back"
+
+    def _opened(self, elected: Elected) -> Opened:
+        """What is known of the past: the record; if etcd has lost it, our own part."""
+        record, terms, part = elected.written.record, self._etcd.authority, self._part
+        if record.generation == 0 and record.verdict is None and part is not None:
+            return Opened(
+                terms.return_s, generation=part.generation, restarts_used=part.restarts_used, store=part.store
+            )
+        return Opened(
+            terms.lease.lease_s,
+            generation=record.generation,
+            restarts_used=record.restarts_used,
+            store=record.store,
+            verdict=record.verdict,
+            record=record,
+            return_s=terms.return_s,
+            alone_s=terms.alone_s,
+        )
+
+    def _counts(self, server: CoordinatorServer) -> bool:
+        return self._authority.counts(self._loop.now(), server.is_at_work, server.members_proven_at())
+
+    def _hold_back(self, say: Say, state: CoordinatorState) -> None:
+        if self._decisions is not None:
+            self._decisions.say(say, state)
+
+    def _on_written(self, record: RunRecord) -> None:
+        self._last_record = record
+        self._authority.lapse()
+
+    def _on_deposed(self, why: str) -> None:
+        """A write of ours was refused. Who leads is told by the key that we follow."""
+        self._step_down(why)
+
+    def _step_down(self, why: str) -> None:
+        server, self._server = self._server, None
+        candidacy, self._candidacy = self._candidacy, None
+        if self._elected is None or server is None:
+            return
+        self._elected = None
+        self._stop_probing()
+        if self._decisions is not None:
+            self._decisions.close()
+            self._decisions = None
+        if candidacy is not None:
+            candidacy.close()
+        server.close()
+        self._node.say(f"this node serves the coordinator no longer: {why}")
+
+    # --- an earlier leader --------------------------------------------------------------------------------------------
+
+    def _probe(self) -> None:
+        """Is the leader before us dead? As long as that matters."""
+        server, elected = self._server, self._elected
+        before = elected.written.before if elected is not None else None
+        if server is None or before is None or server.seat.state.phase is not RunPhase.RECOVERING:
+            return
+        if before.node_id == self._info.node_id:
+            return  # that was us
+
+        def connected(sock: socket.socket) -> None:
+            sock.close()
+            self._probe_again()
+
+        def failed(number: int) -> None:
+            if number == errno.ECONNREFUSED:
+                self._probing = None
+                server.seat.step(EarlierCoordinatorGone(before.node_id))
+            else:
+                self._probe_again()
+
+        family, address = literal(before.addr, before.port)[0]
+        self._probing = Connecting(self._loop, family, address, connected, failed)
+        self._probing.start()
+
+    def _probe_again(self) -> None:
+        self._probing = None
+        self._later("probe", _PROBE_EVERY_S, self._probe)
+
+    def _stop_probing(self) -> None:
+        if self._probing is not None:
+            self._probing.close()
+            self._probing = None
+        if "probe" in self._timers:
+            self._timers.pop("probe").cancel()
+
+    # --- leaving ------------------------------------------------------------------------------------------------------
+
+    def _says_goodbye(self) -> bool:
+        """Give back what is ours in etcd, so that nobody waits for it to run out. Not for long."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._later("goodbye", _GOODBYE_S, self._left)
+            self._resign()
+        return not self._has_left
+
+    def _resign(self) -> None:
+        candidacy, self._candidacy = self._candidacy, None
+        self._following.close()
+        if self._server is not None and not self._server.is_over:
+            self._step_down("this node leaves")
+        if candidacy is not None:
+            candidacy.end(self._leave_nodes)
+        else:
+            self._leave_nodes()
+
+    def _leave_nodes(self) -> None:
+        if self._presence is not None:
+            self._presence.end(self._leave_members)
+        else:
+            self._leave_members()
+
+    def _leave_members(self) -> None:
+        if self._member is not None and self._member.is_here:
+            self._member.leave(self._left)
+        else:
+            self._left()
+
+    def _left(self) -> None:
+        if not self._has_left:
+            self._has_left = True
+            self._emit(TimePassed())
+
+
+def _address_towards(endpoint: Endpoint) -> str:
+    """This host's address on the way there; empty if it is not known without asking a name server."""
+    for family, address in literal(endpoint.host, endpoint.port):
+        with socket.socket(family, socket.SOCK_DGRAM) as sock:
+            try:
+                sock.connect(address)  # sends nothing
+            except OSError:
+                continue
+            return str(sock.getsockname()[0])
+    return ""

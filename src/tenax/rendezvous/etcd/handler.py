@@ -1,0 +1,64 @@
+"""The etcd engine as a rendezvous handler: from parameters to settings, and the blocking methods for old hooks."""
+
+from __future__ import annotations
+
+from tenax.core.authority import AuthorityTerms
+from tenax.rendezvous.engine import AskedRendezvousHandler
+from tenax.rendezvous.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax.rendezvous.etcd.options import etcd_settings_from
+from tenax.rendezvous.tcp.handler import linked_settings, seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.etcd.managed import ManagedSettings
+    from tenax.etcd.settings import EtcdSettings
+    from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
+
+
+class EtcdEngineHandler(AskedRendezvousHandler):
+    """Nodes meet through etcd, and none of them is special; who asks, through a backend there."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        super().__init__(params)
+        self.settings = etcd_rendezvous_settings(params)
+
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> EtcdRendezvous:
+        return EtcdRendezvous(self.settings, master_addr or "", master_port or 0)
+
+    def _make_asked(self) -> RendezvousHandler:
+        from tenax.rendezvous.dynamic_rendezvous import create_handler
+        from tenax.rendezvous.etcd_rendezvous_backend import create_backend
+
+        backend, store = create_backend(self._params)
+        return create_handler(store, backend, self._params)
+
+
+def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSettings:
+    """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
+    if not params.endpoint:
+        raise ValueError(
+            "the rendezvous backend 'etcd' needs to know where etcd is; name its members with "
+            "--rdzv-endpoint HOST:PORT,HOST:PORT,..."
+        )
+    is_old = any(params.get(name) for name in ("cert", "key", "cacert"))  # the oldest backend's names
+    etcd = etcd_settings_from(params, "cert", "key", "cacert") if is_old else etcd_settings_from(params)
+    settings = EtcdRendezvousSettings(
+        **linked_settings(params, AuthorityTerms().lease),
+        etcd=etcd,
+        outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),
+        managed=_managed(params, etcd),
+    )
+    if etcd.tls is not None:
+        etcd.tls.for_client()  # say now what is wrong with the files
+    return settings
+
+
+def _managed(params: RendezvousParameters, etcd: EtcdSettings) -> ManagedSettings | None:
+    if not params.get_as_bool("managed", False):
+        return None
+    from tenax.etcd.managed import managed_settings
+
+    if etcd.user:
+        raise ValueError("members that tenax manages have no users; leave out the rendezvous options user and password")
+    only = str(params.get("managed_only") or "")
+    return managed_settings(params.endpoint, params.run_id, tls=etcd.tls, only=only)

@@ -1,0 +1,93 @@
+"""What the etcd engine keeps in etcd: four kinds of keys, all under one prefix per run, all bound to leases.
+
+    leader          who leads, where it is linked to, and the secret of its links; bound to its short lease
+    record          what was decided, and who leads or led last; bound to a lease of an hour
+    nodes/<id>      who is here; for people and tools
+    members/<name>  control hosts that had a member before (managed mode, ``tenax.etcd.managed``)
+
+The *term* of a leader is the revision at which its key was created. Every write of a leader is guarded by it: one that
+was deposed changes nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.core.record import RunRecord
+from tenax.etcd.operations import Compare, KeyValue, Range, Transaction
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.etcd.operations import TransactionAnswer
+
+RECORD_TTL_S = 3600  # without any leader; then the name of the run is free again
+VERDICT_TTL_S = 10  # after the end
+NODE_TTL_S = 30
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where a leader is, or was."""
+
+    node_id: str
+    host: str  # for people
+    addr: str
+    port: int
+
+
+class Leader(msgspec.Struct, frozen=True):
+    place: Place
+    secret: bytes
+
+
+class Written(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The value of the record's key."""
+
+    record: RunRecord
+    by: Place  # the leader since it was elected; before it decides anything
+    before: Place | None = None  # the leader before that one
+
+
+class Keys:
+    """The keys of one run."""
+
+    def __init__(self, run_id: str) -> None:
+        root = f"/tenax/{run_id.replace('%', '%25').replace('/', '%2F')}/".encode()
+        self.leader = root + b"leader"
+        self.record = root + b"record"
+        self.nodes = root + b"nodes/"
+
+    def node(self, node_id: str) -> bytes:
+        return self.nodes + node_id.encode()
+
+    def both(self) -> Transaction:
+        """Leader and record, as they are at one moment."""
+        return Transaction((), then=(Range(self.leader), Range(self.record)))
+
+    def is_led_in(self, term: int) -> Compare:
+        return Compare(self.leader, "create", term)
+
+    def is_recorded_at(self, revision: int) -> Compare:
+        return Compare(self.record, "mod", revision)
+
+
+class Standing:
+    """Leader and record, as read together."""
+
+    def __init__(self, answer: TransactionAnswer) -> None:
+        leaders, records = (getattr(each, "kvs", ()) for each in answer.answers)
+        self.leader_kv: KeyValue | None = leaders[0] if leaders else None
+        self.record_kv: KeyValue | None = records[0] if records else None
+        self.leader = read_leader(self.leader_kv) if self.leader_kv is not None else None
+        self.written = msgspec.json.decode(self.record_kv.value, type=Written) if self.record_kv is not None else None
+
+    @property
+    def term(self) -> int:
+        return self.leader_kv.create_revision if self.leader_kv is not None else 0
+
+    @property
+    def recorded_at(self) -> int:
+        return self.record_kv.mod_revision if self.record_kv is not None else 0
+
+
+def read_leader(kv: KeyValue) -> Leader:
+    return msgspec.json.decode(kv.value, type=Leader)

@@ -1,0 +1,204 @@
+"""The names of TorchElastic's older etcd rendezvous, over etcd v3.
+
+``EtcdRendezvousHandler`` is a dynamic rendezvous whose state and store are in etcd, below ``etcd_prefix``. What the old
+one did in phases, each with a method of its own, is decided in ``tenax.rendezvous.dynamic.decisions``; those methods do
+not exist. The two exceptions, by which the old one told itself to begin again, are here for code that catches them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
+from tenax.rendezvous.dynamic.teller import Teller
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from tenax.etcd.blocking import BlockingEtcd
+    from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
+__all__ = [
+    "EtcdRendezvous",
+    "EtcdRendezvousHandler",
+    "EtcdRendezvousRetryImmediately",
+    "EtcdRendezvousRetryableFailure",
+    "create_rdzv_handler",
+]
+
+_HERE = "etcd_rendezvous.py:"
+_PREFIX = "/torchelastic/p2p"
+_TIMEOUT_S = 600
+_LAST_CALL_S = 30
+
+
+class EtcdRendezvousRetryableFailure(Exception):
+    """Never raised: what can be tried again is tried again inside."""
+
+
+class EtcdRendezvousRetryImmediately(Exception):
+    """Never raised: what can be tried again is tried again inside."""
+
+
+class EtcdRendezvous:
+    """One node in the rendezvous of a run. ``num_min_workers`` and ``num_max_workers`` count nodes; times are seconds.
+
+    The state is under ``prefix/rendezvous/run_id``, the store's keys are below ``prefix/store/run_id/``. ``client``
+    stays the caller's.
+    """
+
+    def __init__(
+        self,
+        client: BlockingEtcd,
+        prefix: str,
+        run_id: str,
+        num_min_workers: int,
+        num_max_workers: int,
+        timeout: float,
+        last_call_timeout: float,
+    ) -> None:
+        from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
+        from tenax.store.etcd import EtcdStore
+
+        self._run_id = run_id
+        self._nodes = (num_min_workers, num_max_workers)
+        self._times_s = (timeout, last_call_timeout)
+        place = prefix.rstrip("/")
+        self._backend = EtcdRendezvousBackend(client, run_id, key_prefix=f"{place}/rendezvous")
+        self._backend.get_state()  # whether etcd can be reached is said now
+        self._store = EtcdStore(client, f"{place}/store/{run_id}")
+        self._handler: DynamicRendezvousHandler | None = None
+
+    def handler(self, local_addr: str | None = None) -> DynamicRendezvousHandler:
+        """What does the work. It is made once; ``local_addr`` is how the others reach this node."""
+        if self._handler is None:
+            from datetime import timedelta
+
+            from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+
+            join, last_call = (timedelta(seconds=each) for each in self._times_s)
+            self._handler = DynamicRendezvousHandler.from_backend(
+                self._run_id,
+                self._store,
+                self._backend,
+                *self._nodes,
+                local_addr=local_addr,
+                timeout=RendezvousTimeout(join, last_call),
+            )
+        return self._handler
+
+    def rendezvous_barrier(self) -> tuple[int, int, int]:
+        """Wait for the next round that we are in. Returns its number, our rank and how many nodes there are."""
+        handler = self.handler()
+        info = handler.next_rendezvous()
+        return handler._last_round, info.rank, info.world_size
+
+    def set_closed(self) -> None:
+        """End the run for everybody."""
+        self.handler().set_closed()
+
+    def setup_kv_store(self, rdzv_version: int) -> Any:
+        """The store of one round."""
+        from tenax.store import PrefixStore
+
+        return PrefixStore(f"tenax.rendezvous.{self._run_id}.{rdzv_version}", self._store)
+
+    def store_extra_data(self, rdzv_version: int, key: str, value: str | bytes) -> None:
+        """Leave something for the others of a round."""
+        self._extra_data(rdzv_version).set(key, value)
+
+    def load_extra_data(self, rdzv_version: int, key: str, timeout: float | timedelta | None = None) -> bytes | None:
+        """What somebody left for this round; waits until there is something. None: not within the timeout."""
+        from tenax.store import StoreTimeoutError
+
+        store = self._extra_data(rdzv_version)
+        try:
+            store.wait([key], timeout)
+        except StoreTimeoutError:
+            return None
+        return bytes(store.get(key))
+
+    def _extra_data(self, rdzv_version: int) -> Any:
+        from tenax.store import PrefixStore
+
+        return PrefixStore("extra_data", self.setup_kv_store(rdzv_version))
+
+
+class EtcdRendezvousHandler(RendezvousHandler):
+    """A handler over an ``EtcdRendezvous``."""
+
+    def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
+        self._handler = rdzv_impl.handler(local_addr)
+
+    def get_backend(self) -> str:
+        return "etcd"
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._handler.use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        return self._handler.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        return self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        self._handler.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        return self._handler.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._handler.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._handler.shutdown()
+
+    def leave(self) -> None:
+        self._handler.leave()
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
+    """A handler from parameters. The endpoint is one or more of ``host:port``, with commas between.
+
+    ``timeout``: seconds until a group must have formed (600). ``last_call_timeout``: for more nodes, once there are
+    enough (30). ``etcd_prefix``: what all keys begin with (``/torchelastic/p2p``). ``protocol``: ``http`` or ``https``.
+    ``cert``, ``key``, ``cacert``: files; any of them means https. ``user``, ``password``, ``password_file`` and
+    ``read_timeout`` are those of the backend ``etcd-v2``.
+    """
+    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    try:
+        with teller.errors_of(f"{_HERE}create_rdzv_handler"):
+            return _create_rdzv_handler(params)
+    finally:
+        teller.close()
+
+
+def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
+    from tenax.rendezvous.etcd_rendezvous_backend import client_from
+
+    timeout_s = params.get_as_int("timeout", _TIMEOUT_S)
+    last_call_s = params.get_as_int("last_call_timeout", _LAST_CALL_S)
+    if timeout_s is None or last_call_s is None or min(timeout_s, last_call_s) <= 0:
+        raise ValueError(
+            f"the timeout of the rendezvous is {timeout_s}, and its last_call_timeout {last_call_s}; expected positive "
+            "numbers of seconds"
+        )
+    client = client_from(params, "cert", "key", "cacert")
+    try:
+        rendezvous = EtcdRendezvous(
+            client,
+            str(params.get("etcd_prefix", _PREFIX)),
+            params.run_id,
+            params.min_nodes,
+            params.max_nodes,
+            timeout_s,
+            last_call_s,
+        )
+        return EtcdRendezvousHandler(rendezvous, params.local_addr)
+    except BaseException:
+        client.close()
+        raise

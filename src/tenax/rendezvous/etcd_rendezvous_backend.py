@@ -1,0 +1,216 @@
+"""The etcd backend: the state of a dynamic rendezvous under one key of etcd, v3.
+
+The token of a state is the revision that wrote it. The key hangs on a lease, as in TorchElastic: a run that nobody
+writes to any more is forgotten. Every node has a lease of its own, and whoever writes hangs the key on its own one.
+Leases are not revoked when a node goes, because the state would go with the last one; they expire.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+
+from tenax.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
+from tenax.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction
+from tenax.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousParameters,
+    RendezvousStateError,
+)
+from tenax.rendezvous.dynamic.state import MOST_BYTES
+from tenax.rendezvous.dynamic.teller import Teller
+from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TypeVar
+
+    from tenax.etcd.blocking import BlockingEtcd
+    from tenax.etcd.operations import Operation
+    from tenax.etcd.settings import EtcdSettings
+    from tenax.store.etcd import EtcdStore
+
+    A = TypeVar("A")
+
+__all__ = ["PASSWORD_VARIABLE", "EtcdRendezvousBackend", "create_backend"]
+
+PASSWORD_VARIABLE = "TENAX_ETCD_PASSWORD"  # noqa: S105 - the variable's name
+_HERE = "etcd_rendezvous_backend.py:"
+_KEY_PREFIX = "/torch/elastic/rendezvous"
+_STORE_PREFIX = "/torch/elastic/store"
+_READ_TIMEOUT_S = 60
+_TTL_S = 7200
+_RENEWALS_PER_TTL = 4
+_MOST_PASSWORD_BYTES = 4096
+
+
+class EtcdRendezvousBackend(RendezvousBackend):
+    """Holds the state in etcd, under ``key_prefix/run_id``, for ``ttl`` seconds after the last write (at least 3/4 of
+    it). ``client`` stays the caller's.
+    """
+
+    def __init__(
+        self, client: BlockingEtcd, run_id: str, key_prefix: str | None = None, ttl: int | None = None
+    ) -> None:
+        if not run_id:
+            raise ValueError("the run id is empty; give the run a name")
+        self._ttl_s = _TTL_S if ttl is None else ttl
+        if self._ttl_s < 1:
+            raise ValueError(f"the ttl of the rendezvous is {ttl}; expected at least 1 second")
+        self._client = client
+        self._key = f"{(_KEY_PREFIX if key_prefix is None else key_prefix).rstrip('/')}/{run_id}".encode()
+        self._lease = 0
+        self._renewed_at = 0.0
+
+    @property
+    def name(self) -> str:
+        return "etcd-v2"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        return self._state(self._ask(Range(self._key)))
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        if token is not None and not isinstance(token, int):  # no token of ours: it cannot be what is there
+            found = self.get_state()
+            return None if found is None else (*found, False)
+        guard = Compare(self._key, "create", 0) if token is None else Compare(self._key, "mod", token)
+        self._renew_lease()
+        try:
+            answer = self._ask(self._write(state, guard))
+        except RendezvousStateError:
+            if not self._renew_lease(is_doubted=True):
+                raise
+            answer = self._ask(self._write(state, guard))  # the lease had expired: the write was refused for that
+        if answer.succeeded:
+            return state, answer.revision, True
+        # The client asks again when an answer was lost, and its first question may have written the state: nobody else
+        # uses our lease.
+        (there,) = answer.answers
+        assert isinstance(there, RangeAnswer)
+        found = self._state(there)
+        return None if found is None else (*found, found[0] == state and there.kvs[0].lease == self._lease)
+
+    def _write(self, state: bytes, guard: Compare) -> Transaction:
+        return Transaction((guard,), (Put(self._key, state, self._lease),), (Range(self._key),))
+
+    def _renew_lease(self, *, is_doubted: bool = False) -> bool:
+        """Let the lease live for the whole of its time from now on. Returns whether it is a new one."""
+        now = time.monotonic()
+        if self._lease and not is_doubted and now - self._renewed_at < self._ttl_s / _RENEWALS_PER_TTL:
+            return False
+        is_new = self._lease == 0 or self._ask(KeepAlive(self._lease)).ttl_s == 0
+        if is_new:
+            lease = random.SystemRandom().randrange(1, 1 << 62)
+            self._ask(GrantLease(self._ttl_s, lease))
+            self._lease = lease
+        self._renewed_at = now
+        return is_new
+
+    def _state(self, answer: RangeAnswer) -> tuple[bytes, Token] | None:
+        if not answer.kvs:
+            return None
+        found = answer.kvs[0]
+        if len(found.value) > MOST_BYTES:
+            raise RendezvousStateError(
+                f"the value of {self._key.decode()!r} in etcd has {len(found.value)} bytes: it is no rendezvous state"
+            )
+        return found.value, found.mod_revision
+
+    def _ask(self, operation: Operation[A]) -> A:
+        try:
+            return self._client.call(operation)
+        except EtcdError as error:
+            raise _rendezvous_error(error) from error
+
+
+def _rendezvous_error(error: EtcdError) -> RendezvousError:
+    if isinstance(error, EtcdUnavailable):
+        return RendezvousConnectionError(f"etcd cannot be reached: {error}")
+    if isinstance(error, EtcdRejected):
+        return RendezvousStateError(f"etcd does not take the state of the rendezvous: {error}")
+    return RendezvousConnectionError(f"etcd cannot be used: {error}")
+
+
+# --- from parameters --------------------------------------------------------------------------------------------------
+
+
+def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
+    """A backend and a store from parameters. The endpoint is one or more of ``host:port``, with commas between.
+
+    ``read_timeout``: seconds that a question to etcd may take (60). ``protocol``: ``http`` or ``https``. ``ssl_cert``,
+    ``ssl_cert_key``, ``ca_cert``: files; any of them means https. ``user``, and ``password`` or ``password_file`` or
+    the variable TENAX_ETCD_PASSWORD. Both use one client, which is closed with the store.
+    """
+    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    try:
+        with teller.errors_of(f"{_HERE}create_backend"):
+            return _create_backend(params)
+    finally:
+        teller.close()
+
+
+def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
+    from tenax.store.etcd import EtcdStore
+
+    client = client_from(params, "ssl_cert", "ssl_cert_key", "ca_cert")
+    try:
+        backend = EtcdRendezvousBackend(client, params.run_id, key_prefix=_KEY_PREFIX)
+        backend.get_state()  # whether etcd can be reached is said now
+        return backend, EtcdStore(client, _STORE_PREFIX, owns_client=True)
+    except BaseException:
+        client.close()
+        raise
+
+
+def client_from(params: RendezvousParameters, cert: str, key: str, ca: str) -> BlockingEtcd:
+    """A client, which connects when it is used. The last three are the names of the options for TLS."""
+    from tenax.etcd.blocking import BlockingEtcd
+
+    read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
+    if read_timeout_s is None or read_timeout_s <= 0:
+        raise ValueError(
+            f"the read_timeout of the rendezvous is {read_timeout_s}; expected a positive number of seconds"
+        )
+    return BlockingEtcd(_settings(params, cert, key, ca), patience_s=read_timeout_s)
+
+
+def _settings(params: RendezvousParameters, cert: str, key: str, ca: str) -> EtcdSettings:
+    from tenax.etcd.settings import etcd_settings
+    from tenax.tls import TlsFiles
+
+    files = TlsFiles(*(str(params.get(name) or "") for name in (cert, key, ca)))
+    protocol = str(params.get("protocol") or "").strip().lower()
+    if protocol not in ("", "http", "https"):
+        raise ValueError(f"the protocol of the rendezvous is {protocol!r}; expected 'http' or 'https'")
+    endpoint = params.endpoint or "localhost"
+    if protocol:
+        endpoint = ",".join(_with_scheme(each, protocol) for each in endpoint.split(",") if each.strip())
+    user = str(params.get("user") or "")
+    tls = files if any((files.cert, files.key, files.ca)) else None
+    return etcd_settings(endpoint, user=user, password=_password(params, user), tls=tls)
+
+
+def _with_scheme(endpoint: str, protocol: str) -> str:
+    """The protocol of an endpoint that says none. One that says another one is refused with the others."""
+    return endpoint.strip() if "://" in endpoint else f"{protocol}://{endpoint.strip()}"
+
+
+def _password(params: RendezvousParameters, user: str) -> str:
+    password, path = params.get("password"), params.get("password_file")
+    if password and path:
+        raise ValueError("both rendezvous options 'password' and 'password_file' are given; expected one of them")
+    if password:
+        return str(password)
+    if not path:
+        return os.environ.get(PASSWORD_VARIABLE, "") if user else ""
+    try:
+        with open(str(path), encoding="utf-8") as file:
+            text = file.read(_MOST_PASSWORD_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the file of the rendezvous option 'password_file' cannot be read: {error}") from error
+    found = text.strip("\r\n")
+    if not found or len(text) > _MOST_PASSWORD_BYTES:
+        raise ValueError(f"the file {str(path)!r} of the option 'password_file' is empty or too long for a password")
+    return found

@@ -1,0 +1,144 @@
+"""The client for those who wait: in one thread, in several, in a forked child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from etcd_client.kit import PATIENCE_S, raised
+from etcd_servers import EtcdCluster, unique_prefix
+from tenax.etcd.blocking import BlockingEtcd
+from tenax.etcd.errors import EtcdCompacted, EtcdError, EtcdRejected, EtcdUnavailable
+from tenax.etcd.operations import Change, Compact, Delete, Put, Range, Status, prefix_end
+
+
+@pytest.fixture
+def blocking(etcd: EtcdCluster) -> Iterator[BlockingEtcd]:
+    client = BlockingEtcd(etcd.settings(), 30)
+    yield client
+    client.close()
+
+
+def in_thread(call: Callable[[], object]) -> threading.Thread:
+    thread = threading.Thread(target=call)
+    thread.start()
+    return thread
+
+
+def join(*threads: threading.Thread) -> None:
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def test_answers_and_errors(blocking: BlockingEtcd) -> None:
+    key = unique_prefix() + b"k"
+    blocking.call(Put(key, b"v"))
+    assert blocking.call(Range(key)).kvs[0].value == b"v"
+    assert "key is not provided" in raised(lambda: blocking.call(Put(b"", b"")), EtcdRejected)
+    assert blocking.trouble
+    blocking.call(Status())
+    assert blocking.trouble == ""
+    assert blocking.local_address().startswith("127.")
+
+
+def test_changes_from_a_revision_on(blocking: BlockingEtcd) -> None:
+    prefix = unique_prefix()
+    first = blocking.call(Put(prefix + b"a", b"1")).revision
+    second = blocking.call(Delete(prefix + b"a")).revision
+    changes = blocking.wait_for_change(prefix, prefix_end(prefix), first, 30)
+    assert (changes[0].kind, changes[0].kv.mod_revision) == ("put", first)
+    assert blocking.wait_for_change(prefix, prefix_end(prefix), second, 30)[0].kind == "delete"
+    assert blocking.wait_for_change(prefix, prefix_end(prefix), second + 1, 0.1) == []
+
+
+def test_one_waits_and_another_writes_with_the_same_client(blocking: BlockingEtcd) -> None:
+    """A wait must not hold up the write that it waits for."""
+    prefix = unique_prefix()
+    revision = blocking.call(Put(prefix[:-1], b"")).revision
+    seen: list[list[Change]] = []
+    waiters = [
+        in_thread(lambda: seen.append(blocking.wait_for_change(prefix, prefix_end(prefix), revision + 1, 30)))
+        for _ in range(3)
+    ]
+    blocking.call(Put(prefix + b"k", b"v"))
+    join(*waiters)
+    assert [[change.kv.key for change in changes] for changes in seen] == [[prefix + b"k"]] * 3
+
+
+def test_many_threads(blocking: BlockingEtcd) -> None:
+    prefix = unique_prefix()
+
+    def write(number: int) -> None:
+        for each in range(10):
+            blocking.call(Put(prefix + b"%d-%d" % (number, each), b""))
+
+    join(*[in_thread(lambda number=number: write(number)) for number in range(8)])  # type: ignore[misc]
+    assert blocking.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 80
+
+
+def test_a_forked_child_has_its_own(blocking: BlockingEtcd) -> None:
+    prefix = unique_prefix()
+    blocking.call(Put(prefix + b"parent", b""))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            blocking.call(Put(prefix + b"child", b""))
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    blocking.call(Put(prefix + b"parent", b"again"))
+    assert blocking.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 2
+
+
+def test_an_interrupt_leaves_it_usable(blocking: BlockingEtcd) -> None:
+    def interrupt(*_: object) -> None:
+        raise InterruptedError("enough")
+
+    old = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        with pytest.raises(InterruptedError):
+            blocking.wait_for_change(unique_prefix(), b"", 0, 60)
+    finally:
+        signal.signal(signal.SIGALRM, old)
+    assert blocking.call(Status()).version
+
+
+def test_closing_ends_the_waits_of_others(etcd: EtcdCluster) -> None:
+    client = BlockingEtcd(etcd.settings())
+    errors: list[str] = []
+    waiter = in_thread(lambda: errors.append(raised(lambda: client.wait_for_change(b"x", b"", 0, 60), EtcdError)))
+    client.call(Status())
+    client.close()
+    client.close()
+    join(waiter)
+    assert "closed" in errors[0]
+    assert "closed" in raised(lambda: client.call(Status()), EtcdError)
+
+
+def test_waiting_over_a_restart_and_for_a_past_that_is_gone(make_etcd: Callable[..., EtcdCluster]) -> None:
+    cluster = make_etcd()
+    client, other = BlockingEtcd(cluster.settings(), 30), BlockingEtcd(cluster.settings(), 30)
+    try:
+        revision = other.call(Put(b"k", b"0")).revision
+        seen: list[Change] = []
+        waiter = in_thread(lambda: seen.extend(client.wait_for_change(b"k", b"", revision + 1, 60)))
+        cluster.kill(0)
+        cluster.start(0)
+        last = other.call(Put(b"k", b"1")).revision
+        join(waiter)
+        assert [change.kv.value for change in seen] == [b"1"]
+        other.call(Compact(last))
+        with pytest.raises(EtcdCompacted) as caught:
+            client.wait_for_change(b"k", b"", 1, 30)
+        assert caught.value.compact_revision == last
+        cluster.kill(0)
+        assert "connection" in raised(lambda: client.wait_for_change(b"k", b"", 1, 0.5), EtcdUnavailable)
+    finally:
+        client.close()
+        other.close()

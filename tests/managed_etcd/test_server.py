@@ -1,0 +1,148 @@
+"""A server ends with the process that started it, however that one ends; and it says how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tenax.etcd.server import ServerProcess
+from tenax.loop import Loop
+from watching import Program, gone, is_alive, leaving_nothing, on_linux, until
+
+from .kit import Party, control_hosts
+
+_HOLDS_A_MEMBER = """
+    import sys
+    from tenax.etcd.managed import ManagedMember, ManagedSettings
+    from tenax.loop import Loop
+
+    def tell(text):
+        print(text, flush=True)
+
+    loop = Loop()
+    settings = ManagedSettings((sys.argv[1],), "run", data_root=sys.argv[2])
+    member = ManagedMember(loop, settings, lambda text: None, lambda text: tell("failed: " + text))
+    member.start()
+    loop.next_event(lambda: loop.now() if member.is_serving else None)
+    tell(member.server_pid)
+    tell(member.data_directory)
+    loop.next_event(lambda: None)
+"""
+
+_STUBBORN = """\
+#!/bin/sh
+trap '' TERM
+echo up
+while :; do read line < "$0.fifo"; done
+"""
+
+
+@on_linux
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_server_ends_with_its_agent(
+    program: Callable[..., Program], tmp_path: Path, number: signal.Signals
+) -> None:
+    """M1: nothing is left of it, by pid. Its data stays, for an agent that is started again."""
+    (name,) = control_hosts(1)
+    agent = program(_HOLDS_A_MEMBER, name, tmp_path / "data")
+    pid, directory = int(agent.pipe.line()), Path(agent.pipe.line())
+    guard = _parent(pid)
+    assert is_alive(pid)
+    assert Path(f"/proc/{guard}/comm").read_text() == "tenax-etcd\n"
+    agent.send(number)
+    agent.wait()
+    assert gone([pid, guard])
+    assert (directory / "data" / "member").is_dir()
+
+
+@on_linux
+def test_the_server_ends_with_its_guard(party: Callable[..., Party]) -> None:
+    """The kernel, and the agent, see to it; and the agent starts another."""
+    there = party(1)
+    (member,) = there.add_all()
+    pid = member.server_pid
+    os.kill(_parent(pid), signal.SIGKILL)
+    assert gone([pid])
+    there.until(lambda: member.is_serving and member.server_pid not in (0, pid), "another server")
+
+
+@on_linux
+def test_who_ignores_sigterm_is_killed(tmp_path: Path) -> None:
+    """After the grace; and nothing is left, not even what a script has started."""
+    script = tmp_path / "server"
+    script.write_text(_STUBBORN)
+    script.chmod(0o700)
+    os.mkfifo(f"{script}.fifo")
+    log = tmp_path / "log"
+    ended: list[tuple[str, bool]] = []
+    with leaving_nothing():
+        loop = Loop()
+        server = ServerProcess(loop, lambda how, by_itself: ended.append((how, by_itself)))
+        server.start([str(script)], {"PATH": os.environ["PATH"]}, str(log))
+        loop.next_event(lambda: loop.now() if server.pid else None)
+        pid = server.pid
+        until(lambda: log.exists() and log.read_text() == "up\n", "the script to be deaf")
+        server.stop(grace_s=0.1)
+        loop.next_event(lambda: loop.now() if ended else None)
+        assert ended == [("it was killed by SIGKILL", False)]
+        assert gone([pid])
+        server.kill()
+        loop.close()
+
+
+@on_linux
+def test_kill_returns_when_it_is_gone(tmp_path: Path) -> None:
+    """Also if it is stopped, and could not obey."""
+    ended: list[str] = []
+    loop = Loop()
+    server = ServerProcess(loop, lambda how, _: ended.append(how))
+    server.start(["/bin/sleep", "1000"], {}, str(tmp_path / "log"))
+    loop.next_event(lambda: loop.now() if server.pid else None)
+    pid = server.pid
+    os.kill(pid, signal.SIGSTOP)
+    server.kill()
+    assert not is_alive(pid)
+    assert not ended
+    loop.close()
+
+
+def test_a_program_that_is_not_there(tmp_path: Path) -> None:
+    """It has ended, and the log says why."""
+    ended: list[tuple[str, bool]] = []
+    loop = Loop()
+    server = ServerProcess(loop, lambda how, by_itself: ended.append((how, by_itself)))
+    log = tmp_path / "log"
+    server.start([str(tmp_path / "none")], {}, str(log))
+    loop.next_event(lambda: loop.now() if ended else None)
+    assert ended == [("it exited with code 127", True)]
+    assert "No such file or directory" in log.read_text()
+    server.kill()
+    loop.close()
+
+
+def test_a_server_that_cannot_live_is_given_up_in_words(party: Callable[..., Party], tmp_path: Path) -> None:
+    """Its last words are in every sentence, and in the end it is said that it was tried several times."""
+    script = tmp_path / "etcd"
+    script.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in --version) echo "etcd Version: 3.5.16"; exit;; esac\n'
+        f"echo '{json.dumps({'level': 'fatal', 'msg': 'cannot go on', 'error': 'the disk is full'})}'\n"
+        "exit 1\n"
+    )
+    script.chmod(0o700)
+    there = party(1, program=str(script))
+    member = there.add(there.names[0], {"pauses_s": (0.01,) * 3})
+    there.until(lambda: there.said, "its end to be told")
+    assert "it exited with code 1; its last words: cannot go on: the disk is full; trying again" in there.said[0]
+    there.until(lambda: there.failures, "it to be given up", may_fail=True)
+    assert "cannot go on: the disk is full; this was tried 4 times" in there.failures[0]
+    assert not member.is_here
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,0 +1,333 @@
+"""The etcd backend: one document under one key, changed only by those who know what it was, and not kept for ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from etcd_servers import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
+from tenax.etcd.blocking import BlockingEtcd
+from tenax.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
+from tenax.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousParameters,
+    RendezvousStateError,
+)
+from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
+from tenax.rendezvous.etcd_rendezvous_backend import PASSWORD_VARIABLE, EtcdRendezvousBackend, create_backend
+from tenax.store import EtcdStore
+from tenax.testing.rendezvous_contract import RendezvousHandlerContract
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def client(etcd: EtcdCluster) -> Iterator[BlockingEtcd]:
+    blocking = BlockingEtcd(etcd.settings())
+    yield blocking
+    blocking.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"/{unique_prefix().decode()}"
+
+
+@pytest.fixture
+def backend(client: BlockingEtcd, prefix: str) -> EtcdRendezvousBackend:
+    return EtcdRendezvousBackend(client, "run", prefix)
+
+
+# --- the state --------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_written_by_whoever_knows_the_last_one(backend: EtcdRendezvousBackend) -> None:
+    assert backend.name == "etcd-v2"
+    assert backend.get_state() is None
+    written = backend.set_state(b"one")
+    assert written is not None
+    assert (written[0], written[2]) == (b"one", True)
+    assert backend.get_state() == written[:2]
+    too_late = backend.set_state(b"another one")  # only if there was none
+    assert too_late == (*written[:2], False)
+    newer = backend.set_state(b"two", written[1])
+    assert newer is not None
+    assert (newer[0], newer[2]) == (b"two", True)
+    assert backend.set_state(b"three", written[1]) == (*newer[:2], False)
+    assert backend.set_state(b"three", "not a token of ours") == (*newer[:2], False)
+    assert backend.get_state() == newer[:2]
+
+
+def test_two_backends_see_the_same_state(client: BlockingEtcd, prefix: str) -> None:
+    one, other = (EtcdRendezvousBackend(client, "run", prefix) for _ in range(2))
+    one.set_state(b"\x00 any bytes \xff")
+    found = other.get_state()
+    assert found is not None
+    assert found[0] == b"\x00 any bytes \xff"
+    assert EtcdRendezvousBackend(client, "another run", prefix).get_state() is None
+
+
+def test_of_two_who_write_the_same_one_has_written(client: BlockingEtcd, prefix: str) -> None:
+    one, other = (EtcdRendezvousBackend(client, "run", prefix) for _ in range(2))
+    first = one.set_state(b"same")
+    assert first is not None
+    assert first[2]
+    assert other.set_state(b"same") == (*first[:2], False)
+
+
+def test_a_state_that_was_lost_reads_as_none(client: BlockingEtcd, backend: EtcdRendezvousBackend, prefix: str) -> None:
+    written = backend.set_state(b"one")
+    assert written is not None
+    client.call(Delete(f"{prefix}run".encode()))
+    assert backend.set_state(b"two", written[1]) is None
+    assert backend.get_state() is None
+    again = backend.set_state(b"two")
+    assert again is not None
+    assert again[2]
+
+
+class AskingTwice(BlockingEtcd):
+    """The first answer to every transaction is lost, and the client asks again."""
+
+    def __init__(self, client: BlockingEtcd) -> None:
+        self._inner = client
+
+    def call(self, operation: Operation[Any], patience_s: float | None = None) -> Any:
+        if isinstance(operation, Transaction):
+            self._inner.call(operation, patience_s)
+        return self._inner.call(operation, patience_s)
+
+
+def test_a_write_whose_answer_was_lost_is_recognised(client: BlockingEtcd, prefix: str) -> None:
+    backend = EtcdRendezvousBackend(AskingTwice(client), "run", prefix)
+    written = backend.set_state(b"one")
+    assert written is not None
+    assert written[2]
+    newer = backend.set_state(b"two", written[1])
+    assert newer is not None
+    assert newer[2]
+    assert backend.get_state() == newer[:2]
+
+
+def test_a_value_that_cannot_be_a_state_is_refused(client: BlockingEtcd, prefix: str) -> None:
+    """One that is larger than any: here, as seen through a client that says so. (etcd takes 1.5 MiB by default.)"""
+
+    class Large(BlockingEtcd):
+        def __init__(self) -> None:
+            return
+
+        def call(self, operation: Operation[Any], patience_s: float | None = None) -> Any:
+            from tenax.etcd.operations import KeyValue, RangeAnswer
+
+            return RangeAnswer(1, (KeyValue(f"{prefix}run".encode(), b"x" * (5 << 20), 1, 1, 1),), 1)
+
+    with pytest.raises(RendezvousStateError, match=f"the value of '{prefix}run' in etcd has 5242880 bytes"):
+        EtcdRendezvousBackend(Large(), "run", prefix).get_state()
+    with pytest.raises(RendezvousStateError, match="etcd does not take the state"):
+        EtcdRendezvousBackend(client, "run", prefix).set_state(b"x" * (3 << 20))
+
+
+def test_a_run_needs_a_name_and_a_time(client: BlockingEtcd) -> None:
+    with pytest.raises(ValueError, match="run id"):
+        EtcdRendezvousBackend(client, "")
+    with pytest.raises(ValueError, match="ttl"):
+        EtcdRendezvousBackend(client, "run", ttl=0)
+
+
+# --- the lease --------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_forgotten_some_time_after_the_last_write(client: BlockingEtcd, prefix: str) -> None:
+    key = f"{prefix}run".encode()
+    for ttl, expected in ((None, 7200), (60, 60)):
+        backend = EtcdRendezvousBackend(client, "run", prefix, ttl)
+        found = backend.get_state()
+        backend.set_state(b"state", None if found is None else found[1])
+        (kv,) = client.call(Range(key)).kvs
+        assert kv.lease != 0
+        assert client.call(KeepAlive(kv.lease)).ttl_s == expected
+        backend.set_state(b"again", kv.mod_revision)
+        assert client.call(Range(key)).kvs[0].lease == kv.lease
+
+
+def test_whoever_writes_holds_the_state(client: BlockingEtcd, prefix: str) -> None:
+    """So that the lease of a node that left long ago does not take it along."""
+    one, other = (EtcdRendezvousBackend(client, "run", prefix) for _ in range(2))
+    written = one.set_state(b"one")
+    assert written is not None
+    lease_of_one = client.call(Range(f"{prefix}run".encode())).kvs[0].lease
+    other.set_state(b"two", written[1])
+    client.call(RevokeLease(lease_of_one))
+    found = other.get_state()
+    assert found is not None
+    assert found[0] == b"two"
+
+
+def test_a_lease_that_has_expired_is_replaced(
+    client: BlockingEtcd, backend: EtcdRendezvousBackend, prefix: str
+) -> None:
+    """As of a node that was suspended for hours."""
+    backend.set_state(b"one")
+    client.call(RevokeLease(client.call(Range(f"{prefix}run".encode())).kvs[0].lease))
+    assert backend.get_state() is None
+    again = backend.set_state(b"two")
+    assert again is not None
+    assert again[2]
+    newer = backend.set_state(b"three", again[1])
+    assert newer is not None
+    assert newer[2]
+
+
+# --- create_backend ---------------------------------------------------------------------------------------------------
+
+
+def params(endpoint: str, **options: Any) -> RendezvousParameters:
+    return RendezvousParameters("etcd-v2", endpoint, unique_prefix().decode(), 1, 2, **options)
+
+
+def use(params: RendezvousParameters) -> None:
+    """Everything that a handler would do with them."""
+    backend, store = create_backend(params)
+    with store:
+        written = backend.set_state(b"hello")
+        assert written is not None
+        assert written[2]
+        store.set(params.run_id, "value")
+        assert store.get(params.run_id) == b"value"
+
+
+def test_a_backend_and_a_store_from_parameters(etcd: EtcdCluster, client: BlockingEtcd) -> None:
+    for endpoint in (etcd.endpoints, etcd.url(), f"{etcd.endpoints},127.0.0.1:1", f"127.0.0.1:1, {etcd.endpoints}"):
+        asked = params(endpoint, read_timeout="20")
+        use(asked)
+        assert client.call(Range(f"/torch/elastic/rendezvous/{asked.run_id}".encode())).kvs[0].value == b"hello"
+        assert client.call(Range(f"/torch/elastic/store/{asked.run_id}".encode())).kvs[0].value == b"value"
+
+
+def test_etcd_that_is_not_there() -> None:
+    host = f"127.{190 + os.getpid() // 256 % 30}.{os.getpid() % 256}.1"
+    with pytest.raises(RendezvousConnectionError, match=f"etcd cannot be reached: .*{host}"):
+        create_backend(params(f"{host}:2379", read_timeout=1))
+
+
+def test_tls(make_etcd: Callable[..., EtcdCluster]) -> None:
+    cluster = make_etcd(tls="mutual")
+    assert cluster.certificates is not None
+    cert, key = cluster.certificates.client
+    files = {"ssl_cert": cert, "ssl_cert_key": key, "ca_cert": cluster.certificates.ca}
+    use(params(cluster.endpoints, **files))
+    use(params(cluster.endpoints, protocol="HTTPS ", **files))
+    with pytest.raises(ValueError, match="TLS files are given, but the etcd endpoint is 'http://"):
+        create_backend(params(cluster.endpoints, protocol="http", **files))
+    with pytest.raises(RendezvousConnectionError, match="etcd cannot be used"):
+        create_backend(params(cluster.endpoints, **{**files, "ca_cert": cluster.certificates.strange_ca}))
+
+
+def test_users(make_etcd: Callable[..., EtcdCluster], tmp_path: Path) -> None:
+    cluster = make_etcd(users=True)
+    use(params(cluster.endpoints, user=ROOT, password=ROOT_PASSWORD))
+    file = tmp_path / "password"
+    file.write_text(f"{ROOT_PASSWORD}\n")
+    use(params(cluster.endpoints, user=ROOT, password_file=str(file)))
+    with pytest.raises(RendezvousConnectionError, match="etcd cannot be used") as raised:
+        create_backend(params(cluster.endpoints, user=ROOT, password="a wrong one"))
+    assert "a wrong one" not in str(raised.value)
+    with pytest.raises(RendezvousConnectionError, match="etcd cannot be used"):
+        create_backend(params(cluster.endpoints))
+
+
+def test_a_password_in_the_environment(make_etcd: Callable[..., EtcdCluster]) -> None:
+    cluster = make_etcd(users=True)
+    assert PASSWORD_VARIABLE == "TENAX_ETCD_PASSWORD"
+    os.environ[PASSWORD_VARIABLE] = ROOT_PASSWORD
+    try:
+        use(params(cluster.endpoints, user=ROOT))
+    finally:
+        del os.environ[PASSWORD_VARIABLE]
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"protocol": "pigeon"}, "protocol"),
+        ({"read_timeout": 0}, "read_timeout"),
+        ({"password": "secret"}, "without a user"),
+        ({"user": "u", "password": "secret", "password_file": "f"}, "both rendezvous options"),
+        ({"user": "u", "password_file": "/no/such/file"}, "cannot be read"),
+        ({"user": "u", "password_file": os.devnull}, "is empty or too long"),
+    ],
+)
+def test_options_that_make_no_sense(options: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValueError, match=fault) as raised:
+        create_backend(params("127.0.0.1:1", **options))
+    assert "secret" not in str(raised.value)
+
+
+# --- under the dynamic rendezvous -------------------------------------------------------------------------------------
+
+
+class TestHandlerContract(RendezvousHandlerContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, client: BlockingEtcd) -> None:
+        self.client = client
+        self.prefix = f"/{unique_prefix().decode()}"
+
+    def make_handler(
+        self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1
+    ) -> RendezvousHandler:
+        return DynamicRendezvousHandler.from_backend(
+            run_id,
+            EtcdStore(self.client, f"{self.prefix}store", timedelta(seconds=60)),
+            EtcdRendezvousBackend(self.client, run_id, f"{self.prefix}state"),
+            min_nodes,
+            max_nodes,
+            local_addr="127.0.0.1",
+            timeout=RendezvousTimeout(timedelta(seconds=join_timeout_s), timedelta(seconds=last_call_s)),
+            keep_alive_interval=1,
+            keep_alive_max_attempt=20,  # nobody dies here, however busy the machine is
+        )
+
+
+def test_a_handler_from_parameters(etcd: EtcdCluster) -> None:
+    asked = params(etcd.endpoints, join_timeout=60, last_call_timeout=0.1)
+    with ExitStack() as stack:
+        backend, store = create_backend(asked)
+        stack.enter_context(store)
+        handler = create_handler(store, backend, asked)
+        assert handler.get_backend() == "etcd-v2"
+        info = handler.next_rendezvous()
+        assert (info.rank, info.world_size) == (0, 1)
+        info.store.set("key", "value")
+        assert info.store.get("key") == b"value"
+        assert handler.shutdown()
+        assert handler.is_closed()
+
+
+def test_a_round_outlives_etcd(make_etcd: Callable[..., EtcdCluster]) -> None:
+    """etcd is killed and comes back: the group goes on, and the next round forms."""
+    cluster = make_etcd()
+    asked = params(cluster.endpoints, join_timeout=60, last_call_timeout=0.1, keep_alive_interval=1)
+    asked.config["keep_alive_max_attempt"] = 60
+    backend, store = create_backend(asked)
+    with store:
+        handler = create_handler(store, backend, asked)
+        assert handler.next_rendezvous().world_size == 1
+        cluster.kill(0)
+        cluster.start(0)
+        assert handler.next_rendezvous().world_size == 1
+        assert handler.shutdown()
+
+
+def test_what_somebody_else_wrote_is_refused(client: BlockingEtcd, prefix: str) -> None:
+    client.call(Put(f"{prefix}run".encode(), b"\x80 a pickle"))
+    backend = EtcdRendezvousBackend(client, "run", prefix)
+    handler = DynamicRendezvousHandler.from_backend("run", EtcdStore(client, f"{prefix}store"), backend, 1, 1)
+    with pytest.raises(RendezvousStateError):
+        handler.next_rendezvous()

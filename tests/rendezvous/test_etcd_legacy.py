@@ -1,0 +1,123 @@
+"""The names of TorchElastic's older etcd rendezvous do what their users expect, over etcd v3."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from etcd_servers import EtcdCluster, unique_prefix
+from tenax.etcd.blocking import BlockingEtcd
+from tenax.etcd.operations import Range, prefix_end
+from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousParameters
+from tenax.rendezvous.etcd_rendezvous import (
+    EtcdRendezvous,
+    EtcdRendezvousHandler,
+    EtcdRendezvousRetryableFailure,
+    EtcdRendezvousRetryImmediately,
+    create_rdzv_handler,
+)
+from tenax.rendezvous.etcd_store import EtcdStore
+from tenax.testing.rendezvous_contract import RendezvousHandlerContract
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def client(etcd: EtcdCluster) -> Iterator[BlockingEtcd]:
+    blocking = BlockingEtcd(etcd.settings())
+    yield blocking
+    blocking.close()
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"/{unique_prefix().decode()}p2p"
+
+
+class TestHandlerContract(RendezvousHandlerContract):
+    @pytest.fixture(autouse=True)
+    def _place(self, client: BlockingEtcd, prefix: str) -> None:
+        self.client, self.prefix = client, prefix
+
+    def make_handler(
+        self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1
+    ) -> RendezvousHandler:
+        rendezvous = EtcdRendezvous(self.client, self.prefix, run_id, min_nodes, max_nodes, join_timeout_s, last_call_s)
+        return EtcdRendezvousHandler(rendezvous, "127.0.0.1")
+
+
+def test_the_store_is_the_stores_own() -> None:
+    import tenax.store
+
+    assert EtcdStore is tenax.store.EtcdStore
+
+
+def test_a_barrier_and_data_for_the_others_of_a_round(client: BlockingEtcd, prefix: str) -> None:
+    nodes = [EtcdRendezvous(client, prefix, "run", 2, 2, 60, 0.1) for _ in range(2)]
+    places: list[tuple[int, int, int]] = []
+    threads = [threading.Thread(target=lambda node=node: places.append(node.rendezvous_barrier())) for node in nodes]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert sorted(places) == [(1, 0, 2), (1, 1, 2)]
+
+    one, other = nodes
+    one.setup_kv_store(1).set("key", "value")
+    assert other.setup_kv_store(1).get("key") == b"value"
+    assert not other.setup_kv_store(2).check(["key"])
+    assert other.load_extra_data(1, "extra", timeout=0.05) is None
+    one.store_extra_data(1, "extra", "data")
+    assert other.load_extra_data(1, "extra", timeout=PATIENCE_S) == b"data"
+    assert not other.setup_kv_store(1).check(["extra"])
+
+    one.set_closed()
+    with pytest.raises(RendezvousClosedError):
+        EtcdRendezvous(client, prefix, "run", 2, 2, 60, 0.1).rendezvous_barrier()
+    for node in nodes:
+        node.handler().shutdown()
+
+
+def test_a_handler_from_parameters(etcd: EtcdCluster, client: BlockingEtcd, prefix: str) -> None:
+    params = RendezvousParameters(
+        "etcd", etcd.endpoints, "run", 1, 1, "127.0.0.1", timeout=60, last_call_timeout=1, etcd_prefix=prefix
+    )
+    handler = create_rdzv_handler(params)
+    assert isinstance(handler, EtcdRendezvousHandler)
+    assert (handler.get_backend(), handler.get_run_id()) == ("etcd", "run")
+    info = handler.next_rendezvous()
+    assert (info.rank, info.world_size) == (0, 1)
+    assert info.bootstrap_store_info is not None
+    assert info.bootstrap_store_info.master_addr == "127.0.0.1"
+    assert handler.num_nodes_waiting() == 0
+    assert not handler.is_closed()
+    assert handler.shutdown()
+    assert handler.is_closed()
+    start = prefix.encode()
+    names = [kv.key for kv in client.call(Range(start, prefix_end(start), keys_only=True)).kvs]
+    assert f"{prefix}/rendezvous/run".encode() in names
+    assert f"{prefix}/store/run/tenax.rendezvous.run.1/MASTER_ADDR".encode() in names
+
+
+def test_it_has_names_of_its_own_for_certificates(make_etcd: Callable[..., EtcdCluster]) -> None:
+    cluster = make_etcd(tls="mutual")
+    assert cluster.certificates is not None
+    cert, key = cluster.certificates.client
+    options: dict[str, Any] = {"protocol": "https", "cacert": cluster.certificates.ca, "cert": cert, "key": key}
+    handler = create_rdzv_handler(RendezvousParameters("etcd", cluster.endpoints, "run", 1, 1, **options))
+    assert handler.next_rendezvous().world_size == 1
+    assert handler.shutdown()
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"last_call_timeout": "-1"}, {"timeout": "soon"}])
+def test_times_that_make_no_sense(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="timeout"):
+        create_rdzv_handler(RendezvousParameters("etcd", "127.0.0.1:1", "run", 1, 1, **options))
+
+
+def test_the_exceptions_can_be_caught() -> None:
+    for kind in (EtcdRendezvousRetryableFailure, EtcdRendezvousRetryImmediately):
+        assert issubclass(kind, Exception)
