@@ -40,6 +40,7 @@ PATIENCE_S = 30.0
 ROOT, ROOT_PASSWORD = "root", "the root password"
 USER, USER_PASSWORD = "tenax", "the user's password"  # may read and write what begins with ALLOWED
 ALLOWED = b"allowed/"
+ALONE = {"heartbeat_ms": 10, "election_ms": 100}  # a single member need not wait for anybody when it starts again
 _numbers = itertools.count(1)
 
 

@@ -42,16 +42,44 @@ def test_the_death_of_the_leader(cluster: Cluster, etcd: EtcdCluster) -> None:
     cluster.finish(workers, *others)
 
 
-def test_a_leader_that_is_a_spare_dies_unnoticed(cluster: Cluster, etcd: EtcdCluster) -> None:
+def test_a_spare_that_leads_dies_and_nobody_notices(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """The generation goes on: nothing is restarted because the coordinator is another one."""
     cluster.use_etcd(etcd)
-    (first,) = cluster.start(nodes=(2, 2))
-    first.until_said(SERVES)
-    spare = first
-    others = cluster.start(2, nodes=(2, 2))
+    leader, others = start(cluster, 3, nodes=(2, 2), conf={"node_order": "0"})
+    # Not said by the order of arrival: whoever has the last name in the order is the spare.
     workers = cluster.desk.generation(2)
-    members = {cluster.agent_of(worker).name for worker in workers}
-    leads_and_works = spare.name in members
-    if leads_and_works:
-        return cluster.finish(workers, *cluster.agents[:0] or [a for a in cluster.agents if a.name in members])
-    cluster.kill(spare)
-    return cluster.finish(workers, *others)
+    members = [cluster.agent_of(worker) for worker in workers]
+    (spare,) = [agent for agent in cluster.agents if agent not in members]
+    cluster.kill(leader)
+    if leader is spare:
+        assert not any(worker.is_heard_within(0.5) for worker in workers)
+        cluster.finish(workers, *members)
+    else:
+        cluster.finish(cluster.desk.generation(2, number=2), *others)
+
+
+def test_all_of_etcd_away_and_back(cluster: Cluster, make_etcd: Callable[..., EtcdCluster]) -> None:
+    """Workers never stop; afterwards a failure is restarted as ever."""
+    etcd = make_etcd(3)
+    cluster.use_etcd(etcd)
+    cluster.start(2)
+    workers = cluster.desk.generation(2)
+    etcd.kill_all()
+    assert not any(worker.is_heard_within(6.0) for worker in workers), "longer than any lease"
+    etcd.start_all()
+    workers[0].tell("exit 3")
+    cluster.finish(cluster.desk.generation(2, number=2))
+
+
+def test_a_leader_that_is_stopped(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """Its own workers are dead before the others go on; when it continues, it can change nothing, and joins again."""
+    cluster.use_etcd(etcd)
+    leader, others = start(cluster, 3, nodes=(2, 3))
+    workers = cluster.desk.generation(3)
+    leader.send(signal.SIGSTOP)
+    (stopped,) = cluster.workers_of(leader, workers)
+    stopped.until_gone()
+    second = cluster.desk.generation(2, number=2)
+    assert leader.name not in {worker.agent for worker in second}
+    leader.send(signal.SIGCONT)
+    cluster.finish(cluster.desk.generation(3, number=3), leader, *others)

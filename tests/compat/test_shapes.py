@@ -40,8 +40,19 @@ DIFFERENT = {
     "NumaOptions.frozen": "it is frozen, without dataclasses",
     "RendezvousStoreInfo.dataclass": "as LogsDest",
     "LaunchConfig.defaults": "None in the signature; a new dict in each config",
+    "EtcdStore.bases": "torch's stores are compiled",
     "PContext.abstract": "processes are one generation of the machine; _start, _poll and _close do not exist",
     "RendezvousHandler.abstract": "get_backend() may be left out: the name it is registered under will do",
+}
+# The older etcd rendezvous was a sequence of phases, each with its methods. Ours is not.
+DIFFERENT |= {
+    f"EtcdRendezvous.{name}()": "a phase of the older rendezvous"
+    for name in (
+        *("announce_self_waiting", "confirm_membership", "confirm_phase", "create_path_if_not_exists", "get_path"),
+        *("get_rdzv_state", "handle_existing_rendezvous", "handle_join_last_call", "init_phase", "join_phase"),
+        *("join_rendezvous", "setup_lease_renewal", "try_create_rendezvous", "try_wait_for_state_change"),
+        *("wait_for_final", "wait_for_peers", "wait_for_rendezvous_to_free"),
+    )
 }
 # What ours has besides: torch's bases, fields and abstract methods must all be there.
 MORE = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s"}

@@ -23,7 +23,7 @@ from etcd_client.kit import (
     raised,
     silent_until_gone,
 )
-from etcd_servers import ALLOWED, ROOT, ROOT_PASSWORD, USER, USER_PASSWORD, EtcdCluster, unique_prefix
+from etcd_servers import ALLOWED, ALONE, ROOT, ROOT_PASSWORD, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from tenax.etcd.errors import EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax.etcd.operations import (
     Compact,
@@ -297,7 +297,7 @@ def authentications(cluster: EtcdCluster) -> float:
 
 
 def test_one_authentication_for_all(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd(users=True)
+    cluster = make_etcd(users=True, **ALONE)
     before = authentications(cluster)
     with Desk(cluster.settings()) as desk:
         answers: list[object] = []
@@ -321,7 +321,7 @@ def test_one_authentication_for_all(make_etcd: Callable[..., EtcdCluster]) -> No
 
 
 def test_wrong_users_are_told_so(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd(users=True)
+    cluster = make_etcd(users=True, **ALONE)
     where = cluster.endpoint(0)
     with Desk(cluster.settings(password="hush")) as desk:
         assert raised(lambda: desk.call(Range(b"k")), EtcdRefused) == (

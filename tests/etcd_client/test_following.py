@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etcd_client.kit import Desk, ScriptedServer, http
-from etcd_servers import ALLOWED, USER, USER_PASSWORD, EtcdCluster, unique_prefix
+from etcd_servers import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from tenax.etcd.errors import EtcdError, EtcdRefused
 from tenax.etcd.following import Following
 from tenax.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
@@ -92,7 +92,7 @@ def test_closed_from_within(desk: Desk) -> None:
 
 
 def test_a_past_that_is_compacted_begins_again(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd()
+    cluster = make_etcd(**ALONE)
     with Desk(cluster.settings()) as desk, Desk(cluster.settings()) as other:
         follower = Follower(desk, b"p/")
         desk.until(lambda: follower.following.place)
@@ -111,7 +111,7 @@ def test_a_past_that_is_compacted_begins_again(make_etcd: Callable[..., EtcdClus
 
 
 def test_an_etcd_that_was_wiped_begins_again(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd()
+    cluster = make_etcd(**ALONE)
     with Desk(cluster.settings()) as desk:
         for value in (b"1", b"2", b"3"):
             desk.call(Put(b"p/k", value))
@@ -128,7 +128,7 @@ def test_an_etcd_that_was_wiped_begins_again(make_etcd: Callable[..., EtcdCluste
 
 
 def test_what_is_not_allowed_ends_it(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd(users=True)
+    cluster = make_etcd(users=True, **ALONE)
     with Desk(cluster.settings(user=USER, password=USER_PASSWORD)) as desk:
         refused = Follower(desk, b"elsewhere/")
         allowed = Follower(desk, ALLOWED)

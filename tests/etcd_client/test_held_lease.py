@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from etcd_client.kit import Desk
-from etcd_servers import EtcdCluster, unique_prefix
+from etcd_servers import ALONE, EtcdCluster, unique_prefix
 from tenax.etcd.errors import EtcdError, EtcdUnavailable
 from tenax.etcd.held_lease import HeldLease
 from tenax.etcd.operations import KeepAlive, Put, Range, RevokeLease
@@ -80,7 +80,7 @@ def test_closed_it_runs_out_by_itself(desk: Desk) -> None:
 
 
 def test_silence_is_trouble_and_not_loss(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd()
+    cluster = make_etcd(**ALONE)
     with Desk(cluster.settings(attempt_s=0.2)) as desk:
         holder = Holder(desk, 1, every_s=0.2)
         holder.lease.start()
@@ -97,7 +97,7 @@ def test_silence_is_trouble_and_not_loss(make_etcd: Callable[..., EtcdCluster]) 
 
 
 def test_an_etcd_that_comes_later(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd()
+    cluster = make_etcd(**ALONE)
     cluster.kill(0)
     with Desk(cluster.settings()) as desk:
         holder = Holder(desk, 1, every_s=0.1)
@@ -111,7 +111,7 @@ def test_an_etcd_that_comes_later(make_etcd: Callable[..., EtcdCluster]) -> None
 
 
 def test_a_wiped_etcd_has_lost_it(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd()
+    cluster = make_etcd(**ALONE)
     with Desk(cluster.settings()) as desk:
         holder = Holder(desk, 60, every_s=0.2)
         holder.lease.start()
@@ -123,7 +123,7 @@ def test_a_wiped_etcd_has_lost_it(make_etcd: Callable[..., EtcdCluster]) -> None
 
 
 def test_ending_without_etcd_ends_all_the_same(make_etcd: Callable[..., EtcdCluster]) -> None:
-    cluster = make_etcd()
+    cluster = make_etcd(**ALONE)
     with Desk(cluster.settings()) as desk:
         holder = Holder(desk, 60)
         holder.lease.start()

@@ -54,7 +54,7 @@ def test_a_stopped_member_is_left_by_everybody(make_etcd: Callable[..., EtcdClus
     troubles: list[EtcdError] = []
     lost: list[str] = []
     with Desk(cluster.settings()) as desk:
-        following = Following(desk.client, b"k", b"l", begun.append, changes.extend, troubles.append)
+        following = Following(desk.client, b"k", b"l", begun.append, changes.extend, troubles.append, silent_s=0.5)
         following.start()
         lease = HeldLease(desk.client, 60, held=lambda: None, lost=lost.append, troubled=troubles.append, every_s=0.3)
         lease.start()

@@ -61,6 +61,15 @@ def test_a_lost_member_is_replaced_and_the_data_survives(party: MakeParty) -> No
     assert there.ask(Range(b"kept"), name).kvs[0].value == b"value"
     assert any("was lost with its data" in line for line in there.said)
 
+    # The cluster removes it while it is away: then its data is of no use, and it comes back as another once more (M2).
+    replaced.close()
+    there.ask(RemoveMember(after[f"http://{name}:2380"].id), *there.names[:2])
+    again = there.add(name)
+    there.until(lambda: again.is_serving, "the removed member to be let in again")
+    assert there.cluster()[f"http://{name}:2380"].id != after[f"http://{name}:2380"].id
+    assert any("was removed from the cluster by another" in line for line in there.said)
+    assert there.ask(Range(b"kept"), name).kvs[0].value == b"value"
+
 
 def test_a_member_with_its_data_comes_back_as_itself(party: MakeParty) -> None:
     """The agent was killed and started again: the member is the one it was."""

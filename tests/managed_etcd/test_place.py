@@ -112,5 +112,5 @@ def test_last_words() -> None:
     """What etcd wrote for people; else the lines as they are."""
     log = '{"msg":"a"}\n{"msg":"b","error":"no disk"}\npanic: x\ngoroutine 1 [running]:\n'
     assert last_words(log) == "a; b: no disk"
-    assert last_words("one\n\ntwo\n") == "one; two"
+    assert last_words("one\n\ntwo\none\n") == "two; one"
     assert last_words("") == ""

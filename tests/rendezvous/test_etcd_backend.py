@@ -21,7 +21,8 @@ from tenax.rendezvous.api import (
     RendezvousStateError,
 )
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
-from tenax.rendezvous.etcd_rendezvous_backend import PASSWORD_VARIABLE, EtcdRendezvousBackend, create_backend
+from tenax.rendezvous.etcd.options import PASSWORD_VARIABLE
+from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend, create_backend
 from tenax.store import EtcdStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
@@ -224,6 +225,7 @@ def test_tls(make_etcd: Callable[..., EtcdCluster]) -> None:
     files = {"ssl_cert": cert, "ssl_cert_key": key, "ca_cert": cluster.certificates.ca}
     use(params(cluster.endpoints, **files))
     use(params(cluster.endpoints, protocol="HTTPS ", **files))
+    use(params(cluster.endpoints, cert=cert, key=key, cacert=cluster.certificates.ca))
     with pytest.raises(ValueError, match="TLS files are given, but the etcd endpoint is 'http://"):
         create_backend(params(cluster.endpoints, protocol="http", **files))
     with pytest.raises(RendezvousConnectionError, match="etcd cannot be used"):

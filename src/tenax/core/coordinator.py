@@ -106,9 +106,10 @@ class NodeLost(CoordinatorEvent, frozen=True):
 
 
 class EarlierCoordinatorGone(CoordinatorEvent, frozen=True):
-    """The agent in which the earlier coordinator lived is dead, and everything that it had started."""
+    """The agent in which an earlier coordinator lived is dead, and everything that it had started."""
 
     node_id: str
+    others: int = 0  # earlier ones that may live, and answer members that are not here
 
 
 class CancelRequested(CoordinatorEvent, frozen=True):
@@ -277,8 +278,8 @@ class CoordinatorMachine:
                 self._on_time(now)
             case Opened():
                 self._on_opened(event, now)
-            case EarlierCoordinatorGone(node_id):
-                self._on_earlier_gone(node_id, now)
+            case EarlierCoordinatorGone(node_id, others):
+                self._on_earlier_gone(node_id, others, now)
             case CancelRequested(why):
                 if self.state.phase is not RunPhase.OVER:
                     self._over(Outcome.CANCELLED, why, now)
@@ -561,12 +562,13 @@ class CoordinatorMachine:
         wait_s = opened.alone_s if is_one else state.settings.join_timeout_s
         state.deadlines = {RunDeadline.RECOVER: now + wait_s}
 
-    def _on_earlier_gone(self, node_id: str, now: float) -> None:
+    def _on_earlier_gone(self, node_id: str, others: int, now: float) -> None:
         state = self.state
         if state.phase is not RunPhase.RECOVERING or not state.is_recorded:
             return
-        state.is_deserted = True
-        self._recover_by(now + state.recover_s)
+        if others == 0:
+            state.is_deserted = True
+            self._recover_by(now + state.recover_s)
         label = state.awaited.pop(node_id, "")
         if label:
             state.gone.add(node_id)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tenax.etcd.errors import EtcdError
     from tenax.etcd.operations import AnyOperation, Authenticate, AuthenticateAnswer, Operation
     from tenax.etcd.settings import EtcdSettings
+    from tenax.etcd.watch_stream import WatchStream
     from tenax.ports import EventLoop
 
 A = TypeVar("A")
@@ -38,6 +39,7 @@ class EtcdClient:
         self._places = [Place(index, text) for index, text in enumerate(settings.endpoints)]
         self.best_place = self._places[0]
         self._calls: set[EtcdCall] = set()
+        self._streams: set[WatchStream] = set()
         self._troubles: dict[str, str] = {}
         self._local_address = ""
         self._is_closed = False
@@ -79,6 +81,8 @@ class EtcdClient:
         self._is_closed = True
         for call in list(self._calls):
             call.cancel()
+        for stream in list(self._streams):
+            stream.close()
         self.pool.close()
 
     # --- for calls and watches ----------------------------------------------------------------------------------------
@@ -104,6 +108,12 @@ class EtcdClient:
 
     def forget_call(self, call: EtcdCall) -> None:
         self._calls.discard(call)
+
+    def add_stream(self, stream: WatchStream) -> None:
+        self._streams.add(stream)
+
+    def forget_stream(self, stream: WatchStream) -> None:
+        self._streams.discard(stream)
 
 
 __all__ = ["PATIENCE_S", "EtcdCall", "EtcdClient"]

@@ -117,7 +117,8 @@ def last_words(text: str) -> str:
             with suppress(ValueError):
                 entry = json.loads(line)
                 messages.append(": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key)))
-    return "; ".join((messages or [line.strip()[:300] for line in lines])[-_LINES:])
+    told = dict.fromkeys(reversed(messages or [line.strip()[:300] for line in lines]))  # each once, the last first
+    return "; ".join(reversed(list(told)[:_LINES]))
 
 
 def _plain(text: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tenax.etcd.errors import EtcdRefused, EtcdRejected
 from tenax.etcd.operations import Change, Range
-from tenax.etcd.watch_stream import WatchStream
+from tenax.etcd.watch_stream import SILENT_S, WatchStream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,13 +41,17 @@ class Following:
         begun: Callable[[RangeAnswer], None],
         changed: Callable[[list[Change]], None],
         troubled: Callable[[EtcdError], None],
+        *,
+        silent_s: float = SILENT_S,
     ) -> None:
+        """A member that said nothing for ``silent_s`` is asked whether it lives."""
         self._client = client
         self._key = key
         self._end = end
         self._begun = begun
         self._changed = changed
         self._troubled = troubled
+        self._silent_s = silent_s
         self._call: EtcdCall | None = None
         self._stream: WatchStream | None = None
         self._timer: Cancellable | None = None
@@ -93,6 +97,7 @@ class Following:
             self._take,
             self._stream_ended,
             self._stream_opened,
+            self._silent_s,
         )
         self._stream.start()
 

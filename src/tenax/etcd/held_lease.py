@@ -3,7 +3,8 @@
 Laws:
 
 1. ``proven_at`` never flatters: it is when the request was sent that etcd answered, not when the answer came. A grant
-   whose answer was lost counts from its first attempt. Until ``proven_at`` + TTL nobody has seen the lease expire.
+   that took long is followed by a keep-alive before it is ``held``: the lease may be as old as its first attempt.
+   Until ``proven_at`` + TTL nobody has seen the lease expire.
 2. ``lost`` is told once, only when etcd itself says that there is no such lease; silence of etcd is trouble, not loss.
    A member that just became the leader may not know a lease yet: a lease that should be alive is asked for twice.
 3. Failures are told to ``troubled``, and everything is tried again for ever.
@@ -74,8 +75,10 @@ class HeldLease:
     def _granted(self, _: LeaseAnswer) -> None:
         assert self._first_asked_at is not None
         self._call = None
-        self.is_held = True
-        self._prove(self._first_asked_at, self._held)
+        if self._client.loop.now() < self._first_asked_at + self._every_s:
+            self._prove(self._first_asked_at)
+        else:
+            self._keep_alive()
 
     def _not_granted(self, error: EtcdError) -> None:
         self._call = None
@@ -84,12 +87,14 @@ class HeldLease:
         self._set_timer(self._client.loop.now() + self._every_s, self._grant)
         self._troubled(error)
 
-    def _prove(self, when: float, *tell: Callable[[], None]) -> None:
+    def _prove(self, when: float) -> None:
         self.proven_at = when
         self._set_timer(when + self._every_s, self._keep_alive)
-        for each in (*tell, self.on_proven):
-            if each is not None and not self._is_over:
-                each()
+        if not self.is_held:
+            self.is_held = True
+            self._held()
+        if self.on_proven is not None and not self._is_over:
+            self.on_proven()
 
     # --- keeping it alive ---------------------------------------------------------------------------------------------
 
@@ -103,6 +108,9 @@ class HeldLease:
         if answer.ttl_s > 0:
             self._is_doubted = False
             self._prove(call.sent_at)
+        elif not self.is_held:  # it ran out before it was of any use
+            self._first_asked_at = None
+            self._grant()
         elif not self._is_doubted and self._client.loop.now() < self.proven_at + self.ttl_s:
             self._is_doubted = True
             self._set_timer(self._client.loop.now() + _ASK_TWICE_S, self._keep_alive)

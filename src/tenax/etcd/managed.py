@@ -438,13 +438,13 @@ class ManagedMember:
         if _REMOVED in log or (by_itself and not directory.has_served()):
             directory.discard_data()
             self._scout_s = _SCOUT_AGAIN_S
-        self._try_again(
-            f"the etcd member {host.name} has ended: {how}; its last words: {last_words(log) or 'none'}",
-            is_turned_away=any(words in log for words in (_REMOVED, _KNOWN)),
-        )
+        sentence = f"the etcd member {host.name} has ended: {how}; its last words: {last_words(log) or 'none'}"
+        if _REMOVED in log:
+            sentence = f"the etcd member {host.name} was removed from the cluster by another; its data is of no use now"
+        self._try_again(sentence, is_turned_away=any(words in log for words in (_REMOVED, _KNOWN)))
 
     def _try_again(self, sentence: str, *, is_turned_away: bool) -> None:
-        """A server that cannot live gets a few attempts. A cluster that does not let us in may lack its majority: time."""
+        """A server that cannot live gets a few attempts; a cluster that does not let us in, time to be a majority."""
         self._drop_client()
         if self._turned_away_at is None or not is_turned_away:
             self._turned_away_at = self._loop.now() if is_turned_away else None

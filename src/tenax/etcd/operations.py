@@ -216,11 +216,15 @@ class Members(Operation[MembersAnswer], frozen=True):
 
 
 class AddMember(Operation[MembersAnswer], frozen=True):
+    """A new member. Asked for again after an answer was lost it is rejected, because its URLs exist: see Members."""
+
     peer_urls: tuple[str, ...]
     is_learner: bool = False
 
 
 class RemoveMember(Operation[MembersAnswer], frozen=True):
+    """One member less. Asked for again after an answer was lost it is rejected, because there is no such member."""
+
     id: int
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenax.ports import Cancellable
 
 _OPEN_S = 3.0  # at most, until etcd says that the watch is there
-_SILENT_S = 5.0  # then its place is asked whether it lives
+SILENT_S = 5.0  # then its place is asked whether it lives
 _LIFE_SIGN_S = 3.0
 _WITH_LEADER = "Grpc-Metadata-hasleader: true\r\n"  # a member that has lost the others ends the watch
 
@@ -45,6 +45,7 @@ class WatchStream:
         changed: Callable[[list[Change]], None],
         ended: Callable[[Fault], None],
         opened: Callable[[], None] = lambda: None,
+        silent_s: float = SILENT_S,
     ) -> None:
         self.place = place
         self.is_open = False
@@ -53,6 +54,7 @@ class WatchStream:
         self._changed = changed
         self._ended = ended
         self._opened = opened
+        self._silent_s = silent_s
         self._token = ""
         self._wait: TokenWait | None = None
         self._connection: HttpConnection | None = None
@@ -65,6 +67,7 @@ class WatchStream:
 
     def start(self) -> None:
         loop = self._client.loop
+        self._client.add_stream(self)
         self._timer = loop.at(loop.now() + _OPEN_S, lambda: self._fail("did not answer in time"))
         self._wait = self._client.token.get(self._connect, self._no_token)
 
@@ -127,7 +130,7 @@ class WatchStream:
             return
         if news.is_open and not self.is_open:
             self.is_open = True
-            self._set_timer(_SILENT_S, self._look_whether_it_lives)
+            self._set_timer(self._silent_s, self._look_whether_it_lives)
             self._opened()
         if news.changes and not self._is_over:
             self._changed(list(news.changes))
@@ -148,8 +151,8 @@ class WatchStream:
     def _look_whether_it_lives(self) -> None:
         loop = self._client.loop
         silent_s = loop.now() - self._heard_at
-        if silent_s < _SILENT_S:
-            self._set_timer(_SILENT_S - silent_s, self._look_whether_it_lives)
+        if silent_s < self._silent_s:
+            self._set_timer(self._silent_s - silent_s, self._look_whether_it_lives)
             return
         self._timer = None
         self._life_sign = Attempt(
@@ -159,12 +162,12 @@ class WatchStream:
 
     def _lives(self, _: AnyAnswer) -> None:
         self._life_sign = None
-        self._set_timer(_SILENT_S, self._look_whether_it_lives)
+        self._set_timer(self._silent_s, self._look_whether_it_lives)
 
     def _seems_dead(self, fault: Fault) -> None:
         self._life_sign = None
         if fault.was_answered:  # whatever it said, it lives
-            self._set_timer(_SILENT_S, self._look_whether_it_lives)
+            self._set_timer(self._silent_s, self._look_whether_it_lives)
         else:
             self._fail(fault.message)
 
@@ -189,6 +192,7 @@ class WatchStream:
     def close(self) -> None:
         """Our own wish: nobody is told."""
         self._is_over = True
+        self._client.forget_stream(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -178,7 +178,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
 
 def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
-    from tenax.rendezvous.etcd_rendezvous_backend import client_from
+    from tenax.rendezvous.etcd_rendezvous_backend import OLD_TLS_OPTIONS, client_from
 
     timeout_s = params.get_as_int("timeout", _TIMEOUT_S)
     last_call_s = params.get_as_int("last_call_timeout", _LAST_CALL_S)
@@ -187,7 +187,7 @@ def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
             f"the timeout of the rendezvous is {timeout_s}, and its last_call_timeout {last_call_s}; expected positive "
             "numbers of seconds"
         )
-    client = client_from(params, "cert", "key", "cacert")
+    client = client_from(params, *OLD_TLS_OPTIONS)
     try:
         rendezvous = EtcdRendezvous(
             client,

@@ -29,21 +29,20 @@ if TYPE_CHECKING:
 
     from tenax.etcd.blocking import BlockingEtcd
     from tenax.etcd.operations import Operation
-    from tenax.etcd.settings import EtcdSettings
     from tenax.store.etcd import EtcdStore
 
     A = TypeVar("A")
 
-__all__ = ["PASSWORD_VARIABLE", "EtcdRendezvousBackend", "create_backend"]
+__all__ = ["EtcdRendezvousBackend", "create_backend"]
 
-PASSWORD_VARIABLE = "TENAX_ETCD_PASSWORD"  # noqa: S105 - the variable's name
 _HERE = "etcd_rendezvous_backend.py:"
 _KEY_PREFIX = "/torch/elastic/rendezvous"
 _STORE_PREFIX = "/torch/elastic/store"
 _READ_TIMEOUT_S = 60
 _TTL_S = 7200
+TLS_OPTIONS = ("ssl_cert", "ssl_cert_key", "ca_cert")
+OLD_TLS_OPTIONS = ("cert", "key", "cacert")
 _RENEWALS_PER_TTL = 4
-_MOST_PASSWORD_BYTES = 4096
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
@@ -140,8 +139,9 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     """A backend and a store from parameters. The endpoint is one or more of ``host:port``, with commas between.
 
     ``read_timeout``: seconds that a question to etcd may take (60). ``protocol``: ``http`` or ``https``. ``ssl_cert``,
-    ``ssl_cert_key``, ``ca_cert``: files; any of them means https. ``user``, and ``password`` or ``password_file`` or
-    the variable TENAX_ETCD_PASSWORD. Both use one client, which is closed with the store.
+    ``ssl_cert_key``, ``ca_cert`` (once called ``cert``, ``key``, ``cacert``): files; any of them means https. ``user``,
+    and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Both use one client, which is closed with
+    the store.
     """
     teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
     try:
@@ -154,7 +154,8 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     from tenax.store.etcd import EtcdStore
 
-    client = client_from(params, "ssl_cert", "ssl_cert_key", "ca_cert")
+    is_old = any(params.get(name) for name in OLD_TLS_OPTIONS)
+    client = client_from(params, *(OLD_TLS_OPTIONS if is_old else TLS_OPTIONS))
     try:
         backend = EtcdRendezvousBackend(client, params.run_id, key_prefix=_KEY_PREFIX)
         backend.get_state()  # whether etcd can be reached is said now
@@ -167,50 +168,11 @@ def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend
 def client_from(params: RendezvousParameters, cert: str, key: str, ca: str) -> BlockingEtcd:
     """A client, which connects when it is used. The last three are the names of the options for TLS."""
     from tenax.etcd.blocking import BlockingEtcd
+    from tenax.rendezvous.etcd.options import etcd_settings_from
 
     read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
     if read_timeout_s is None or read_timeout_s <= 0:
         raise ValueError(
             f"the read_timeout of the rendezvous is {read_timeout_s}; expected a positive number of seconds"
         )
-    return BlockingEtcd(_settings(params, cert, key, ca), patience_s=read_timeout_s)
-
-
-def _settings(params: RendezvousParameters, cert: str, key: str, ca: str) -> EtcdSettings:
-    from tenax.etcd.settings import etcd_settings
-    from tenax.tls import TlsFiles
-
-    files = TlsFiles(*(str(params.get(name) or "") for name in (cert, key, ca)))
-    protocol = str(params.get("protocol") or "").strip().lower()
-    if protocol not in ("", "http", "https"):
-        raise ValueError(f"the protocol of the rendezvous is {protocol!r}; expected 'http' or 'https'")
-    endpoint = params.endpoint or "localhost"
-    if protocol:
-        endpoint = ",".join(_with_scheme(each, protocol) for each in endpoint.split(",") if each.strip())
-    user = str(params.get("user") or "")
-    tls = files if any((files.cert, files.key, files.ca)) else None
-    return etcd_settings(endpoint, user=user, password=_password(params, user), tls=tls)
-
-
-def _with_scheme(endpoint: str, protocol: str) -> str:
-    """The protocol of an endpoint that says none. One that says another one is refused with the others."""
-    return endpoint.strip() if "://" in endpoint else f"{protocol}://{endpoint.strip()}"
-
-
-def _password(params: RendezvousParameters, user: str) -> str:
-    password, path = params.get("password"), params.get("password_file")
-    if password and path:
-        raise ValueError("both rendezvous options 'password' and 'password_file' are given; expected one of them")
-    if password:
-        return str(password)
-    if not path:
-        return os.environ.get(PASSWORD_VARIABLE, "") if user else ""
-    try:
-        with open(str(path), encoding="utf-8") as file:
-            text = file.read(_MOST_PASSWORD_BYTES + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file of the rendezvous option 'password_file' cannot be read: {error}") from error
-    found = text.strip("\r\n")
-    if not found or len(text) > _MOST_PASSWORD_BYTES:
-        raise ValueError(f"the file {str(path)!r} of the option 'password_file' is empty or too long for a password")
-    return found
+    return BlockingEtcd(etcd_settings_from(params, cert, key, ca), patience_s=read_timeout_s)

@@ -89,8 +89,9 @@ class Candidacy:
                 self._lost()
             return
         past = standing.written
-        record = past.record if past is not None else self._known
-        written = Written(record or RunRecord(), self._leader.place, past.by if past is not None else None)
+        record = (past.record if past is not None else self._known) or RunRecord()
+        before = (*past.before, past.by) if past is not None and record.is_at_work else ()
+        written = Written(record, self._leader.place, before)
         put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
         put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
         guards = (self._keys.is_led_in(0), self._keys.is_recorded_at(standing.recorded_at))

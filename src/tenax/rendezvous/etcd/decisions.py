@@ -67,6 +67,7 @@ class Decisions:
         self._troubled = troubled
         self._on_written = written
         record = elected.written.record
+        self._before = elected.written.before
         self._mark: Mark = (record.generation, record.settled, record.restarts_used, record.verdict is not None)
         self._recorded_at = elected.recorded_at
         self._waiting: deque[_Decision] = deque()
@@ -82,13 +83,23 @@ class Decisions:
         mark = mark_of(state)
         if mark != self._mark:
             self._mark = mark
-            self._waiting.append(_Decision(record_of(state)))
-            if len(self._waiting) == 1:
-                self._write()
+            self._decide(state)
         if self._waiting:
             self._waiting[-1].says.append(say)
         else:
             self._deliver(say)
+
+    def forget_earlier(self, state: CoordinatorState) -> None:
+        """Every member of the record is here, or has stopped: a successor need not know who led before us."""
+        if self._before and not self._is_over:
+            self._before = ()
+            self._mark = mark_of(state)
+            self._decide(state)
+
+    def _decide(self, state: CoordinatorState) -> None:
+        self._waiting.append(_Decision(record_of(state)))
+        if len(self._waiting) == 1:
+            self._write()
 
     def _write(self) -> None:
         self._timer = None
@@ -106,7 +117,7 @@ class Decisions:
 
     def _put(self, record: RunRecord, lease_id: int) -> None:
         keys, elected = self._keys, self._elected
-        value = _encode(msgspec.structs.replace(elected.written, record=record))
+        value = _encode(Written(record, elected.written.by, self._before))
         guards = (keys.is_led_in(elected.term), keys.is_recorded_at(self._recorded_at))
         attempt = Transaction(guards, (Put(keys.record, value, lease_id),), keys.both().then)
 

@@ -41,7 +41,8 @@ from tenax.rendezvous.tcp.server import CoordinatorServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.core.coordinator import CoordinatorState, Say
+    from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, Say
+    from tenax.core.lease import LeaseTerms
     from tenax.core.record import RunRecord
     from tenax.etcd.errors import EtcdError
     from tenax.etcd.managed import ManagedMember, ManagedSettings
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 _PROBE_EVERY_S = 0.5  # whether an earlier leader is dead; nothing announces that
 _GOODBYE_S = 4.0
-_SPREAD_S = 0.02  # over which nodes stand for election when a leader was lost
+_SPREAD_S, _MOST_SPREAD_S = 0.0005, 0.5  # for each other node: not all stand for election at the same moment
 
 
 class EtcdRendezvousSettings(LinkedSettings, frozen=True):
@@ -80,6 +81,7 @@ class EtcdRendezvous(LinkedRendezvous):
         self._leader: Leader | None = None
         self._term = 0
         self._connecting: Connecting | None = None
+        self._linked_host = ""  # of the leader that we are linked to, or try to be
         self._was_linked = False  # ever
         # If we stand for election, or lead.
         self._candidacy: Candidacy | None = None
@@ -89,6 +91,7 @@ class EtcdRendezvous(LinkedRendezvous):
         self._decisions: Decisions | None = None
         self._authority: Authority
         self._probing: Connecting | None = None
+        self._alive: list[Place] = []  # earlier leaders of which it is not known that they are dead
         self._silent: list[socket.socket] = []  # where we led: as long as we live, nobody is refused there
         self._last_record: RunRecord | None = None  # that we have written
         self._is_leaving = False
@@ -98,8 +101,7 @@ class EtcdRendezvous(LinkedRendezvous):
 
     @property
     def _where(self) -> str:
-        leader = self._leader
-        return f"the coordinator on {leader.place.host}" if leader is not None else "the coordinator"
+        return f"the coordinator on {self._linked_host}" if self._linked_host else "the coordinator"
 
     @property
     def _what_to_check(self) -> str:
@@ -113,6 +115,10 @@ class EtcdRendezvous(LinkedRendezvous):
     @property
     def _believes_acknowledgements(self) -> bool:
         return False  # a leader that is stopped may have a successor
+
+    def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
+        self._was_linked = True
+        super()._on_accepted(terms, counts=counts)
 
     def _stays_with_others_at_work(self) -> bool:
         return False  # another leads then
@@ -180,17 +186,15 @@ class EtcdRendezvous(LinkedRendezvous):
             if term == self._elected.term:
                 return
             self._step_down("another node leads" if kv is not None else "etcd does not know it any more")
-        self._leader, self._term = (read_leader(kv), term) if kv is not None else (None, 0)
+        self._leader, self._term = None, 0
         self._end_connecting()
+        self._drop_link("it does not lead any more")
         if kv is None:
-            self._drop_link("it does not lead any more")
             self._stand()
-        elif self._candidacy is not None and self._leader == self._standing_as:
-            return  # we have won, and shall hear of it
-        else:
-            self._drop_link("another node leads")
-            if self._link is None:
-                self._connect()
+            return
+        self._leader, self._term = read_leader(kv), term
+        if self._candidacy is None or self._leader != self._standing_as:  # else we have won, and shall hear of it
+            self._connect()
 
     def _drop_link(self, why: str) -> None:
         if self._link is not None:
@@ -214,6 +218,7 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._is_finished or leader is None or self._link is not None or self._connecting is not None:
             return
         term = self._term
+        self._linked_host = leader.place.host
         family, address = literal(leader.place.addr, leader.place.port)[0]
         self._asked_at = self._loop.now()
 
@@ -244,8 +249,9 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _stand(self) -> None:
         if self._candidacy is None and not self._is_finished:
-            delay_s = _SPREAD_S * os.urandom(1)[0] / 255 if self._was_linked and not self._saw_it_die else 0.0
-            self._later("stand", delay_s, self._stand_now)
+            others = self._part.group_world_size - 1 if self._part is not None else 0
+            spread_s = min(_MOST_SPREAD_S, _SPREAD_S * others)
+            self._later("stand", spread_s * os.urandom(1)[0] / 255, self._stand_now)
 
     def _stand_now(self) -> None:
         if self._candidacy is not None or self._leader is not None or self._is_finished or self._is_leaving:
@@ -339,6 +345,9 @@ class EtcdRendezvous(LinkedRendezvous):
         self._authority = Authority(self._etcd.authority, candidacy.lease.proven_at)
         candidacy.lease.on_proven = lambda: self._authority.prove(candidacy.lease.proven_at)
         run = self._run_settings()
+        self._record_run = self._node.record_run(run)
+        # What we were in an earlier term answers nobody.
+        self._alive = [place for place in elected.written.before if place.node_id != self._info.node_id]
         server = self._server = CoordinatorServer(
             [listener],
             run,
@@ -346,7 +355,7 @@ class EtcdRendezvous(LinkedRendezvous):
             self._secret,
             self._loop,
             policy=self._node.policy,
-            record=self._node.record_run(run),
+            record=self._after_step,
             on_fewer=self._on_fewer,
             counts=self._counts,
             hold_back=self._hold_back,
@@ -365,11 +374,10 @@ class EtcdRendezvous(LinkedRendezvous):
         self._node.keep(f"endpoint {elected.term}", listener.fileno())
         self._node.say(self._about_leading(elected))
         server.open(self._opened(elected))
+        if elected.written.before and not self._alive:
+            server.seat.step(EarlierCoordinatorGone(""))
         self._probe()
-        self._end_connecting()
-        self._drop_link("this node leads")
-        if self._link is None:
-            self._connect()
+        self._connect()
 
     def _about_leading(self, elected: Elected) -> str:
         run = f"the coordinator of the run {self._settings.run_id!r}"
@@ -397,6 +405,11 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _counts(self, server: CoordinatorServer) -> bool:
         return self._authority.counts(self._loop.now(), server.is_at_work, server.members_proven_at())
+
+    def _after_step(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+        self._record_run(now, event, says, state)
+        if state.phase is not RunPhase.RECOVERING and self._decisions is not None:
+            self._decisions.forget_earlier(state)
 
     def _hold_back(self, say: Say, state: CoordinatorState) -> None:
         if self._decisions is not None:
@@ -428,31 +441,31 @@ class EtcdRendezvous(LinkedRendezvous):
     # --- an earlier leader --------------------------------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Is the leader before us dead? As long as that matters."""
-        server, elected = self._server, self._elected
-        before = elected.written.before if elected is not None else None
-        if server is None or before is None or server.seat.state.phase is not RunPhase.RECOVERING:
+        """Is a leader before us dead? As long as that matters; one after the other, the last first."""
+        server = self._server
+        if server is None or not self._alive or server.seat.state.phase is not RunPhase.RECOVERING:
             return
-        if before.node_id == self._info.node_id:
-            return  # that was us
+        before = self._alive.pop()
 
         def connected(sock: socket.socket) -> None:
             sock.close()
-            self._probe_again()
+            self._probe_again(before)
 
         def failed(number: int) -> None:
             if number == errno.ECONNREFUSED:
                 self._probing = None
-                server.seat.step(EarlierCoordinatorGone(before.node_id))
+                server.seat.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
+                self._probe()
             else:
-                self._probe_again()
+                self._probe_again(before)
 
         family, address = literal(before.addr, before.port)[0]
         self._probing = Connecting(self._loop, family, address, connected, failed)
         self._probing.start()
 
-    def _probe_again(self) -> None:
+    def _probe_again(self, before: Place) -> None:
         self._probing = None
+        self._alive.insert(0, before)
         self._later("probe", _PROBE_EVERY_S, self._probe)
 
     def _stop_probing(self) -> None:

@@ -43,8 +43,8 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     """The value of the record's key."""
 
     record: RunRecord
-    by: Place  # the leader since it was elected; before it decides anything
-    before: Place | None = None  # the leader before that one
+    by: Place  # the leader, since it was elected
+    before: tuple[Place, ...] = ()  # leaders before that one which may still answer members that it has not seen
 
 
 class Keys:
