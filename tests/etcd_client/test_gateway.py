@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenax.etcd import gateway
@@ -36,6 +36,7 @@ from tenax.etcd.operations import (
     TransactionAnswer,
 )
 
+CALM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 numbers = st.integers(0, 2**63 - 1)
 key_values = st.builds(KeyValue, st.binary(min_size=1), st.binary(), numbers, numbers, numbers, numbers)
 
@@ -67,6 +68,7 @@ def sent(operation: Any) -> dict[str, Any]:
     return body
 
 
+@CALM
 @given(st.lists(key_values), numbers, numbers)
 def test_ranges_are_read_as_they_were_written(kvs: list[KeyValue], revision: int, count: int) -> None:
     header = without_zeros({"revision": str(revision)})
@@ -75,6 +77,7 @@ def test_ranges_are_read_as_they_were_written(kvs: list[KeyValue], revision: int
     assert answer == RangeAnswer(revision, tuple(kvs), count)
 
 
+@CALM
 @given(st.binary(), st.binary(), numbers)
 def test_a_put_carries_any_bytes(key: bytes, value: bytes, lease: int) -> None:
     body = sent(Put(key, value, lease))
@@ -83,6 +86,7 @@ def test_a_put_carries_any_bytes(key: bytes, value: bytes, lease: int) -> None:
     assert int(body.get("lease", 0)) == lease
 
 
+@CALM
 @given(st.binary(min_size=1), st.sampled_from(["create", "mod", "version", "lease"]), numbers)
 def test_comparisons_with_numbers(key: bytes, target: Any, value: int) -> None:
     (compare,) = sent(Transaction((Compare(key, target, value, "<"),)))["compare"]
@@ -253,6 +257,7 @@ def test_bodies_that_are_not_etcds(status: int, body: bytes, kind: str) -> None:
     assert gateway.decode_fault(status, body).kind == kind
 
 
+@CALM
 @given(st.binary(), st.sampled_from([200, 400, 404, 500, 503]))
 def test_any_body_is_answered_somehow(body: bytes, status: int) -> None:
     for operation in (Range(b"k"), KeepAlive(1), Members(), Status()):
@@ -265,6 +270,7 @@ def test_any_body_is_answered_somehow(body: bytes, status: int) -> None:
 # --- watches ----------------------------------------------------------------------------------------------------------
 
 
+@CALM
 @given(st.lists(st.tuples(st.booleans(), key_values)), numbers)
 def test_changes_are_read_as_they_were_written(changes: list[tuple[bool, KeyValue]], revision: int) -> None:
     events = [{**({} if is_put else {"type": "DELETE"}), "kv": as_etcd_says(kv)} for is_put, kv in changes]

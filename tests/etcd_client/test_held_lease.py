@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from etcd_client.kit import Desk
+from etcd_client.kit import Desk, ScriptedServer, answer_to, http, silent_until_gone
 from etcd_servers import ALONE, EtcdCluster, unique_prefix
 from tenax.etcd.errors import EtcdError, EtcdUnavailable
 from tenax.etcd.held_lease import HeldLease
 from tenax.etcd.operations import KeepAlive, Put, Range, RevokeLease
+from tenax.etcd.settings import etcd_settings
 
 
 class Holder:
@@ -133,3 +134,22 @@ def test_ending_without_etcd_ends_all_the_same(make_etcd: Callable[..., EtcdClus
         holder.lease.end(lambda: ended.append("ended"))
         assert not ended
         desk.until(lambda: ended)
+
+
+def test_a_grant_that_took_long_is_proven_anew_before_it_counts() -> None:
+    """Its first answer was lost: the lease may be as old as that attempt."""
+    exists = http(b'{"code":9,"message":"etcdserver: lease already exists"}', "400 Bad Request")
+    alive = http(b'{"result":{"header":{"revision":"4"},"ID":"1","TTL":"60"}}\n')
+    scripted = ScriptedServer(silent_until_gone, answer_to(exists, alive, exists))
+    with scripted as server, Desk(etcd_settings(server.endpoint, attempt_s=0.3)) as desk:
+        holder = Holder(desk, 60, every_s=0.2)
+        began = desk.loop.now()
+        holder.lease.start()
+        desk.until(lambda: holder.told)
+        assert [request.split()[1] for request in server.requests] == [
+            b"/v3/lease/grant",
+            b"/v3/lease/grant",
+            b"/v3/lease/keepalive",
+        ]
+        assert holder.lease.proven_at >= began + 0.3
+        holder.lease.close()

@@ -5,11 +5,12 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tenax.etcd.http_response import End, Head, HttpError, Part, ResponseReader
 
+CALM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 bodies = st.lists(st.binary(min_size=1, max_size=60), max_size=5)
 
 
@@ -36,6 +37,7 @@ def chunked(chunks: list[bytes], trailer: bytes = b"") -> bytes:
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + b"0\r\n" + trailer + b"\r\n"
 
 
+@CALM
 @given(bodies, st.lists(st.integers(0, 10_000), max_size=12))
 def test_counted_bodies(chunks: list[bytes], places: list[int]) -> None:
     body = b"".join(chunks)
@@ -46,6 +48,7 @@ def test_counted_bodies(chunks: list[bytes], places: list[int]) -> None:
     assert end == End(keeps_open=True)
 
 
+@CALM
 @given(bodies, st.lists(st.integers(0, 10_000), max_size=12), st.sampled_from([b"", b"Grpc-Trailer: x\r\n"]))
 def test_chunked_bodies(chunks: list[bytes], places: list[int], trailer: bytes) -> None:
     head, found, end = read(cut(chunked(chunks, trailer), places))
@@ -54,6 +57,7 @@ def test_chunked_bodies(chunks: list[bytes], places: list[int], trailer: bytes) 
     assert end == End(keeps_open=True)
 
 
+@CALM
 @given(bodies, st.lists(st.integers(0, 10_000), max_size=12))
 def test_bodies_until_the_end_of_the_connection(chunks: list[bytes], places: list[int]) -> None:
     body = b"".join(chunks)
@@ -62,6 +66,7 @@ def test_bodies_until_the_end_of_the_connection(chunks: list[bytes], places: lis
     assert read(pieces, closes=True)[1:] == (body, End(keeps_open=False))
 
 
+@CALM
 @given(st.binary(max_size=300), st.lists(st.integers(0, 300), max_size=6))
 def test_anything_is_read_or_refused(data: bytes, places: list[int]) -> None:
     reader = ResponseReader()
@@ -73,6 +78,7 @@ def test_anything_is_read_or_refused(data: bytes, places: list[int]) -> None:
         pass
 
 
+@CALM
 @given(bodies, st.integers(0, 10_000))
 def test_a_response_that_stops_in_its_middle_is_none(chunks: list[bytes], place: int) -> None:
     data = chunked(chunks)

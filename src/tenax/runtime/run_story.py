@@ -51,6 +51,8 @@ class RunStory:
                 return f"{self.name(node_id)} is gone"
             case run.NodeLost(node_id, why):
                 return f"{self.name(node_id)} was lost: {why}"
+            case run.EarlierCoordinatorGone(node_id):
+                return f"an agent that served the coordinator before is dead: {self.name(node_id)}" if node_id else ""
             case run.CancelRequested(why):
                 return f"an operator ended the run: {why}"
             case run.Opened(generation=0):

@@ -135,9 +135,11 @@ class Supervisor:
         )
 
     def _record_run(self, settings: RunSettings) -> RecordRun:
-        """This node begins to serve the coordinator: its journal is kept here too."""
+        """This node begins to serve the coordinator: its journal is kept here too. One each time, should it resign."""
         if self._make_run_journal is None:
             return lambda *_: None
+        if self._run_journal is not None:
+            self._run_journal.close(self._loop.now())
         self._run_journal = self._make_run_journal()
         self._run_journal.begin_run(settings, self._loop.now())
         return self._run_journal.run_step
