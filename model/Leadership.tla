@@ -495,8 +495,10 @@ Empty ==
     /\ fence = [n \in Nodes |-> FenceMost + 1] /\ work = [n \in Nodes |-> 0]
 
 \* Generation 1 is at work, and its leader was seen by every node a moment ago.
+\* (Where records go, the others are newcomers, who know nothing of the run.)
 Running ==
     \E first \in Nodes: \E members \in SUBSET Nodes:
+    LET IsThere(n) == n = first \/ n \in members \/ RecordTtl = 0 IN
     /\ Cardinality(members) = BeginMembers
     /\ Common
     /\ key = [term |-> 1, holder |-> first, age |-> 0] /\ terms = 1
@@ -505,7 +507,8 @@ Running ==
             [Follower EXCEPT !.term = 1, !.generation = 1, !.members = members, !.wrote = TRUE]]
     /\ trip = [n \in Nodes |-> IF n = first THEN [m \in Nodes |-> IF m \in members THEN 0 ELSE Settle + 1] ELSE NoTrips]
     /\ office = [NoOffice EXCEPT !.heard = [n \in Nodes |-> IF n \in members THEN 0 ELSE -1]]
-    /\ link = [n \in Nodes |-> first] /\ high = [n \in Nodes |-> 1]
+    /\ link = [n \in Nodes |-> IF IsThere(n) THEN first ELSE Nobody]
+    /\ high = [n \in Nodes |-> IF IsThere(n) THEN 1 ELSE 0]
     /\ fence = [n \in Nodes |-> IF n \in members THEN 0 ELSE FenceMost + 1]
     /\ work = [n \in Nodes |-> IF n \in members THEN 1 ELSE 0]
 

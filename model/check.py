@@ -131,12 +131,12 @@ _TWO = World(has_focus=True)
 _TWO_SLOW = World(has_focus=True, is_slow=True)
 _PAIR_AND_ONE = World(nodes=3, has_focus=True)
 _THREE = World(nodes=3, members=3, has_focus=True)
-_THREE_TERMS = World(nodes=3, members=3, terms=3, has_focus=True)
-_ALONE = World(members=1, has_focus=True)
+_THREE_TERMS = World(nodes=3, members=2, terms=3, has_focus=True)
+_ALONE = World(members=1, outage=2, has_focus=True)
 _DECISIONS = World(workers_stop=True, has_verdicts=True)
 _FROM_NOTHING = World(members=0, generations=2, terms=2, workers_stop=True)
 _RECORD_GOES = World(
-    nodes=2, members=2, record_ttl=5, deaths=0, has_focus=True, invariants=_S1, properties=()
+    nodes=3, members=2, record_ttl=4, deaths=0, has_focus=True, invariants=_S1, properties=()
 )
 _CALM = World(
     nodes=3, members=3, deaths=0, is_calm=True, ttl=2, sure=1, settle=1, fence=3, lease=4,
@@ -152,7 +152,7 @@ WORLDS = (
     Check("two members, three terms", World(terms=3, has_focus=True)),
     Check("two members and one more node", _PAIR_AND_ONE),
     Check("three members", _THREE),
-    Check("three members, three terms", _THREE_TERMS),
+    Check("two members and one more node, three terms", _THREE_TERMS),
     Check("one member", _ALONE, is_quick=True),
     Check("one member and two more nodes", World(nodes=3, members=1, has_focus=True)),
     Check("decisions and verdicts", _DECISIONS),

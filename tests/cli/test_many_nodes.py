@@ -50,12 +50,12 @@ $ --nnodes 2 --node-rank 0 --master-addr head:29500 train.py
 --master-addr takes a host, with its port in --master-port, not 'head:29500'
 $ --nnodes 2 --rdzv-endpoint a:1 --master-addr b train.py
 --rdzv-endpoint a:1 and --master-addr b name two different meeting places; drop one of them
-$ --nnodes 2 --rdzv-backend etcd-v2 --rdzv-endpoint store:2379 train.py
---rdzv-backend etcd-v2 cannot join several nodes in this release; use '--rdzv-backend tcp' with '--rdzv-endpoint HOST' \
-of one of them
-$ PET_RDZV_BACKEND=etcd --nnodes 2 --rdzv-endpoint store:2379 train.py
-PET_RDZV_BACKEND=etcd cannot join several nodes in this release; use '--rdzv-backend tcp' with '--rdzv-endpoint HOST' \
-of one of them
+$ --nnodes 2 --rdzv-backend etcd-v2 train.py
+--rdzv-backend etcd-v2 needs to know where etcd is: add '--rdzv-endpoint HOST:PORT,HOST:PORT', its members and the \
+same on all nodes
+$ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store:2379 --master-addr head train.py
+--master-addr head names a place that a node serves, but with --rdzv-backend etcd nodes meet at etcd; name its members \
+with --rdzv-endpoint, and drop that
 $ --nnodes 2 --rdzv-backend local --rdzv-endpoint head train.py
 --rdzv-backend local is for one node, but --nnodes 2 asks for several
 $ --nnodes 2 --rdzv-backend= --rdzv-endpoint head train.py
@@ -113,6 +113,13 @@ PET_MASTER_ADDR=head is not used, because of --rdzv-backend mine
 PET_NODE_RANK=1 is not used, because of --rdzv-backend mine
 $ PET_STANDALONE=1 --nnodes 2 --rdzv-endpoint head train.py
 PET_STANDALONE=1 is not used, because of --nnodes 2
+$ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store --rdzv-conf is_host=1 train.py
+is_host in --rdzv-conf has no effect: whoever is elected leads
+$ PET_MASTER_ADDR=head --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store train.py
+PET_MASTER_ADDR=head is not used, because of --rdzv-backend etcd
+$ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store --rdzv-conf user=me,password=x train.py
+everybody on this host can read the password of --rdzv-conf in the list of processes; '--rdzv-conf \
+password_file=FILE' and the variable TENAX_ETCD_PASSWORD keep it to yourself
 $ --nnodes 2 --rdzv-endpoint head --rdzv-conf is_host=1 train.py
 is_host in --rdzv-conf has no effect: whoever can listen at head serves it
 $ --nnodes 2 --rdzv-endpoint head --rdzv-conf tokn=x train.py
@@ -154,6 +161,12 @@ $ --nnodes 2 --rdzv-backend tcp --rdzv-endpoint h0 --rdzv-conf node_order=3,scal
 tcp h0 node_order=3 scale_up=restart
 $ --nnodes 2 --rdzv-endpoint h0 --rdzv-conf rank=1 train.py
 static h0 rank=1
+$ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint e0:2379,e1:2379,e2:2379 train.py
+etcd e0:2379,e1:2379,e2:2379
+$ --nnodes 2 --node-rank 1 --rdzv-backend etcd-v2 --rdzv-endpoint https://e0:2379 --rdzv-conf user=me train.py
+etcd-v2 https://e0:2379 user=me rank=1
+$ PET_RDZV_BACKEND=etcd --nnodes 2:4 --rdzv-endpoint store:2379 train.py
+etcd store:2379
 $ --nnodes 2 --rdzv-backend mine train.py
 mine -
 $ --nnodes 2:3 --rdzv-backend mine --rdzv-endpoint anything:at,all --rdzv-conf x=1 train.py

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import json
 import os
+import select
 import selectors
 import socket
 import threading
@@ -32,12 +33,10 @@ class _Line:
         self.is_told = False
 
     def is_open(self) -> bool:
-        try:
-            return self.sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        """Whether the worker's end is, whatever of its words was not read yet."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLRDHUP)
+        return not poll.poll(0)
 
 
 class Desk:

@@ -22,7 +22,7 @@ from .history import Recorded
 
 
 class Watcher:
-    """``records`` grows while it runs. ``leader`` is the address of the node that led last; ``is_led``: it still does."""
+    """``records`` grows while it runs. ``leader`` is the address of the node that leads, or led last."""
 
     def __init__(self, settings: EtcdSettings, run_id: str) -> None:
         self.records: list[Recorded] = []

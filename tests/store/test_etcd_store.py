@@ -219,6 +219,46 @@ def test_a_writer_survives_that_etcd_forgot_everything(client: BlockingEtcd, pre
     assert store.add("n", 1) == 1
 
 
+def test_no_count_is_lost_or_doubled_when_leaders_die(make_etcd: Callable[..., EtcdCluster]) -> None:
+    """The leader is killed while writers count and claim, twice. Members come back in between."""
+    cluster = make_etcd(3, heartbeat_ms=30, election_ms=300)
+    client = BlockingEtcd(cluster.settings())
+    sums: list[int] = []
+    went_on = threading.Semaphore(0)
+    is_over = threading.Event()
+    writers = 4
+
+    def write(number: int) -> None:
+        store = EtcdStore(client, "/run", TIMEOUT_S)
+        while not is_over.is_set():
+            sums.append(store.add("n", 1))
+            store.append("text", f"{number},")
+            went_on.release()
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(writers)]
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(2):
+            for _ in range(40):
+                assert went_on.acquire(timeout=PATIENCE_S)
+            leader = cluster.leader()
+            cluster.kill(leader)
+            for _ in range(40):
+                assert went_on.acquire(timeout=PATIENCE_S)
+            cluster.start(leader)
+        is_over.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        store = EtcdStore(client, "/run", TIMEOUT_S)
+        assert sorted(sums) == list(range(1, len(sums) + 1))
+        assert store.get("n") == str(len(sums)).encode()
+        assert store.get("text").count(b",") == len(sums)
+    finally:
+        is_over.set()
+        client.close()
+
+
 def test_a_forked_process_is_a_writer_of_its_own(etcd: EtcdCluster, prefix: str) -> None:
     code = """
         import os, sys

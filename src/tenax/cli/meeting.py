@@ -53,9 +53,9 @@ def meeting_place_of_many(
     if backend == "static" and "rank" not in settings:
         backend = "tcp"
     if "is_host" in settings:
-        asked.notes.append(
-            f"is_host in {asked.name('rdzv_conf')} has no effect: whoever can listen at {endpoint} serves it"
-        )
+        is_elected = backend in ETCD_BACKENDS
+        who = "is elected leads" if is_elected else f"can listen at {endpoint} serves it"
+        asked.notes.append(f"is_host in {asked.name('rdzv_conf')} has no effect: whoever {who}")
     return backend, endpoint, settings
 
 
@@ -123,8 +123,8 @@ def _etcds_place(asked: Asked) -> str:
     endpoint = str(asked["rdzv_endpoint"]).strip()
     if not endpoint:
         raise UsageError(
-            f"{asked.words('rdzv_backend')} needs to know where etcd is: add '--rdzv-endpoint HOST:PORT,HOST:PORT', its "
-            "members and the same on all nodes"
+            f"{asked.words('rdzv_backend')} needs to know where etcd is: add '--rdzv-endpoint HOST:PORT,HOST:PORT', "
+            "its members and the same on all nodes"
         )
     return endpoint
 

@@ -8,7 +8,7 @@ What stands where is said in ``etcd_keys``. Its laws:
    handle. That is the only thing that is not exact.
 3. Nobody polls: who waits, watches. What was set while the connection was away is seen; a key that was set and deleted
    again counts as set.
-4. ``multi_set`` is one transaction up to 60 keys and 256 KiB in all. More are several, in the order of the keys.
+4. ``multi_set`` is one transaction up to 60 keys. More are several, in the order of the keys.
 
 Every question to etcd has at least 5 s, however short the timeout: leaders change.
 
@@ -101,8 +101,8 @@ class EtcdStore(Store):
         try:
             if self._process == os.getpid():  # the marker of a forked copy's parent is in use
                 self._own_writer.forget(lambda operation: self._client.call(operation, patience_s=_FAREWELL_S))
-        except EtcdUnavailable:
-            pass  # the marker stays: the one thing that a handle may leave behind
+        except EtcdError:
+            pass  # whatever the reason, the marker stays: the one thing that a handle may leave behind
         finally:
             self._is_closed = True
             if self._owns_client:

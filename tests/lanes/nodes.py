@@ -1,0 +1,87 @@
+"""The agents of a lane: real processes, each with an address of its own, and what they print, with the time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from e2e.harness import PATIENCE_S, Bench
+
+_HERE = Path(__file__).parent
+_numbers = itertools.count(1)
+
+
+class Node:
+    """One agent."""
+
+    def __init__(self, name: str, bench: Bench, desk: str, told: dict[str, Any], since: float) -> None:
+        pid, number = os.getpid(), next(_numbers)
+        self.name = name
+        # An address that nobody else in this test run uses. It tells who leads, too.
+        self.addr = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}"
+        self.is_stopped = False
+        self.was_killed = False
+        self.lines: list[str] = []
+        self._since = since
+        self.process = subprocess.Popen(
+            [sys.executable, str(_HERE / "agent_main.py"), json.dumps({**told, "local_addr": self.addr})],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=bench.home,
+            env={**bench.environ, "LANE_DESK": desk, "LANE_AGENT": name},
+        )
+        self._reader = threading.Thread(target=self._read, name=f"console of {name}")
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(f"{time.monotonic() - self._since:7.2f}  {line.decode(errors='replace').rstrip()}")
+
+    @property
+    def is_running(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def console(self) -> str:
+        head = f"--- {self.name} at {self.addr}, pid {self.process.pid}, exit code {self.process.poll()}"
+        return "\n".join([head, *self.lines])
+
+    def kill(self) -> None:
+        self.was_killed = True
+        self.is_stopped = False
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+        self.process.send_signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        if self.is_stopped:
+            self.is_stopped = False
+            self.process.send_signal(signal.SIGCONT)
+
+    def ended_within(self, seconds: float) -> bool:
+        try:
+            self.process.wait(max(0.0, seconds))
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self.is_running:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
