@@ -13,6 +13,7 @@
     agents      three agents: one, its worker, the endpoint's agent or a host goes; a fourth comes
     fanout      worker failure on one of 64 nodes → all 64 have decided to stop
     rendezvous  8 to 1,000 nodes join at once, beside TorchElastic's dynamic rendezvous
+    etcd        50 to 200 agents join at once through an etcd of three members
     store       our store's server beside torch's own, under torch's clients
 
 Where there are launchers, both run the same instant C worker (`worker.c`, compiled into `bin/` at first use) with the
@@ -33,7 +34,7 @@ from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks import agents, fanout, harness, idle, launch, logs, orphans, rendezvous, report, restart, store
+from benchmarks import agents, etcd, fanout, harness, idle, launch, logs, orphans, rendezvous, report, restart, store
 from benchmarks.crew import CrewFailed
 from benchmarks.report import seconds, spread
 from benchmarks.running import HERE
@@ -48,6 +49,7 @@ MEASUREMENTS = {
     "agents": agents,
     "fanout": fanout,
     "rendezvous": rendezvous,
+    "etcd": etcd,
     "store": store,
 }
 METHOD = (

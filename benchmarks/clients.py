@@ -19,10 +19,10 @@ from tenax.core.coordinator import Opened, RunSettings
 from tenax.core.events import GenerationFormed
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax.rendezvous.tcp import wire
 from tenax.endpoint import Endpoint, listen
-from tenax.rendezvous.tcp.server import CoordinatorServer
 from tenax.loop import Loop
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.server import CoordinatorServer
 from tenax.runtime.run_journal import RunJournal
 
 RUN = "rendezvous"

@@ -18,9 +18,10 @@ from tenax.core import events as fact
 from tenax.core.agent import AgentMachine, words_on_connecting
 from tenax.core.coordinator import RunSettings
 from tenax.core.model import AgentSettings, Evidence
+from tenax.loop import Loop
 from tenax.ports import ControlledNode
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
-from tenax.loop import Loop
+from tenax.rendezvous.tcp.linked import LinkedRendezvous, LinkedSettings
 from tenax.runtime.run_journal import RunJournal
 
 WORKERS = 2
@@ -29,11 +30,13 @@ WORKERS = 2
 class Node:
     """One agent, less its processes."""
 
-    def __init__(self, loop: Loop, settings: TcpSettings, folder: str) -> None:
+    def __init__(
+        self, loop: Loop, settings: LinkedSettings, folder: str, engine: Callable[..., LinkedRendezvous] = TcpRendezvous
+    ) -> None:
         self._loop = loop
         self._folder = folder
         self.machine = AgentMachine(AgentSettings(settings.run_id, "default", WORKERS, max_restarts=1 << 20))
-        self.control = TcpRendezvous(settings)
+        self.control = engine(settings)
         self.formed_at: dict[int, float] = {}  # by generation: its workers were ordered to start
         self.stopped_at: dict[int, float] = {}  # ... and to stop
 

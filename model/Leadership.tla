@@ -55,6 +55,7 @@ VARIABLES
     last,       \* history: the greatest generation that was ever written
     ended,      \* history: a verdict was written
     before,     \* history: the record before this one (for one of the mistakes)
+    acks,       \* acknowledgements under way (for one of the mistakes: otherwise to be there at once is the worst)
     alive,      \* the agent, with its keeper and its workers
     lead,       \* what each node knows as a leader; it may long have been deposed
     trip,       \* trip[l][n]: when l sent the last thing that n is known to have received
@@ -66,7 +67,7 @@ VARIABLES
     fence,      \* for how long the last beat with a counting answer was sent
     work        \* the generation whose workers live there; 0: none
 
-vars == <<key, terms, record, recordAge, last, ended, before, alive, lead, trip, office, link, high, told, answer,
+vars == <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, told, answer,
           fence, work>>
 
 NoKey == [term |-> 0, holder |-> Nobody, age |-> 0]
@@ -175,7 +176,7 @@ Win(n) ==
         /\ office' = [NoOffice EXCEPT !.elected = IF KeepsTrackOfElection(seen.members) THEN 0 ELSE -1]
     /\ trip' = [trip EXCEPT ![n] = NoTrips]
     /\ recordAge' = 0
-    /\ UNCHANGED <<record, last, ended, before, alive, link, high, told, answer, fence, work>>
+    /\ UNCHANGED <<record, last, ended, before, acks, alive, link, high, told, answer, fence, work>>
 
 \* Etcd takes it; its answer may be long under way, and is worth the time since it was sent.
 KeepAlive(l) ==
@@ -185,20 +186,20 @@ KeepAlive(l) ==
     /\ recordAge' = 0
     /\ \/ Slow /\ lead' = [lead EXCEPT ![l].sent = 0]
        \/ lead' = [lead EXCEPT ![l].proof = 0, ![l].sent = -1]
-    /\ UNCHANGED <<terms, record, last, ended, before, alive, trip, office, link, high, told, answer, fence, work>>
+    /\ UNCHANGED <<terms, record, last, ended, before, acks, alive, trip, office, link, high, told, answer, fence, work>>
 
 HearKeepAlive(l) ==
     /\ lead[l].sent >= 0
     /\ lead' = [lead EXCEPT
             ![l].proof = IF Wrong("a keep-alive counts from its answer") THEN 0 ELSE Min(@, lead[l].sent),
             ![l].sent = -1]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, trip, office, link, high, told, answer,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
                    fence, work>>
 
 Expire ==
     /\ key.term # 0 /\ key.age >= Ttl
     /\ key' = NoKey /\ office' = NoOffice
-    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, alive, lead, trip, link, high, told, answer, fence,
+    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, acks, alive, lead, trip, link, high, told, answer, fence,
                    work>>
 
 \* Nobody listens there any more: the agent is dead, its keeper too, and so every worker. Anybody may delete the key.
@@ -211,7 +212,7 @@ DeleteKey ==
     /\ ~EtcdIsGone
     /\ key.term # 0 /\ LooksDead(key.holder)
     /\ key' = NoKey /\ office' = NoOffice
-    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, alive, lead, trip, link, high, told, answer, fence,
+    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, acks, alive, lead, trip, link, high, told, answer, fence,
                    work>>
 
 \* The record goes: soon after a verdict, or when nobody kept it alive.
@@ -219,7 +220,7 @@ DropRecord ==
     /\ record # NoRecord
     /\ record.over \/ (RecordTtl > 0 /\ recordAge >= RecordTtl)
     /\ record' = NoRecord
-    /\ UNCHANGED <<key, terms, recordAge, last, ended, before, alive, lead, trip, office, link, high, told, answer,
+    /\ UNCHANGED <<key, terms, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, told, answer,
                    fence, work>>
 
 -----------------------------------------------------------------------------
@@ -239,7 +240,7 @@ Form(l) ==
                    THEN [n \in Nodes |-> IF n \in chosen THEN lead[l].generation + 1 ELSE told[n]] ELSE told
         /\ fence' = [n \in Nodes |-> IF n \in chosen THEN 0 ELSE fence[n]]
         /\ office' = [office EXCEPT !.heard = [n \in Nodes |-> IF n \in chosen THEN 0 ELSE @[n]]]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, trip, link, high, answer, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, link, high, answer, work>>
 
 \* Everybody is here and at work: it goes on. The record shall say with whom.
 Adopt(l) ==
@@ -248,7 +249,7 @@ Adopt(l) ==
     /\ \/ \A n \in lead[l].members: alive[n] /\ link[n] = l /\ work[n] = lead[l].generation
        \/ Wrong("adopting before all are here")
     /\ Send(l, [kind |-> "adopt", members |-> lead[l].members, done |-> FALSE])
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, trip, office, link, high, told, answer,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
                    fence, work>>
 
 \* The generation has ended everywhere: a successor need not wait for anybody.
@@ -258,14 +259,14 @@ SettleGeneration(l) ==
     /\ Stops
     /\ \A n \in lead[l].members: IsGone(l, n)
     /\ Send(l, [kind |-> "settle", members |-> {}, done |-> FALSE])
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, trip, office, link, high, told, answer,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
                    fence, work>>
 
 EndTheRun(l) ==
     /\ Verdicts
     /\ InOffice(l) /\ lead[l].write = NoWrite /\ ~lead[l].over /\ record # NoRecord
     /\ Send(l, [kind |-> "verdict", members |-> lead[l].members, done |-> FALSE])
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, trip, office, link, high, told, answer,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
                    fence, work>>
 
 Written(l) ==
@@ -289,7 +290,7 @@ Apply(l) ==
     /\ lead' = [lead EXCEPT ![l].write.done = TRUE]
     /\ office' = IF InOffice(l) /\ lead[l].write.kind \in {"form", "settle"}
                  THEN [office EXCEPT !.elected = -1, !.shown = -1, !.proven = -1, !.deaths = {}] ELSE office
-    /\ UNCHANGED <<key, terms, alive, trip, link, high, told, answer, fence, work>>
+    /\ UNCHANGED <<key, terms, acks, alive, trip, link, high, told, answer, fence, work>>
 
 HearWritten(l) ==
     LET write == lead[l].write IN
@@ -303,7 +304,7 @@ HearWritten(l) ==
     /\ told' = IF write.kind = "form" /\ ~Wrong("said before it is written")
                THEN [n \in Nodes |-> IF n \in write.members /\ alive[n] /\ link[n] = l
                                      THEN lead[l].generation + 1 ELSE told[n]] ELSE told
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, trip, office, link, high, answer, fence,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, answer, fence,
                    work>>
 
 \* A leader learns, sooner or later, that it is deposed. It closes its links, and keeps its listener.
@@ -315,7 +316,7 @@ StepDown(l) ==
     /\ link' = [n \in Nodes |-> IF n \in mine THEN Nobody ELSE link[n]]
     /\ told' = [n \in Nodes |-> IF n \in mine THEN 0 ELSE told[n]]
     /\ answer' = [n \in Nodes |-> IF n \in mine THEN NoAnswer ELSE answer[n]]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, office, high, fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, office, high, fence, work>>
 
 \* Who leads asks at the address of who wrote the record, and nobody listens there.
 FindTheWriterDead(l) ==
@@ -328,7 +329,7 @@ FindTheWriterDead(l) ==
        \/ \E other \in Nodes:
           /\ Wrong("the death of any leader will do") /\ other # l /\ ~alive[other]
           /\ office' = [office EXCEPT !.deaths = {other} \cap lead[l].members, !.proven = 0]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, trip, link, high, told, answer,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, link, high, told, answer,
                    fence, work>>
 
 -----------------------------------------------------------------------------
@@ -360,7 +361,7 @@ Link(n, l) ==
     /\ told' = [told EXCEPT ![n] = 0]
     /\ answer' = [answer EXCEPT ![n] = NoAnswer]
     /\ office' = HeardBy(l, n)
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, trip, fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, fence, work>>
 
 Break(n) ==
     /\ Breaks
@@ -368,7 +369,7 @@ Break(n) ==
     /\ link' = [link EXCEPT ![n] = Nobody]
     /\ told' = [told EXCEPT ![n] = 0]
     /\ answer' = [answer EXCEPT ![n] = NoAnswer]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, trip, office, high, fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, high, fence, work>>
 
 \* A beat arrives at the leader, which decides what its answer is worth. The answer is on its way: or there already.
 Answer(n) ==
@@ -382,7 +383,7 @@ Answer(n) ==
           /\ answer' = [answer EXCEPT ![n] = NoAnswer]
           /\ fence' = [fence EXCEPT ![n] = IF IsConcerned(n) /\ Counts(l) THEN 0 ELSE @]
           /\ trip' = [trip EXCEPT ![l][n] = IF HasWritten(l) /\ n \in MembersOf(l) THEN 0 ELSE @]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, link, high, told, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, link, high, told, work>>
 
 \* What was said before it has been heard: a link keeps the order. The acknowledgement is at the leader at once.
 HearAnswer(n) ==
@@ -392,17 +393,29 @@ HearAnswer(n) ==
             IF ~answer[n].counts \/ ~IsConcerned(n) THEN @
             ELSE IF Wrong("the fence counts from the answer") THEN 0 ELSE Min(@, answer[n].age)]
     /\ trip' = [trip EXCEPT ![l][n] =
-            IF ~HasWritten(l) \/ n \notin MembersOf(l) THEN @
-            ELSE IF Wrong("a round trip counts from its end") THEN 0 ELSE Min(@, answer[n].age)]
+            IF ~HasWritten(l) \/ n \notin MembersOf(l) THEN @ ELSE Min(@, answer[n].age)]
     /\ answer' = [answer EXCEPT ![n] = NoAnswer]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, office, link, high, told, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, office, link, high, told, work>>
+
+\* Only with the mistake: an acknowledgement is long under way, and then taken for news.
+AcknowledgeLate(n) ==
+    /\ Wrong("a round trip counts from its end")
+    /\ \/ /\ alive[n] /\ link[n] # Nobody
+          /\ acks' = acks \cup {<<link[n], n>>}
+          /\ UNCHANGED trip
+       \/ \E l \in Nodes:
+          /\ <<l, n>> \in acks /\ IsLeading(l)
+          /\ acks' = acks \ {<<l, n>>}
+          /\ trip' = [trip EXCEPT ![l][n] = 0]
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, office, link, high, told, answer,
+                   fence, work>>
 
 \* Only with the mistake: a node that is with another leader still acknowledges what the old one sends.
 AcknowledgeTwice(n, l) ==
     /\ Wrong("a node keeps two links")
     /\ alive[n] /\ IsLeading(l) /\ link[n] # Nobody /\ lead[l].term < high[n]
     /\ trip' = [trip EXCEPT ![l][n] = 0]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, office, link, high, told, answer,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, office, link, high, told, answer,
                    fence, work>>
 
 \* The node hears of its generation, and starts workers if it has not been silent for too long itself.
@@ -412,14 +425,14 @@ Hear(n) ==
     /\ work' = [work EXCEPT ![n] =
             IF fence[n] <= FenceMost \/ Wrong("workers start with an old fence") THEN told[n] ELSE @]
     /\ fence' = [fence EXCEPT ![n] = IF Wrong("workers start with an old fence") THEN Min(@, Fence) ELSE @]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, trip, office, link, high, answer>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, answer>>
 
 Stop(n) ==
     /\ Stops
     /\ work[n] # 0
     /\ work' = [work EXCEPT ![n] = 0]
     /\ fence' = [fence EXCEPT ![n] = FenceMost + 1]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, trip, office, link, high, told,
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, told,
                    answer>>
 
 \* An agent dies, and with it all that it started. Its host may close its links; nothing listens there any more.
@@ -435,7 +448,7 @@ Die(n) ==
     /\ told' = [m \in Nodes |-> IF m \in mine \/ m = n THEN 0 ELSE told[m]]
     /\ answer' = [m \in Nodes |-> IF m \in mine \/ m = n THEN NoAnswer ELSE answer[m]]
     /\ fence' = [fence EXCEPT ![n] = FenceMost + 1]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, office, high>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, office, high>>
 
 -----------------------------------------------------------------------------
 (* Time *)
@@ -468,15 +481,14 @@ Tick ==
             ELSE [n \in Nodes |-> Min(trip[l][n] + 1, Settle + 1)]]
     /\ answer' = [n \in Nodes |->
             IF answer[n].age < 0 THEN NoAnswer
-            ELSE IF answer[n].age >= Max(Fence, Settle) /\ ~Wrong("the fence counts from the answer")
-                    /\ ~Wrong("a round trip counts from its end")
-            THEN NoAnswer ELSE [answer[n] EXCEPT !.age = Min(@ + 1, Max(Fence, Settle))]]
+            ELSE IF answer[n].age >= Max(Fence, Settle) /\ ~Wrong("the fence counts from the answer") THEN NoAnswer
+            ELSE [answer[n] EXCEPT !.age = Min(@ + 1, Max(Fence, Settle))]]
     /\ fence' = [n \in Nodes |-> IF IsConcerned(n) THEN Min(fence[n] + 1, FenceMost + 1) ELSE FenceMost + 1]
     /\ work' = [n \in Nodes |-> IF fence[n] >= FenceMost THEN 0 ELSE work[n]]
     /\ office' = [office EXCEPT
             !.elected = Older(@, ElectedMost), !.shown = Older(@, ShownMost), !.proven = Older(@, Lease),
             !.heard = [n \in Nodes |-> IF work'[n] = 0 /\ ~IsConcerned(n) THEN -1 ELSE Older(@[n], Lease)]]
-    /\ UNCHANGED <<terms, record, last, ended, before, alive, link, high, told>>
+    /\ UNCHANGED <<terms, record, last, ended, before, acks, alive, link, high, told>>
 
 -----------------------------------------------------------------------------
 
@@ -485,7 +497,7 @@ Common ==
     /\ alive = [n \in Nodes |-> TRUE]
     /\ told = [n \in Nodes |-> 0]
     /\ answer = [n \in Nodes |-> NoAnswer]
-    /\ before = NoRecord
+    /\ before = NoRecord /\ acks = {}
 
 Empty ==
     /\ Common
@@ -519,7 +531,7 @@ Next ==
     \/ \E n \in Nodes:
         \/ Win(n) \/ KeepAlive(n) \/ HearKeepAlive(n) \/ StepDown(n) \/ FindTheWriterDead(n)
         \/ Form(n) \/ Adopt(n) \/ SettleGeneration(n) \/ EndTheRun(n) \/ Apply(n) \/ HearWritten(n)
-        \/ Break(n) \/ Answer(n) \/ HearAnswer(n) \/ Hear(n) \/ Stop(n) \/ Die(n)
+        \/ Break(n) \/ Answer(n) \/ HearAnswer(n) \/ AcknowledgeLate(n) \/ Hear(n) \/ Stop(n) \/ Die(n)
         \/ \E l \in Nodes: Link(n, l) \/ AcknowledgeTwice(n, l)
 
 \* Where nothing can be formed any more, and only one generation is at work or to be told, nothing can go wrong. With

@@ -184,7 +184,7 @@ MISTAKES = (
     _mistake("every answer counts", _TWO, is_quick=True),
     _mistake("idle while a decision is written", _DECISIONS),
     _mistake("a keep-alive counts from its answer", _TWO_SLOW),
-    _mistake("a round trip counts from its end", _TWO_SLOW),
+    _mistake("a round trip counts from its end", _TWO),
     _mistake("the fence counts from the answer", _TWO_SLOW),
     _mistake("fence later than the lease", _TWO),
     _mistake("workers start with an old fence", World(generations=3, workers_stop=True)),

@@ -23,7 +23,7 @@ from .history import WorkerLife
 _numbers = itertools.count(1)
 
 
-class _Line:
+class Line:
     """One worker's connection."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -46,7 +46,7 @@ class Desk:
         self.name = f"tenax-lane-{os.getpid()}-{next(_numbers)}"
         self.changed = threading.Condition(threading.RLock())
         self.lives: list[WorkerLife] = []
-        self._lines: dict[int, _Line] = {}  # by descriptor
+        self._lines: dict[int, Line] = {}  # by descriptor
         self._is_finishing = False
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind("\0" + self.name)
@@ -107,10 +107,10 @@ class Desk:
 
     def _accept(self) -> None:
         sock, _ = self._door.accept()
-        self._lines[sock.fileno()] = _Line(sock)
+        self._lines[sock.fileno()] = Line(sock)
         self._selector.register(sock, selectors.EVENT_READ)
 
-    def _read(self, line: _Line) -> None:
+    def _read(self, line: Line) -> None:
         try:
             data = line.sock.recv(1 << 16)
         except OSError:
@@ -124,7 +124,7 @@ class Desk:
         if whole and line.life is not None:
             line.life.alive_at = max(line.life.alive_at, float(whole[-1]))
 
-    def _greet(self, line: _Line, said: dict[str, Any]) -> None:
+    def _greet(self, line: Line, said: dict[str, Any]) -> None:
         line.life = life = WorkerLife(
             agent=said["agent"],
             pid=said["pid"],
@@ -145,13 +145,13 @@ class Desk:
             self._tell(line, 0)
         self.changed.notify_all()
 
-    def _tell(self, line: _Line, code: int) -> None:
+    def _tell(self, line: Line, code: int) -> None:
         if line.life is not None and not line.is_told:
             line.is_told = True
             with contextlib.suppress(OSError):
                 line.sock.sendall(b"%d\n" % code)
 
-    def _forget(self, line: _Line) -> None:
+    def _forget(self, line: Line) -> None:
         self._selector.unregister(line.sock)
         del self._lines[line.sock.fileno()]
         line.sock.close()

@@ -1,4 +1,4 @@
-"""The lane of faults: two short plans are played; the plans, the evidence and the checker are looked at by themselves."""
+"""The lane of faults: two short plans are played; plans, evidence and checker are looked at by themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from etcd_servers import needs_etcd
 from tenax.core.model import Outcome, Verdict
 from tenax.core.record import RecordedMember, RunRecord
 
-from .desk import Desk
+from .desk import Desk, Line
 from .faults import main
 from .history import History, Recorded, WorkerLife, broken
 from .plan import LONGEST_S, SHORTEST_S, draw
@@ -25,7 +25,7 @@ from .play import Play
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes through /proc")
 
 # Short plans with much in them: a dead leader and a stopped one, agents that come, workers that fail, etcd away.
-PLAYED = (32, 103)
+PLAYED = (176, 227)
 PLAYED_S = 6.0
 
 
@@ -37,7 +37,7 @@ PLAYED_S = 6.0
 def test_a_run_survives_its_plan(seed: int, tmp_path: Path) -> None:
     played = Play(draw(seed, PLAYED_S), tmp_path)
     assert not played.run(), f"{played.broken}\n{played.story}"
-    assert played.counts["generations"] > 1, "nothing happened"
+    assert played.counts["generations"] > 0, "nobody ever worked"
 
 
 # --- plans ------------------------------------------------------------------------------------------------------------
@@ -100,17 +100,21 @@ def test_an_open_connection_is_a_proof(desk: Desk) -> None:
         assert any(each.startswith("S1") for each in broken(History(0, desk.lives)))
 
 
-def test_a_closed_connection_is_none_though_its_last_words_were_not_read(desk: Desk) -> None:
-    old = report(desk, 1)
-    with desk.changed:  # nobody reads meanwhile
-        old.sendall(b"%.6f\n" % time.monotonic())
-        old.close()
-        new = socket.socket(socket.AF_UNIX)
-        new.connect("\0" + desk.name)
-    new.close()
+def test_a_closed_connection_is_none_though_its_last_words_were_not_read() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        line = Line(ours)
+        theirs.sendall(b"last words\n")
+        assert line.is_open()
+        theirs.close()
+        assert not line.is_open()
+
+
+def test_who_is_gone_was_not_there_together(desk: Desk) -> None:
+    report(desk, 1).close()
     with report(desk, 2):
-        first, second = desk.lives
-        assert first.alive_at < second.began_at
+        old, new = desk.lives
+        assert old.alive_at < new.began_at
         assert not [each for each in broken(History(0, desk.lives)) if each.startswith("S1")]
 
 

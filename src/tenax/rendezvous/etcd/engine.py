@@ -120,6 +120,11 @@ class EtcdRendezvous(LinkedRendezvous):
         self._was_linked = True
         super()._on_accepted(terms, counts=counts)
 
+    @property
+    def _is_refusal_final(self) -> bool:
+        """Who was let in once is refused only by a stranger in the place of a leader that died."""
+        return not self._was_linked
+
     def _stays_with_others_at_work(self) -> bool:
         return False  # another leads then
 
@@ -171,20 +176,22 @@ class EtcdRendezvous(LinkedRendezvous):
     def _on_begun(self, answer: RangeAnswer) -> None:
         if self._presence is None:
             self._show_presence()
-        self._on_leader(answer.kvs[0] if answer.kvs else None)
+        self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
 
     def _on_changed(self, changes: list[Change]) -> None:
         last = changes[-1]
-        self._on_leader(last.kv if last.kind == "put" else None)
+        self._on_leader(last.kv if last.kind == "put" else None, last.kv.mod_revision)
 
-    def _on_leader(self, kv: KeyValue | None) -> None:
-        """This is who leads now."""
+    def _on_leader(self, kv: KeyValue | None, revision: int) -> None:
+        """This is who led at that revision."""
         if self._is_finished or self._is_leaving:
             return
-        term = kv.create_revision if kv is not None else 0
+        leader = read_leader(kv) if kv is not None else None
+        if leader is not None and leader == self._leader:
+            return
         if self._elected is not None:
-            if term == self._elected.term:
-                return
+            if revision < self._elected.term:
+                return  # what was before us
             self._step_down("another node leads" if kv is not None else "etcd does not know it any more")
         self._leader, self._term = None, 0
         self._end_connecting()
@@ -192,7 +199,7 @@ class EtcdRendezvous(LinkedRendezvous):
         if kv is None:
             self._stand()
             return
-        self._leader, self._term = read_leader(kv), term
+        self._leader, self._term = leader, kv.create_revision
         if self._candidacy is None or self._leader != self._standing_as:  # else we have won, and shall hear of it
             self._connect()
 
@@ -310,7 +317,6 @@ class EtcdRendezvous(LinkedRendezvous):
     def _on_lease_lost(self, why: str) -> None:
         if self._elected is not None:
             self._step_down(why)
-            self._leader, self._term = None, 0
             self._drop_link("it does not lead any more")
         else:
             self._withdraw()
@@ -331,6 +337,9 @@ class EtcdRendezvous(LinkedRendezvous):
         candidacy, listener = self._candidacy, self._listener
         assert candidacy is not None
         assert listener is not None
+        if self._is_finished or self._is_leaving:
+            self._withdraw()
+            return
         record = elected.written.record
         if record.verdict is not None and not self._was_linked:
             self._withdraw()
@@ -429,6 +438,7 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._elected is None or server is None:
             return
         self._elected = None
+        self._leader, self._term = None, 0
         self._stop_probing()
         if self._decisions is not None:
             self._decisions.close()

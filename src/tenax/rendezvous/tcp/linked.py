@@ -140,6 +140,11 @@ class LinkedRendezvous(ABC):
         return True
 
     @property
+    def _is_refusal_final(self) -> bool:
+        """Whether who refuses us at the coordinator's place is surely the coordinator."""
+        return True
+
+    @property
     def _is_alone_in_charge(self) -> bool:
         """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
         return False
@@ -288,7 +293,7 @@ class LinkedRendezvous(ABC):
             case wire.Accepted(beat_s, lease_s, counts) if self._is_proven and not self._is_linked:
                 self._on_accepted(LeaseTerms(beat_s, lease_s), counts=counts)
             case wire.Refused(reason, is_final) if not self._is_linked:
-                if is_final:
+                if is_final and self._is_refusal_final:
                     self._refused(reason)
                 elif self._link is not None:
                     self._link.close(reason, was_told=True)
@@ -300,7 +305,10 @@ class LinkedRendezvous(ABC):
             raise wire.WireError("a challenge without a greeting")
         secret = self._secret
         if not wire.is_same(challenge.proof, wire.prove(secret, "coordinator", self._hello, challenge.nonce)):
-            self._refused(WRONG_SECRET)
+            if self._is_refusal_final:
+                self._refused(WRONG_SECRET)
+            else:
+                self._link.close(WRONG_SECRET, was_told=True)
             return
         self._is_proven = True
         self._asked_at = self._loop.now()
