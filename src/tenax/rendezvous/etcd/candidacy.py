@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax.core.record import RunRecord
-from tenax.etcd.errors import EtcdUnavailable
+from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.held_lease import HeldLease
 from tenax.etcd.operations import Put, Transaction, TransactionAnswer
 from tenax.rendezvous.etcd.keys import RECORD_TTL_S, Leader, Standing, Written
@@ -34,6 +34,7 @@ class Elected(msgspec.Struct, frozen=True):
     term: int
     recorded_at: int  # the revision of the record
     written: Written
+    was_recorded: bool = True  # whether there was a record of the run
 
 
 class Candidacy:
@@ -82,13 +83,17 @@ class Candidacy:
 
     def _on_read(self, answer: TransactionAnswer) -> None:
         standing = Standing(answer)
-        if standing.leader is not None:
-            if standing.leader == self._leader and standing.written is not None:
-                self._won(Elected(standing.term, standing.recorded_at, standing.written))
+        try:
+            leader, past = standing.leader, standing.written
+        except EtcdRejected as error:
+            self._failed(error)
+            return
+        if leader is not None:
+            if leader == self._leader and past is not None:
+                self._won(Elected(standing.term, standing.recorded_at, past))
             else:
                 self._lost()
             return
-        past = standing.written
         record = (past.record if past is not None else self._known) or RunRecord()
         before = (*past.before, past.by) if past is not None and record.is_at_work else ()
         written = Written(record, self._leader.place, before)
@@ -98,7 +103,7 @@ class Candidacy:
 
         def on_written(answer: TransactionAnswer) -> None:
             if answer.succeeded:
-                self._won(Elected(answer.revision, answer.revision, written))
+                self._won(Elected(answer.revision, answer.revision, written, was_recorded=past is not None))
             else:
                 self._read()
 

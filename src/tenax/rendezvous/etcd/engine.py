@@ -28,10 +28,10 @@ from tenax.core.coordinator import EarlierCoordinatorGone, Opened, RunPhase
 from tenax.core.events import TimePassed
 from tenax.endpoint import Endpoint, is_loopback, literal
 from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdUnavailable
+from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.following import Following
 from tenax.etcd.held_lease import HeldLease
-from tenax.etcd.operations import Delete, Put, Transaction
+from tenax.etcd.operations import Delete, Put, Range, Transaction
 from tenax.etcd.settings import EtcdSettings
 from tenax.rendezvous.etcd.candidacy import Candidacy
 from tenax.rendezvous.etcd.decisions import Decisions
@@ -83,6 +83,7 @@ class EtcdRendezvous(LinkedRendezvous):
         self._connecting: Connecting | None = None
         self._linked_host = ""  # of the leader that we are linked to, or try to be
         self._was_linked = False  # ever
+        self._looking = False
         # If we stand for election, or lead.
         self._candidacy: Candidacy | None = None
         self._standing_as: Leader | None = None
@@ -160,7 +161,7 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _find_again(self, why: str, *, was_linked: bool) -> None:
         if self._leader is not None:
-            self._try_again(why, 0.0 if was_linked else SOON_S, self._connect)
+            self._try_again(why, 0.0 if was_linked else SOON_S, self._connect_or_look)
 
     def _on_trouble(self, error: EtcdError) -> None:
         if self._is_finished:
@@ -186,7 +187,11 @@ class EtcdRendezvous(LinkedRendezvous):
         """This is who led at that revision."""
         if self._is_finished or self._is_leaving:
             return
-        leader = read_leader(kv) if kv is not None else None
+        try:
+            leader = read_leader(kv) if kv is not None else None
+        except EtcdRejected as error:
+            self._on_trouble(error)
+            return
         if leader is not None and leader == self._leader:
             return
         if self._elected is not None:
@@ -237,10 +242,33 @@ class EtcdRendezvous(LinkedRendezvous):
             self._connecting = None
             if number == errno.ECONNREFUSED:
                 self._depose(term)
-            self._try_again(f"{self._where} cannot be reached: {os.strerror(number)}", self._patience(), self._connect)
+            why = f"{self._where} cannot be reached: {os.strerror(number)}"
+            self._try_again(why, self._patience(), self._connect_or_look)
 
         self._connecting = Connecting(self._loop, family, address, connected, failed)
         self._connecting.start()
+
+    def _connect_or_look(self) -> None:
+        self._connect()
+        self._look()
+
+    def _look(self) -> None:
+        """Who leads now? An etcd that has lost its data tells nothing of that to who follows the key since before."""
+        if self._looking or self._is_finished:
+            return
+        self._looking = True
+
+        def seen(answer: RangeAnswer) -> None:
+            self._looking = False
+            if self._elected is None:
+                self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
+
+        def unseen(_: EtcdError) -> None:
+            self._looking = False
+            if self._leader is None:
+                self._later("stand", LATER_S, self._look)
+
+        self._client.call(Range(self._keys.leader), seen, unseen)
 
     def _end_connecting(self) -> None:
         if self._connecting is not None:
@@ -306,7 +334,7 @@ class EtcdRendezvous(LinkedRendezvous):
     def _on_lost(self) -> None:
         """Who leads is known, or will be told soon; unless that one has gone again."""
         self._withdraw()
-        self._later("stand", SOON_S, self._stand_now)
+        self._later("stand", SOON_S, self._look)
 
     def _on_failed(self, error: EtcdError) -> None:
         if self._elected is None:
@@ -395,12 +423,15 @@ class EtcdRendezvous(LinkedRendezvous):
         return f"this node takes over {run}; the nodes of the last generation have a moment to come back"
 
     def _opened(self, elected: Elected) -> Opened:
-        """What is known of the past: the record; if etcd has lost it, our own part."""
+        """What is known of the past: the record; if etcd has lost it, our own part, or only that there was one."""
         record, terms, part = elected.written.record, self._etcd.authority, self._part
-        if record.generation == 0 and record.verdict is None and part is not None:
-            return Opened(
-                terms.return_s, generation=part.generation, restarts_used=part.restarts_used, store=part.store
-            )
+        if record.generation == 0 and record.verdict is None:
+            if part is not None:
+                return Opened(
+                    terms.return_s, generation=part.generation, restarts_used=part.restarts_used, store=part.store
+                )
+            if self._was_linked and not elected.was_recorded:
+                return Opened(terms.return_s)
         return Opened(
             terms.lease.lease_s,
             generation=record.generation,

@@ -11,15 +11,19 @@ was deposed changes nothing.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from tenax.core.record import RunRecord
+from tenax.etcd.errors import EtcdRejected
 from tenax.etcd.operations import Compare, KeyValue, Range, Transaction
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.etcd.operations import TransactionAnswer
 
+T = TypeVar("T")
 RECORD_TTL_S = 3600  # without any leader; then the name of the run is free again
 VERDICT_TTL_S = 10  # after the end
 NODE_TTL_S = 30
@@ -77,8 +81,14 @@ class Standing:
         leaders, records = (getattr(each, "kvs", ()) for each in answer.answers)
         self.leader_kv: KeyValue | None = leaders[0] if leaders else None
         self.record_kv: KeyValue | None = records[0] if records else None
-        self.leader = read_leader(self.leader_kv) if self.leader_kv is not None else None
-        self.written = msgspec.json.decode(self.record_kv.value, type=Written) if self.record_kv is not None else None
+
+    @property
+    def leader(self) -> Leader | None:
+        return read_leader(self.leader_kv) if self.leader_kv is not None else None
+
+    @property
+    def written(self) -> Written | None:
+        return _read(self.record_kv, Written) if self.record_kv is not None else None
 
     @property
     def term(self) -> int:
@@ -90,4 +100,14 @@ class Standing:
 
 
 def read_leader(kv: KeyValue) -> Leader:
-    return msgspec.json.decode(kv.value, type=Leader)
+    return _read(kv, Leader)
+
+
+def _read(kv: KeyValue, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(kv.value, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise EtcdRejected(
+            f"the key {kv.key.decode(errors='backslashreplace')!r} in etcd holds what this tenax does not understand "
+            f"({error}); use the same tenax on every node, or another --rdzv-id"
+        ) from error

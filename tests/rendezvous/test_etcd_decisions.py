@@ -1,0 +1,265 @@
+"""Elections and decisions on a real etcd: one leads, what is heard is written, and the deposed write nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from etcd_servers import EtcdCluster, needs_etcd, unique_prefix
+from tenax.core.coordinator import CoordinatorState, RunSettings, Say
+from tenax.core.events import GenerationEnded, GenerationFormed, Waiting
+from tenax.core.model import Assignment, Outcome, Verdict
+from tenax.core.record import RecordedMember, RunRecord
+from tenax.etcd.client import EtcdClient
+from tenax.etcd.errors import EtcdError
+from tenax.etcd.operations import Delete, Put, Range
+from tenax.loop import Loop
+from tenax.rendezvous.etcd.candidacy import Candidacy, Elected
+from tenax.rendezvous.etcd.decisions import Decisions
+from tenax.rendezvous.etcd.keys import Keys, Leader, Place, Standing, Written
+
+pytestmark = needs_etcd
+PATIENCE_S = 30.0
+
+
+class Bench:
+    """A loop, a client, and the keys of one run."""
+
+    def __init__(self, etcd: EtcdCluster) -> None:
+        self.loop = Loop()
+        self.client = EtcdClient(self.loop, etcd.settings())
+        self.keys = Keys(unique_prefix().decode())
+        self.won: dict[str, Elected] = {}
+        self.lost: list[str] = []
+        self.failed: list[EtcdError] = []
+        self.candidacies: dict[str, Candidacy] = {}
+        self.delivered: list[Say] = []
+        self.deposed: list[str] = []
+        self.written: list[RunRecord] = []
+
+    def until(self, is_so: Callable[[], Any]) -> None:
+        until = self.loop.now() + PATIENCE_S
+        while not is_so():
+            assert self.loop.now() < until, "it did not come to pass"
+            tick = self.loop.now() + 0.05
+            self.loop.next_event(lambda tick=tick: tick)  # type: ignore[misc]
+
+    def ask(self, operation: Any) -> Any:
+        answers: list[Any] = []
+        self.client.call(operation, answers.append, answers.append)
+        self.until(lambda: answers)
+        assert not isinstance(answers[0], EtcdError), answers[0]
+        return answers[0]
+
+    def stands(self, name: str, known: RunRecord | None = None, ttl_s: int = 5) -> Candidacy:
+        candidacy = self.candidacies[name] = Candidacy(
+            self.client,
+            self.keys,
+            Leader(Place(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
+            ttl_s,
+            known,
+            lambda elected: self.won.__setitem__(name, elected),
+            lambda: self.lost.append(name),
+            self.failed.append,
+            self.deposed.append,
+        )
+        candidacy.start()
+        return candidacy
+
+    def elect(self, name: str) -> Elected:
+        self.stands(name)
+        self.until(lambda: name in self.won)
+        return self.won[name]
+
+    def decisions(self, name: str) -> Decisions:
+        return Decisions(
+            self.client,
+            self.keys,
+            self.won[name],
+            self.candidacies[name].record_lease.id,
+            self.delivered.append,
+            self.deposed.append,
+            lambda error: pytest.fail(str(error)),
+            self.written.append,
+        )
+
+    def standing(self) -> Standing:
+        return Standing(self.ask(self.keys.both()))
+
+    def recorded(self) -> Written:
+        written = self.standing().written
+        assert written is not None
+        return written
+
+    def close(self) -> None:
+        for candidacy in self.candidacies.values():
+            candidacy.close()
+        self.client.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def bench(etcd: EtcdCluster) -> Iterator[Bench]:
+    made = Bench(etcd)
+    yield made
+    made.close()
+
+
+def state(generation: int, **changes: Any) -> CoordinatorState:
+    made = CoordinatorState(RunSettings("run"), generation=generation, members={"a": 0}, member_labels={"a": "host"})
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def formed(generation: int) -> Say:
+    return Say(("a",), GenerationFormed(Assignment(generation, 0, 1, 0, 1, 0, 1, "addr", 1)))
+
+
+ENDED = Say(("a",), GenerationEnded(1, "a node was lost"))
+WAITING = Say(("a",), Waiting("for somebody"))
+
+
+def test_of_many_candidates_one_wins(bench: Bench) -> None:
+    names = [f"n{number}" for number in range(8)]
+    for name in names:
+        bench.stands(name)
+    bench.until(lambda: len(bench.won) + len(bench.lost) == len(names))
+    assert len(bench.won) == 1
+    (winner,) = bench.won
+    leader = bench.standing().leader
+    assert leader is not None
+    assert leader.place.node_id == winner
+
+
+def test_a_decision_is_heard_when_it_is_written(bench: Bench) -> None:
+    bench.elect("x")
+    decisions = bench.decisions("x")
+    decisions.say(formed(1), state(1))
+    decisions.say(WAITING, state(1))
+    assert not bench.delivered, "and what follows waits behind it"
+    bench.until(lambda: bench.delivered)
+    assert bench.delivered == [formed(1), WAITING]
+    assert bench.recorded().record.generation == 1
+    assert bench.recorded().record.members == (RecordedMember("a", 0, "host"),)
+
+
+def test_what_is_no_decision_is_heard_at_once(bench: Bench) -> None:
+    bench.elect("x")
+    decisions = bench.decisions("x")
+    decisions.say(WAITING, state(0))
+    assert bench.delivered == [WAITING]
+
+
+def test_a_generation_ends_without_etcd_and_the_next_begins_with_it(
+    make_etcd: Callable[..., EtcdCluster],
+) -> None:
+    etcd = make_etcd(1)
+    bench = Bench(etcd)
+    bench.elect("x")
+    decisions = bench.decisions("x")
+    decisions.say(formed(1), state(1))
+    bench.until(lambda: bench.delivered)
+    etcd.stop(0)
+    decisions.say(ENDED, state(1))
+    assert bench.delivered == [formed(1), ENDED]
+    decisions.say(formed(2), state(2, settled=1))
+    decisions.say(formed(3), state(3, settled=2))
+    etcd.cont(0)
+    bench.until(lambda: len(bench.delivered) == 4)
+    assert bench.delivered[2:] == [formed(2), formed(3)]
+    assert [record.generation for record in bench.written] == [1, 2, 3]
+    bench.close()
+
+
+def test_who_was_deposed_writes_nothing_and_nobody_hears_it(bench: Bench) -> None:
+    bench.elect("old")
+    decisions = bench.decisions("old")
+    bench.ask(Delete(bench.keys.leader))
+    new = bench.elect("new")
+    decisions.say(formed(1), state(1))
+    decisions.say(WAITING, state(1))
+    bench.until(lambda: bench.deposed)
+    assert not bench.delivered
+    assert bench.recorded() == new.written
+    decisions.say(formed(2), state(2))
+    bench.ask(Range(bench.keys.record))
+    assert not bench.delivered
+    assert bench.standing().recorded_at == new.recorded_at
+
+
+def test_a_record_that_somebody_else_has_written_is_not_written_over(bench: Bench) -> None:
+    """As by an attempt of the leader before, that came late."""
+    bench.elect("x")
+    decisions = bench.decisions("x")
+    bench.ask(Put(bench.keys.record, b"{}"))
+    decisions.say(formed(1), state(1))
+    bench.until(lambda: bench.deposed)
+    assert not bench.delivered
+
+
+def test_a_successor_begins_with_the_record_and_knows_who_led(bench: Bench) -> None:
+    """All who may still answer members that it has not seen; until it has seen them."""
+    bench.elect("first")
+    bench.decisions("first").say(formed(1), state(1))
+    bench.until(lambda: bench.delivered)
+    for name, before in (("second", ["first"]), ("third", ["first", "second"])):
+        bench.ask(Delete(bench.keys.leader))
+        elected = bench.elect(name)
+        assert elected.written.record.generation == 1
+        assert [place.node_id for place in elected.written.before] == before
+        assert elected.written.by.node_id == name
+    bench.decisions("third").forget_earlier(state(1))
+    bench.until(lambda: len(bench.written) == 2)
+    assert bench.recorded().before == ()
+    assert bench.recorded().by.node_id == "third"
+
+
+def test_who_led_while_nobody_worked_need_not_be_known(bench: Bench) -> None:
+    bench.elect("first")
+    bench.decisions("first").say(WAITING, state(3, settled=3))
+    bench.until(lambda: bench.delivered)
+    bench.ask(Delete(bench.keys.leader))
+    assert bench.elect("second").written.before == ()
+
+
+def test_after_the_verdict_the_name_is_free_again_soon(bench: Bench) -> None:
+    bench.elect("x")
+    decisions = bench.decisions("x")
+    decisions.say(WAITING, state(1, settled=1, verdict=Verdict(Outcome.SUCCEEDED, "all succeeded")))
+    bench.until(lambda: bench.delivered)
+    kv = bench.standing().record_kv
+    assert kv is not None
+    assert kv.lease not in (0, bench.candidacies["x"].record_lease.id)
+
+
+def test_a_record_that_etcd_has_lost_is_remembered(bench: Bench) -> None:
+    bench.stands("x", known=RunRecord(7))
+    bench.until(lambda: bench.won)
+    assert bench.recorded().record.generation == 7
+
+
+@pytest.mark.parametrize("key", ["leader", "record"])
+def test_what_is_not_ours_under_our_keys_is_told(bench: Bench, key: str) -> None:
+    bench.ask(Put(getattr(bench.keys, key), b"what others write"))
+    bench.stands("x")
+    bench.until(lambda: bench.failed)
+    assert "holds what this tenax does not understand" in str(bench.failed[0])
+    assert not bench.won
+
+
+def test_a_resignation_takes_the_key_and_leaves_the_record(bench: Bench) -> None:
+    bench.elect("x")
+    ended: list[bool] = []
+    bench.candidacies["x"].end(lambda: ended.append(True))
+    bench.until(lambda: ended)
+    standing = bench.standing()
+    assert standing.leader is None
+    assert standing.written is not None
+
+
+def test_runs_with_like_names_are_apart() -> None:
+    assert Keys("a/b").leader != Keys("a").leader
+    assert Keys("a/b").leader != Keys("a%2Fb").leader
