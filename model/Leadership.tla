@@ -122,7 +122,9 @@ Idle(l) ==
           \/ Wrong("idle while a decision is written") /\ lead[l].write.kind = "verdict"
 
 Counts(l) ==
-    ByLease(l) \/ Together(l) \/ Alone(l) \/ Idle(l) \/ Wrong("every answer counts")
+    \/ ByLease(l) \/ Idle(l)
+    \/ (Together(l) \/ Alone(l)) /\ ~Wrong("nothing counts without etcd")
+    \/ Wrong("every answer counts")
 
 -----------------------------------------------------------------------------
 (* When a member of the generation is surely without workers, as the leader that has the key sees it. *)
@@ -325,7 +327,9 @@ FindTheWriterDead(l) ==
     /\ office.proven < 0
     /\ \/ /\ dead # Nobody /\ dead # l /\ LooksDead(dead)
           /\ office' = [office EXCEPT !.deaths = {dead} \cap lead[l].members,
-                        !.proven = IF Wrong("a proof of death counts from before the election") THEN Lease ELSE 0]
+                        !.proven = IF Wrong("a proof of death needs no wait") THEN Lease
+                                   ELSE IF Wrong("a proof of death counts from before the election") /\ ~alive[dead]
+                                   THEN fence[dead] ELSE 0]      \* of a dead node: since when it is
        \/ \E other \in Nodes:
           /\ Wrong("the death of any leader will do") /\ other # l /\ ~alive[other]
           /\ office' = [office EXCEPT !.deaths = {other} \cap lead[l].members, !.proven = 0]
@@ -447,7 +451,7 @@ Die(n) ==
     /\ link' = [m \in Nodes |-> IF m \in mine THEN Nobody ELSE link[m]]
     /\ told' = [m \in Nodes |-> IF m \in mine \/ m = n THEN 0 ELSE told[m]]
     /\ answer' = [m \in Nodes |-> IF m \in mine \/ m = n THEN NoAnswer ELSE answer[m]]
-    /\ fence' = [fence EXCEPT ![n] = FenceMost + 1]
+    /\ fence' = [fence EXCEPT ![n] = IF Wrong("a proof of death counts from before the election") THEN 0 ELSE FenceMost + 1]
     /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, office, high>>
 
 -----------------------------------------------------------------------------
@@ -483,7 +487,7 @@ Tick ==
             IF answer[n].age < 0 THEN NoAnswer
             ELSE IF answer[n].age >= Max(Fence, Settle) /\ ~Wrong("the fence counts from the answer") THEN NoAnswer
             ELSE [answer[n] EXCEPT !.age = Min(@ + 1, Max(Fence, Settle))]]
-    /\ fence' = [n \in Nodes |-> IF IsConcerned(n) THEN Min(fence[n] + 1, FenceMost + 1) ELSE FenceMost + 1]
+    /\ fence' = [n \in Nodes |-> IF IsConcerned(n) \/ ~alive[n] THEN Min(fence[n] + 1, FenceMost + 1) ELSE FenceMost + 1]
     /\ work' = [n \in Nodes |-> IF fence[n] >= FenceMost THEN 0 ELSE work[n]]
     /\ office' = [office EXCEPT
             !.elected = Older(@, ElectedMost), !.shown = Older(@, ShownMost), !.proven = Older(@, Lease),

@@ -143,6 +143,8 @@ _CALM = World(
     invariants=(*INVARIANTS, "NobodyIsRestarted"),
 )
 
+_CALM_WITHOUT_ETCD = msgspec.structs.replace(_CALM, etcd_is_gone=True)
+
 WORLDS = (
     Check("two members", _TWO, is_quick=True),
     Check("two members, all properties", World()),
@@ -158,7 +160,7 @@ WORLDS = (
     Check("decisions and verdicts", _DECISIONS),
     Check("from nothing", _FROM_NOTHING),
     Check("a record that goes", _RECORD_GOES),
-    Check("calm, etcd is gone", msgspec.structs.replace(_CALM, etcd_is_gone=True), is_quick=True),
+    Check("calm, etcd is gone", _CALM_WITHOUT_ETCD, is_quick=True),
     Check("calm, leaders change", _CALM),
 )
 
@@ -178,11 +180,12 @@ MISTAKES = (
     _mistake("together by old proofs", _TWO),
     _mistake("together with those who are linked", _TWO),
     _mistake("together without having written the record", _THREE_TERMS),
-    _mistake("together with the generation before while the next is written", World(nodes=3, members=2, generations=3, workers_stop=True)),
+    _mistake("together with the generation before while the next is written", World(nodes=3, members=2, generations=3, deaths=0)),
     _mistake("together for longer than the record lives", _RECORD_GOES),
     _mistake("adopting before all are here", _THREE_TERMS),
     _mistake("every answer counts", _TWO, is_quick=True),
     _mistake("idle while a decision is written", _DECISIONS),
+    _mistake("nothing counts without etcd", _CALM_WITHOUT_ETCD, ("NobodyIsRestarted",), is_quick=True),
     _mistake("a keep-alive counts from its answer", _TWO_SLOW),
     _mistake("a round trip counts from its end", _TWO),
     _mistake("the fence counts from the answer", _TWO_SLOW),
@@ -196,6 +199,7 @@ MISTAKES = (
     _mistake("refused is dead, whoever lives", _TWO),
     _mistake("a deposed leader closes its listener", _THREE),
     _mistake("the death of any leader will do", _THREE_TERMS),
+    _mistake("a proof of death needs no wait", _THREE),
     _mistake("a proof of death counts from before the election", _THREE_TERMS),
     _mistake("record read before the election was won", World(), (*_S1, *_S2)),
     _mistake("said before it is written", World(), ("WrittenFirst",), is_quick=True),
@@ -207,6 +211,7 @@ GOALS = (
     Check("a next generation", _TWO, goal="NeverNextGeneration", is_quick=True),
     Check("a next generation under another leader", _PAIR_AND_ONE, goal="NeverNextUnderAnother"),
     Check("a generation goes on under another leader", _TWO, goal="NeverAdopted"),
+    Check("a generation goes on under another leader, and nobody was late", _CALM, goal="NeverAdopted"),
     Check("together while somebody else leads", _PAIR_AND_ONE, goal="NeverTogether"),
     Check("alone while somebody else leads", _ALONE, goal="NeverAloneAfterAll"),
 )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import sys
 from base64 import b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from e2e.harness import Running
 from etcd_servers import EtcdCluster, needs_etcd
@@ -36,6 +34,11 @@ def start(cluster: Cluster, count: int, **told: Any) -> tuple[Agent, list[Agent]
     return first, others
 
 
+def in_one_line(text: str) -> str:
+    """What was said, whatever the width of the page."""
+    return " ".join(text.split())
+
+
 def all_still(workers: Sequence[Worker], seconds: float) -> bool:
     """For so long nobody says anything, or ends."""
     return not workers[0].is_heard_within(seconds) and not any(worker.is_heard_within(0.0) for worker in workers)
@@ -46,8 +49,8 @@ def records(cluster: Cluster, etcd: EtcdCluster) -> list[Written]:
     return records_of(lambda path, body: etcd.ask(0, path, body, etcd.token()), cluster.told["run_id"])
 
 
-def node_id_of(agent: Agent, cluster: Cluster, etcd: EtcdCluster) -> str:
-    raise NotImplementedError
+def leases(etcd: EtcdCluster) -> set[str]:
+    return {lease["ID"] for lease in etcd.ask(0, "/v3/lease/leases", {}).get("leases", [])}
 
 
 def remove_leader(cluster: Cluster, etcd: EtcdCluster) -> None:
@@ -187,3 +190,150 @@ def test_etcd_forgets_everything_and_a_spare_leads(cluster: Cluster, make_etcd: 
     second = cluster.desk.generation(2, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
     cluster.finish(second, *members, spare)
+
+
+# --- who may use it ---------------------------------------------------------------------------------------------------
+
+
+def test_the_death_of_the_leader_where_etcd_wants_certificates_and_passwords(
+    cluster: Cluster, make_etcd: MakeEtcd
+) -> None:
+    etcd = make_etcd(3, tls="mutual", users=True)
+    cluster.use_etcd(etcd)
+    leader, others = start(cluster, 3, nodes=(2, 3))
+    cluster.desk.generation(3)
+    cluster.kill(leader)
+    cluster.finish(cluster.desk.generation(2, number=2), *others)
+
+
+def test_who_is_not_let_in_is_told_why(cluster: Cluster, make_etcd: MakeEtcd) -> None:
+    etcd = make_etcd(1, tls="mutual", users=True)
+    cluster.use_etcd(etcd)
+    assert etcd.certificates is not None
+    cert, key = etcd.certificates.strange_client
+    place = etcd.endpoint(0)
+    tries: dict[str, dict[str, Any]] = {
+        f"etcd at {place} refuses this client: authentication failed, invalid user ID or password": {
+            "password": "not the root password"
+        },
+        f"etcd at {place}: it refused the certificate that this client showed": {"ssl_cert": cert, "ssl_cert_key": key},
+        f"etcd at {place}: its certificate is not trusted": {"ca_cert": etcd.certificates.strange_ca},
+    }
+    agents = {why: cluster.start(conf=conf)[0] for why, conf in tries.items()}
+    for why, agent in agents.items():
+        assert agent.wait() == REFUSED, agent
+        assert why in in_one_line(agent.printed_report), agent
+        assert "Traceback" not in agent.text
+        assert "password: " not in agent.text
+        assert "not the root password" not in agent.text
+
+
+def test_there_is_no_etcd(cluster: Cluster) -> None:
+    nobody = cluster.endpoint
+    (agent,) = cluster.start(backend="etcd", conf={"join_timeout": 1})
+    assert agent.wait() == REFUSED, agent
+    report = in_one_line(agent.printed_report)
+    assert f"{nobody}: connection refused" in report
+    assert "check that etcd runs there and can be reached, or allow more time with --rdzv-conf join_timeout" in report
+    assert "Traceback" not in agent.text
+
+
+# --- a name is used again ---------------------------------------------------------------------------------------------
+
+
+def test_the_name_of_a_run_that_ended_is_soon_free_again(cluster: Cluster, etcd: EtcdCluster) -> None:
+    cluster.use_etcd(etcd)
+    before = leases(etcd)
+    cluster.start(2)
+    cluster.finish(cluster.desk.generation(2))
+    (early,) = cluster.start()
+    assert early.wait() == REFUSED, early
+    assert "is over: all 2 workers succeeded; to start another of that name, wait 10 s" in in_one_line(early.text)
+    until(lambda: not records(cluster, etcd), "nothing to be left of it in etcd", timeout_s=15.0)
+    assert leases(etcd) <= before
+    agents = cluster.start(2)
+    workers = [worker for worker in cluster.desk.all(4) if cluster.agent_of(worker) in agents]
+    assert [worker.generation for worker in workers] == [1, 1]
+    cluster.finish(workers, *agents)
+
+
+def test_the_name_of_a_run_whose_agents_were_all_killed(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """The next ones go on where it was: what it had used up is used up."""
+    cluster.use_etcd(etcd)
+    dead = cluster.start(2)
+    cluster.desk.generation(2)[0].tell("exit 3")
+    cluster.desk.generation(2, number=2)
+    for agent in dead:
+        cluster.kill(agent)
+    agents = cluster.start(2)
+    third = cluster.desk.generation(2, number=3)
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in third} == {"1"}
+    cluster.finish(third, *agents)
+
+
+# --- etcd that the run brings along -----------------------------------------------------------------------------------
+
+
+class Managed:
+    """Agents on this host, started on the command line, with a member of etcd each."""
+
+    def __init__(self, cluster: Cluster, nnodes: str) -> None:
+        self._cluster = cluster
+        self._nnodes = nnodes
+        first, _, port = cluster.endpoint.rpartition(":")
+        net, _, _ = first.rpartition(".")
+        self.names = [f"{net}.{251 + number}:{port}" for number in range(3)]
+
+    def start(self, number: int) -> Running:
+        script = str(Path(__file__).parent / "worker_main.py")
+        endpoint, name = ",".join(self.names), self.names[number]
+        words = ["--nnodes", self._nnodes, "--nproc-per-node", "1", "--max-restarts", "3"]
+        words += ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", "managed"]
+        words += ["--rdzv-conf", f"managed=true,managed_only={name},last_call_timeout=60", script]
+        env = {"CLUSTER_DESK": self._cluster.desk.name, "CLUSTER_AGENT": str(number)}
+        return self._cluster.bench.start(*words, env=env)
+
+    def servers(self) -> list[int]:
+        """Every living etcd of this run."""
+        ours = [f"{name.partition(':')[0]}:".encode() for name in self.names]
+        found = []
+        for entry in os.listdir("/proc"):
+            with contextlib.suppress(OSError):  # gone meanwhile
+                command = Path(f"/proc/{entry}/cmdline").read_bytes() if entry.isdigit() else b""
+                words = command.split(b"\0")
+                if Path(os.fsdecode(words[0])).name == "etcd" and any(each in command for each in ours):
+                    found.append(int(entry))
+        return [pid for pid in found if is_alive(pid)]
+
+
+def test_a_run_that_brings_its_etcd_along(cluster: Cluster) -> None:
+    managed = Managed(cluster, "3")
+    agents = [managed.start(number) for number in range(3)]
+    workers = cluster.desk.generation(3)
+    assert len(managed.servers()) == 3
+    for worker in workers:
+        worker.tell("exit 0")
+    for agent in agents:
+        done = agent.wait()
+        assert done.code == 0, done
+    assert managed.servers() == []
+
+
+def test_a_run_that_brings_its_etcd_along_and_loses_an_agent(cluster: Cluster) -> None:
+    """The one that leads, with its member of etcd."""
+    managed = Managed(cluster, "2:3")
+    agents = [managed.start(number) for number in range(3)]
+    cluster.desk.generation(3)
+    (leader,) = [agent for agent in agents if SERVES in agent.err]
+    cluster.bench.leaves_within_s = 1.0
+    leader.send(signal.SIGKILL)
+    second = cluster.desk.generation(2, number=2)
+    assert str(agents.index(leader)) not in {worker.agent for worker in second}
+    second[0].tell("exit 3")
+    third = cluster.desk.generation(2, number=3)
+    for worker in third:
+        worker.tell("exit 0")
+    for agent in agents:
+        done = agent.wait()
+        assert done.code == (-signal.SIGKILL if agent is leader else 0), done
+    assert managed.servers() == []

@@ -18,7 +18,6 @@ import urllib.error
 import urllib.request
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec

@@ -655,7 +655,10 @@ class CoordinatorMachine:
         if state.failures:
             self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
         elif missing or state.is_broken:
-            self._end_generation(Ending.LOSS, "the generation is not complete since the coordinator was lost", now)
+            why = "the generation is not complete since the coordinator was lost"
+            if state.is_recorded and state.lost:
+                why = _some([f"{host} was lost: {reason}" for host, reason in state.lost.items()])
+            self._end_generation(Ending.LOSS, why, now)
         elif state.done.issuperset(state.members):
             self._succeeded(now)
         else:

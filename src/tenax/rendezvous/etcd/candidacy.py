@@ -100,14 +100,17 @@ class Candidacy:
         put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
         put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
         guards = (self._keys.is_led_in(0), self._keys.is_recorded_at(standing.recorded_at))
+        # A verdict keeps its short lease: whoever looks at it must not make it last.
+        is_over = record.verdict is not None and past is not None
 
         def on_written(answer: TransactionAnswer) -> None:
             if answer.succeeded:
-                self._won(Elected(answer.revision, answer.revision, written, was_recorded=past is not None))
+                recorded_at = standing.recorded_at if is_over else answer.revision
+                self._won(Elected(answer.revision, recorded_at, written, was_recorded=past is not None))
             else:
                 self._read()
 
-        attempt = Transaction(guards, then=(put_leader, put_record))
+        attempt = Transaction(guards, then=(put_leader,) if is_over else (put_leader, put_record))
         self._call = self._client.call(attempt, on_written, self._on_failed)
 
     def _on_failed(self, error: EtcdError) -> None:

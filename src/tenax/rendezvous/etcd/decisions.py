@@ -6,6 +6,10 @@ the record that it replaces: of an attempt that was thought to be lost, and come
 fails and the record is not ours, another leads: everything that waits is dropped, and ``deposed`` is told.
 
 While etcd is away decisions wait. That a generation ends is none: it is said at once.
+
+What waits is for the node that was meant. One that was given up meanwhile and came back is another to the coordinator,
+though it has the same name: it hears nothing of what was said to its former self. One whose link only broke is told its
+part again by the coordinator, and hears it once.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections import deque
 
 import msgspec
 
+from tenax.core.coordinator import Say
+from tenax.core.events import GenerationFormed
 from tenax.core.record import mark_of, record_of
 from tenax.core.text import encodable
 from tenax.etcd.errors import EtcdUnavailable
@@ -24,7 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax.core.coordinator import CoordinatorState, Say
+    from tenax.core.coordinator import CoordinatorState
     from tenax.core.record import Mark, RunRecord
     from tenax.etcd.call import EtcdCall
     from tenax.etcd.client import EtcdClient
@@ -38,10 +44,25 @@ _AGAIN_S = 0.25
 _MOST_RECORD_BYTES = 1 << 20  # etcd takes one and a half million
 
 
+class _Held:
+    """What waits to be said, and the nodes that it is for, as the coordinator knew them then."""
+
+    def __init__(self, say: Say, state: CoordinatorState) -> None:
+        self.say = say
+        self._state = state
+        self._meant = {node_id: state.nodes.get(node_id) for node_id in say.to}
+
+    def to_the_same(self) -> Say:
+        """Without those that were given up since."""
+        nodes = self._state.nodes
+        to = tuple(node_id for node_id, node in self._meant.items() if nodes.get(node_id) is node)
+        return self.say if to == self.say.to else Say(to, self.say.event)
+
+
 class _Decision:
     def __init__(self, record: RunRecord) -> None:
         self.record = record
-        self.says: list[Say] = []
+        self.held: list[_Held] = []
 
 
 class Decisions:
@@ -71,6 +92,7 @@ class Decisions:
         self._mark: Mark = (record.generation, record.settled, record.restarts_used, record.verdict is not None)
         self._recorded_at = elected.recorded_at
         self._waiting: deque[_Decision] = deque()
+        self._parts: dict[tuple[str, ...], _Held] = {}  # that wait; the last of each node
         self._call: EtcdCall | None = None
         self._timer: Cancellable | None = None
         self._is_over = False
@@ -84,10 +106,18 @@ class Decisions:
         if mark != self._mark:
             self._mark = mark
             self._decide(state)
-        if self._waiting:
-            self._waiting[-1].says.append(say)
-        else:
+        if not self._waiting:
             self._deliver(say)
+        elif not self._is_held(say):
+            held = _Held(say, state)
+            self._waiting[-1].held.append(held)
+            if isinstance(say.event, GenerationFormed):
+                self._parts[say.to] = held
+
+    def _is_held(self, say: Say) -> bool:
+        """A part that its node is still to hear, on whatever link it has by then."""
+        held = self._parts.get(say.to)
+        return held is not None and held.say == say and held.to_the_same() == say
 
     def forget_earlier(self, state: CoordinatorState) -> None:
         """Every member of the record is here, or has stopped: a successor need not know who led before us."""
@@ -139,8 +169,12 @@ class Decisions:
         self._recorded_at = revision
         decision = self._waiting.popleft()
         self._on_written(decision.record)
-        for say in decision.says:
-            self._deliver(say)
+        for held in decision.held:
+            if self._parts.get(held.say.to) is held:
+                del self._parts[held.say.to]
+            say = held.to_the_same()
+            if say.to:
+                self._deliver(say)
         if self._waiting and not self._is_over:
             self._write()
 

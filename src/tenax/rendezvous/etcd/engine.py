@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 
 _PROBE_EVERY_S = 0.5  # whether an earlier leader is dead; nothing announces that
 _GOODBYE_S = 4.0
+_HANDOVER_S = 5.0  # how long a leader that leaves sees to the end of the generation that it leaves
+_TROUBLE_S, _SAY_TROUBLE_EVERY_S = 3.0, 10.0
 _SPREAD_S, _MOST_SPREAD_S = 0.0005, 0.5  # for each other node: not all stand for election at the same moment
 
 
@@ -95,6 +97,7 @@ class EtcdRendezvous(LinkedRendezvous):
         self._alive: list[Place] = []  # earlier leaders of which it is not known that they are dead
         self._silent: list[socket.socket] = []  # where we led: as long as we live, nobody is refused there
         self._last_record: RunRecord | None = None  # that we have written
+        self._is_troubled = self._was_trouble_said = False
         self._is_leaving = False
         self._has_left = False
 
@@ -127,7 +130,18 @@ class EtcdRendezvous(LinkedRendezvous):
         return not self._was_linked
 
     def _stays_with_others_at_work(self) -> bool:
-        return False  # another leads then
+        """Another can lead; but what our leave means for the others is best said by who knows why."""
+        if self._linger_until is None:
+            self._linger_until = self._loop.now() + _HANDOVER_S
+            self._later("handover", _HANDOVER_S, lambda: self._emit(TimePassed()))
+        return self._is_deciding() and self._loop.now() < self._linger_until
+
+    def _is_deciding(self) -> bool:
+        if self._server is None or self._decisions is None:
+            return False
+        state = self._server.seat.state
+        is_unheard = self._info.node_id in state.nodes  # it does not know yet that we leave
+        return is_unheard or state.phase is RunPhase.ENDING or self._decisions.is_waiting
 
     def stays_for_others(self) -> bool:
         return super().stays_for_others() or self._says_goodbye()
@@ -170,9 +184,21 @@ class EtcdRendezvous(LinkedRendezvous):
             self._refused(error.sentence)
         elif not self._is_linked:
             self._goes_on_trying(error.sentence)
-        elif self._loop.now() - self._said_at > 10.0:
-            self._said_at = self._loop.now()
-            self._node.say(f"{error.sentence}; workers go on, and nothing can be decided until it is back")
+        elif not self._is_troubled:
+            self._is_troubled = True
+            self._later("trouble", _TROUBLE_S, self._say_trouble)
+
+    def _say_trouble(self) -> None:
+        """One member of etcd that is lost is no news. That none answers is, and that it is over."""
+        trouble, was_said = self._client.trouble, self._was_trouble_said
+        self._is_troubled = self._was_trouble_said = bool(trouble)
+        if trouble:
+            self._later("trouble", _SAY_TROUBLE_EVERY_S if was_said else _TROUBLE_S, self._say_trouble)
+            self._node.say(
+                f"etcd cannot be reached ({trouble}); workers go on, and nothing can be decided until it is back"
+            )
+        elif was_said:
+            self._node.say("etcd is back")
 
     def _on_begun(self, answer: RangeAnswer) -> None:
         if self._presence is None:
@@ -448,6 +474,7 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _after_step(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
         self._record_run(now, event, says, state)
+        self._on_fewer()  # who waits for the others looks again
         if state.phase is not RunPhase.RECOVERING and self._decisions is not None:
             self._decisions.forget_earlier(state)
 
@@ -458,6 +485,7 @@ class EtcdRendezvous(LinkedRendezvous):
     def _on_written(self, record: RunRecord) -> None:
         self._last_record = record
         self._authority.lapse()
+        self._on_fewer()
 
     def _on_deposed(self, why: str) -> None:
         """A write of ours was refused. Who leads is told by the key that we follow."""
@@ -521,7 +549,7 @@ class EtcdRendezvous(LinkedRendezvous):
     def _says_goodbye(self) -> bool:
         """Give back what is ours in etcd, so that nobody waits for it to run out. Not for long."""
         if not self._is_leaving:
-            self._is_leaving = True
+            self._is_leaving = self._is_finished = True
             self._later("goodbye", _GOODBYE_S, self._left)
             self._resign()
         return not self._has_left
