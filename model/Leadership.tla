@@ -34,6 +34,7 @@ CONSTANTS
     Verdicts,       \* a leader may end the run
     Calm,           \* nobody is ever late: for what must not be lost
     EtcdIsGone,     \* from the beginning on
+    Direct,         \* only the last leader forms, and nobody leads twice: the shorter worlds have the rest
     Focus,          \* look at S1 only: leave out what cannot break it
     Mistakes
 
@@ -56,6 +57,7 @@ VARIABLES
     ended,      \* history: a verdict was written
     before,     \* history: the record before this one (for one of the mistakes)
     acks,       \* acknowledgements under way (for one of the mistakes: otherwise to be there at once is the worst)
+    led,        \* who has led, in direct worlds
     alive,      \* the agent, with its keeper and its workers
     lead,       \* what each node knows as a leader; it may long have been deposed
     trip,       \* trip[l][n]: when l sent the last thing that n is known to have received
@@ -67,8 +69,8 @@ VARIABLES
     fence,      \* for how long the last beat with a counting answer was sent
     work        \* the generation whose workers live there; 0: none
 
-vars == <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, told, answer,
-          fence, work>>
+vars == <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, office, link, high,
+          told, answer, fence, work>>
 
 NoKey == [term |-> 0, holder |-> Nobody, age |-> 0]
 NoRecord == [generation |-> 0, members |-> {}, writer |-> Nobody, over |-> FALSE]
@@ -169,6 +171,8 @@ Win(n) ==
     /\ ~EtcdIsGone
     /\ alive[n] /\ ~IsLeading(n)
     /\ key.term = 0 /\ terms < MaxTerm
+    /\ Direct => n \notin led
+    /\ led' = IF Direct THEN led \cup {n} ELSE led
     /\ MayOpen(n)
     /\ terms' = terms + 1
     /\ key' = [term |-> terms + 1, holder |-> n, age |-> 0]
@@ -188,21 +192,22 @@ KeepAlive(l) ==
     /\ recordAge' = 0
     /\ \/ Slow /\ lead' = [lead EXCEPT ![l].sent = 0]
        \/ lead' = [lead EXCEPT ![l].proof = 0, ![l].sent = -1]
-    /\ UNCHANGED <<terms, record, last, ended, before, acks, alive, trip, office, link, high, told, answer, fence, work>>
+    /\ UNCHANGED <<terms, record, last, ended, before, acks, led, alive, trip, office, link, high, told, answer,
+                   fence, work>>
 
 HearKeepAlive(l) ==
     /\ lead[l].sent >= 0
     /\ lead' = [lead EXCEPT
             ![l].proof = IF Wrong("a keep-alive counts from its answer") THEN 0 ELSE Min(@, lead[l].sent),
             ![l].sent = -1]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, trip, office, link,
+                   high, told, answer, fence, work>>
 
 Expire ==
     /\ key.term # 0 /\ key.age >= Ttl
     /\ key' = NoKey /\ office' = NoOffice
-    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, acks, alive, lead, trip, link, high, told, answer, fence,
-                   work>>
+    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, link, high,
+                   told, answer, fence, work>>
 
 \* Nobody listens there any more: the agent is dead, its keeper too, and so every worker. Anybody may delete the key.
 LooksDead(n) ==
@@ -214,16 +219,16 @@ DeleteKey ==
     /\ ~EtcdIsGone
     /\ key.term # 0 /\ LooksDead(key.holder)
     /\ key' = NoKey /\ office' = NoOffice
-    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, acks, alive, lead, trip, link, high, told, answer, fence,
-                   work>>
+    /\ UNCHANGED <<terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, link, high,
+                   told, answer, fence, work>>
 
 \* The record goes: soon after a verdict, or when nobody kept it alive.
 DropRecord ==
     /\ record # NoRecord
     /\ record.over \/ (RecordTtl > 0 /\ recordAge >= RecordTtl)
     /\ record' = NoRecord
-    /\ UNCHANGED <<key, terms, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, recordAge, last, ended, before, acks, led, alive, lead, trip, office, link, high,
+                   told, answer, fence, work>>
 
 -----------------------------------------------------------------------------
 (* Decisions: sent to etcd, taken there under the guard, heard of, said. *)
@@ -234,6 +239,7 @@ Form(l) ==
     /\ InOffice(l) /\ lead[l].write = NoWrite
     /\ ~lead[l].over \/ Wrong("a verdict is overwritten")
     /\ lead[l].generation < MaxGeneration
+    /\ Direct => lead[l].term = MaxTerm
     /\ \A n \in lead[l].members: IsGone(l, n)
     /\ \E chosen \in SUBSET {n \in Nodes: alive[n] /\ link[n] = l /\ work[n] = 0 /\ told[n] = 0}:
         /\ chosen # {}
@@ -242,7 +248,8 @@ Form(l) ==
                    THEN [n \in Nodes |-> IF n \in chosen THEN lead[l].generation + 1 ELSE told[n]] ELSE told
         /\ fence' = [n \in Nodes |-> IF n \in chosen THEN 0 ELSE fence[n]]
         /\ office' = [office EXCEPT !.heard = [n \in Nodes |-> IF n \in chosen THEN 0 ELSE @[n]]]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, link, high, answer, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, trip, link, high,
+                   answer, work>>
 
 \* Everybody is here and at work: it goes on. The record shall say with whom.
 Adopt(l) ==
@@ -251,8 +258,8 @@ Adopt(l) ==
     /\ \/ \A n \in lead[l].members: alive[n] /\ link[n] = l /\ work[n] = lead[l].generation
        \/ Wrong("adopting before all are here")
     /\ Send(l, [kind |-> "adopt", members |-> lead[l].members, done |-> FALSE])
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, trip, office, link,
+                   high, told, answer, fence, work>>
 
 \* The generation has ended everywhere: a successor need not wait for anybody.
 SettleGeneration(l) ==
@@ -261,15 +268,15 @@ SettleGeneration(l) ==
     /\ Stops
     /\ \A n \in lead[l].members: IsGone(l, n)
     /\ Send(l, [kind |-> "settle", members |-> {}, done |-> FALSE])
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, trip, office, link,
+                   high, told, answer, fence, work>>
 
 EndTheRun(l) ==
     /\ Verdicts
     /\ InOffice(l) /\ lead[l].write = NoWrite /\ ~lead[l].over /\ record # NoRecord
     /\ Send(l, [kind |-> "verdict", members |-> lead[l].members, done |-> FALSE])
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, trip, office, link,
+                   high, told, answer, fence, work>>
 
 Written(l) ==
     LET write == lead[l].write IN
@@ -292,7 +299,7 @@ Apply(l) ==
     /\ lead' = [lead EXCEPT ![l].write.done = TRUE]
     /\ office' = IF InOffice(l) /\ lead[l].write.kind \in {"form", "settle"}
                  THEN [office EXCEPT !.elected = -1, !.shown = -1, !.proven = -1, !.deaths = {}] ELSE office
-    /\ UNCHANGED <<key, terms, acks, alive, trip, link, high, told, answer, fence, work>>
+    /\ UNCHANGED <<key, terms, acks, led, alive, trip, link, high, told, answer, fence, work>>
 
 HearWritten(l) ==
     LET write == lead[l].write IN
@@ -306,8 +313,8 @@ HearWritten(l) ==
     /\ told' = IF write.kind = "form" /\ ~Wrong("said before it is written")
                THEN [n \in Nodes |-> IF n \in write.members /\ alive[n] /\ link[n] = l
                                      THEN lead[l].generation + 1 ELSE told[n]] ELSE told
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, trip, office, link, high, answer, fence,
-                   work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, trip, office, link,
+                   high, answer, fence, work>>
 
 \* A leader learns, sooner or later, that it is deposed. It closes its links, and keeps its listener.
 StepDown(l) ==
@@ -318,7 +325,8 @@ StepDown(l) ==
     /\ link' = [n \in Nodes |-> IF n \in mine THEN Nobody ELSE link[n]]
     /\ told' = [n \in Nodes |-> IF n \in mine THEN 0 ELSE told[n]]
     /\ answer' = [n \in Nodes |-> IF n \in mine THEN NoAnswer ELSE answer[n]]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, office, high, fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, office, high, fence,
+                   work>>
 
 \* Who leads asks at the address of who wrote the record, and nobody listens there.
 FindTheWriterDead(l) ==
@@ -333,8 +341,8 @@ FindTheWriterDead(l) ==
        \/ \E other \in Nodes:
           /\ Wrong("the death of any leader will do") /\ other # l /\ ~alive[other]
           /\ office' = [office EXCEPT !.deaths = {other} \cap lead[l].members, !.proven = 0]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, link, high,
+                   told, answer, fence, work>>
 
 -----------------------------------------------------------------------------
 (* Links, beats and answers *)
@@ -365,7 +373,8 @@ Link(n, l) ==
     /\ told' = [told EXCEPT ![n] = 0]
     /\ answer' = [answer EXCEPT ![n] = NoAnswer]
     /\ office' = HeardBy(l, n)
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, fence,
+                   work>>
 
 Break(n) ==
     /\ Breaks
@@ -373,7 +382,8 @@ Break(n) ==
     /\ link' = [link EXCEPT ![n] = Nobody]
     /\ told' = [told EXCEPT ![n] = 0]
     /\ answer' = [answer EXCEPT ![n] = NoAnswer]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, high, fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, office,
+                   high, fence, work>>
 
 \* A beat arrives at the leader, which decides what its answer is worth. The answer is on its way: or there already.
 Answer(n) ==
@@ -387,7 +397,8 @@ Answer(n) ==
           /\ answer' = [answer EXCEPT ![n] = NoAnswer]
           /\ fence' = [fence EXCEPT ![n] = IF IsConcerned(n) /\ Counts(l) THEN 0 ELSE @]
           /\ trip' = [trip EXCEPT ![l][n] = IF HasWritten(l) /\ n \in MembersOf(l) THEN 0 ELSE @]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, link, high, told, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, link, high, told,
+                   work>>
 
 \* What was said before it has been heard: a link keeps the order. The acknowledgement is at the leader at once.
 HearAnswer(n) ==
@@ -399,7 +410,8 @@ HearAnswer(n) ==
     /\ trip' = [trip EXCEPT ![l][n] =
             IF ~HasWritten(l) \/ n \notin MembersOf(l) THEN @ ELSE Min(@, answer[n].age)]
     /\ answer' = [answer EXCEPT ![n] = NoAnswer]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, office, link, high, told, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, office, link,
+                   high, told, work>>
 
 \* Only with the mistake: an acknowledgement is long under way, and then taken for news.
 AcknowledgeLate(n) ==
@@ -411,16 +423,16 @@ AcknowledgeLate(n) ==
           /\ <<l, n>> \in acks /\ IsLeading(l)
           /\ acks' = acks \ {<<l, n>>}
           /\ trip' = [trip EXCEPT ![l][n] = 0]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, alive, lead, office, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, led, alive, lead, office, link, high,
+                   told, answer, fence, work>>
 
 \* Only with the mistake: a node that is with another leader still acknowledges what the old one sends.
 AcknowledgeTwice(n, l) ==
     /\ Wrong("a node keeps two links")
     /\ alive[n] /\ IsLeading(l) /\ link[n] # Nobody /\ lead[l].term < high[n]
     /\ trip' = [trip EXCEPT ![l][n] = 0]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, office, link, high, told, answer,
-                   fence, work>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, office, link,
+                   high, told, answer, fence, work>>
 
 \* The node hears of its generation, and starts workers if it has not been silent for too long itself.
 Hear(n) ==
@@ -429,15 +441,16 @@ Hear(n) ==
     /\ work' = [work EXCEPT ![n] =
             IF fence[n] <= FenceMost \/ Wrong("workers start with an old fence") THEN told[n] ELSE @]
     /\ fence' = [fence EXCEPT ![n] = IF Wrong("workers start with an old fence") THEN Min(@, Fence) ELSE @]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, answer>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, office,
+                   link, high, answer>>
 
 Stop(n) ==
     /\ Stops
     /\ work[n] # 0
     /\ work' = [work EXCEPT ![n] = 0]
     /\ fence' = [fence EXCEPT ![n] = FenceMost + 1]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, alive, lead, trip, office, link, high, told,
-                   answer>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, alive, lead, trip, office,
+                   link, high, told, answer>>
 
 \* An agent dies, and with it all that it started. Its host may close its links; nothing listens there any more.
 Die(n) ==
@@ -452,7 +465,7 @@ Die(n) ==
     /\ told' = [m \in Nodes |-> IF m \in mine \/ m = n THEN 0 ELSE told[m]]
     /\ answer' = [m \in Nodes |-> IF m \in mine \/ m = n THEN NoAnswer ELSE answer[m]]
     /\ fence' = [fence EXCEPT ![n] = IF Wrong("a proof of death counts from before the election") THEN 0 ELSE FenceMost + 1]
-    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, office, high>>
+    /\ UNCHANGED <<key, terms, record, recordAge, last, ended, before, acks, led, office, high>>
 
 -----------------------------------------------------------------------------
 (* Time *)
@@ -467,7 +480,8 @@ NobodyIsLate ==
 \* One of the members has left for a later leader, for good, and its last round trip is old.
 IsNeverTogether(l) ==
     /\ \E n \in MembersOf(l): trip[l][n] >= Settle /\ (high[n] > lead[l].term \/ ~alive[n])
-    /\ Mistakes = {}
+    /\ Mistakes \cap {"a node goes back to an earlier leader", "a node keeps two links", "together by old proofs",
+                      "a round trip counts from its end", "together with those who are linked"} = {}
 
 Tick ==
     /\ Calm => NobodyIsLate
@@ -492,7 +506,7 @@ Tick ==
     /\ office' = [office EXCEPT
             !.elected = Older(@, ElectedMost), !.shown = Older(@, ShownMost), !.proven = Older(@, Lease),
             !.heard = [n \in Nodes |-> IF work'[n] = 0 /\ ~IsConcerned(n) THEN -1 ELSE Older(@[n], Lease)]]
-    /\ UNCHANGED <<terms, record, last, ended, before, acks, alive, link, high, told>>
+    /\ UNCHANGED <<terms, record, last, ended, before, acks, led, alive, link, high, told>>
 
 -----------------------------------------------------------------------------
 
@@ -501,11 +515,11 @@ Common ==
     /\ alive = [n \in Nodes |-> TRUE]
     /\ told = [n \in Nodes |-> 0]
     /\ answer = [n \in Nodes |-> NoAnswer]
-    /\ before = NoRecord /\ acks = {}
+    /\ before = NoRecord /\ acks = {} /\ led = {n \in Nodes: Direct /\ key.holder = n}
 
 Empty ==
-    /\ Common
     /\ key = NoKey /\ terms = 0 /\ record = NoRecord /\ last = 0
+    /\ Common
     /\ lead = [n \in Nodes |-> Follower] /\ trip = [n \in Nodes |-> NoTrips] /\ office = NoOffice
     /\ link = [n \in Nodes |-> Nobody] /\ high = [n \in Nodes |-> 0]
     /\ fence = [n \in Nodes |-> FenceMost + 1] /\ work = [n \in Nodes |-> 0]
@@ -516,8 +530,8 @@ Running ==
     \E first \in Nodes: \E members \in SUBSET Nodes:
     LET IsThere(n) == n = first \/ n \in members \/ RecordTtl = 0 IN
     /\ Cardinality(members) = BeginMembers
-    /\ Common
     /\ key = [term |-> 1, holder |-> first, age |-> 0] /\ terms = 1
+    /\ Common
     /\ record = [generation |-> 1, members |-> members, writer |-> first, over |-> FALSE] /\ last = 1
     /\ lead = [n \in Nodes |-> IF n # first THEN Follower ELSE
             [Follower EXCEPT !.term = 1, !.generation = 1, !.members = members, !.wrote = TRUE]]

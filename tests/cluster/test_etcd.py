@@ -26,6 +26,8 @@ TAKES_OVER = "this node takes over the coordinator"
 REFUSED = 71  # the exit code of an agent that was not let in
 # Where nothing must happen: on a busy machine a pause lasts longer than the test meant.
 PATIENT = {"keep_alive_max_attempt": 20}
+# Where somebody must be missed.
+SHORT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 6}
 
 
 def start(cluster: Cluster, count: int, **told: Any) -> tuple[Agent, list[Agent]]:
@@ -117,7 +119,7 @@ def test_a_spare_that_leads_dies_and_nobody_notices(cluster: Cluster, etcd: Etcd
 
 def test_a_leader_that_is_stopped(cluster: Cluster, etcd: EtcdCluster) -> None:
     """Its own workers are dead before the others go on; when it continues, it can change nothing, and joins again."""
-    cluster.use_etcd(etcd)
+    cluster.use_etcd(etcd, **SHORT)
     leader, others = start(cluster, 3, nodes=(2, 3))
     workers = cluster.desk.generation(3)
     led_by = records(cluster, etcd)[-1].by
@@ -146,7 +148,7 @@ def test_all_of_etcd_away_and_back(cluster: Cluster, make_etcd: MakeEtcd) -> Non
     etcd.kill_all()
     (late,) = cluster.start(nodes=(2, 3))
     late.until_said("connection refused; still trying")
-    assert all_still(workers, 30.0), "longer than any lease"
+    assert all_still(workers, 25.0), "longer than any lease; the newcomer has waited for 5 s before"
     etcd.start_all()
     second = cluster.desk.generation(3, number=2)
     second[0].tell("exit 3")
@@ -164,7 +166,7 @@ def test_etcd_forgets_everything(cluster: Cluster, make_etcd: MakeEtcd) -> None:
     etcd.wipe()
     etcd.start_all()
     until(lambda: records(cluster, etcd), "somebody to lead again")
-    assert all_still(workers, 5.0)
+    assert all_still(workers, 2.0)
     workers[0].tell("exit 3")
     second = cluster.desk.generation(3, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
@@ -185,7 +187,7 @@ def test_etcd_forgets_everything_and_a_spare_leads(cluster: Cluster, make_etcd: 
     spare.until_said(SERVES)
     for agent in members:
         agent.send(signal.SIGCONT)
-    assert all_still(workers, 5.0)
+    assert all_still(workers, 2.0)
     workers[0].tell("exit 3")
     second = cluster.desk.generation(2, number=2)
     assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
@@ -259,7 +261,7 @@ def test_the_name_of_a_run_that_ended_is_soon_free_again(cluster: Cluster, etcd:
 
 def test_the_name_of_a_run_whose_agents_were_all_killed(cluster: Cluster, etcd: EtcdCluster) -> None:
     """The next ones go on where it was: what it had used up is used up."""
-    cluster.use_etcd(etcd)
+    cluster.use_etcd(etcd, **SHORT)
     dead = cluster.start(2)
     cluster.desk.generation(2)[0].tell("exit 3")
     cluster.desk.generation(2, number=2)

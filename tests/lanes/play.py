@@ -18,15 +18,15 @@ from pathlib import Path
 
 from e2e.harness import Bench
 from etcd_servers import EtcdCluster
+from tenax.core.record import RunRecord
 
 from .desk import Desk
-from .history import History, WorkerLife, broken
+from .history import History, broken
 from .nodes import Node
 from .plan import LEAST_NODES, MOST_AGENTS, MOST_NODES, Fault, Plan
 from .watcher import Watcher
 
-WORK_PATIENCE_S = 90.0  # until everybody is at work: longer than every timeout on the way, on a slow machine
-END_PATIENCE_S = 60.0
+PATIENCE_S = 90.0  # until everybody is at work: longer than every timeout on the way, on a slow machine
 _SETTLED_S = 5.0  # an agent that leaves says goodbye; longer than that
 _GRACE_S = 1.0
 _LEAVES_S = 5.0  # what an agent that was killed has started, until it is gone
@@ -34,9 +34,10 @@ _runs = itertools.count(1)
 
 
 class Play:
-    """One plan, played once. ``broken`` is what was found; ``story`` tells it all."""
+    """One plan, played once, in an empty folder. ``broken`` is what was found; ``story`` tells it all."""
 
-    def __init__(self, plan: Plan, home: Path, patience_s: float = WORK_PATIENCE_S) -> None:
+    def __init__(self, plan: Plan, home: Path, patience_s: float = PATIENCE_S) -> None:
+        """``patience_s``: for the run to come to work when everything is well; half of it for its end."""
         self.plan = plan
         self.history = History(plan.max_restarts)
         self.broken: list[str] = []
@@ -214,10 +215,11 @@ class Play:
             self.broken.append(f"after {self._patience_s:g} s not everybody was at work; at work was {alive}")
         self._note("all workers are told to succeed")
         self._desk.finish()
-        until = time.monotonic() + END_PATIENCE_S
+        end_s = self._patience_s / 2
+        until = time.monotonic() + end_s
         for node in crew:
             if not node.ended_within(until - time.monotonic()):
-                self.broken.append(f"{node.name} is still running {END_PATIENCE_S:g} s after its workers succeeded")
+                self.broken.append(f"{node.name} is still running {end_s:g} s after its workers succeeded")
             elif node.process.returncode != 0:
                 self.broken.append(f"{node.name} ended with exit code {node.process.returncode}")
         outcome = self._watcher.wait_for_verdict(_SETTLED_S)
@@ -273,22 +275,12 @@ class Play:
         return "\n".join([str(self.plan), "", *lines, "", *(node.console for node in self._nodes)])
 
 
-def _in_words(record: object) -> str:
+def _in_words(record: RunRecord | None) -> str:
     if record is None:
         return "is gone"
-    members = ", ".join(f"{each.rank}={each.label}" for each in record.members)  # type: ignore[attr-defined]
-    verdict = record.verdict.outcome.value if record.verdict is not None else "no verdict"  # type: ignore[attr-defined]
+    members = ", ".join(f"{each.rank}={each.label}" for each in record.members)
+    verdict = record.verdict.outcome.value if record.verdict is not None else "no verdict"
     return (
-        f"generation {record.generation} ({members}), settled {record.settled}, "  # type: ignore[attr-defined]
-        f"restarts {record.restarts_used}, {verdict}"  # type: ignore[attr-defined]
+        f"generation {record.generation} ({members}), settled {record.settled}, restarts {record.restarts_used}, "
+        f"{verdict}"
     )
-
-
-def play(plan: Plan, home: Path) -> Play:
-    """Play it in this empty folder."""
-    played = Play(plan, home)
-    played.run()
-    return played
-
-
-__all__ = ["Play", "WorkerLife", "play"]

@@ -35,7 +35,7 @@ PLAYED_S = 6.0
 @needs_etcd
 @pytest.mark.parametrize("seed", PLAYED)
 def test_a_run_survives_its_plan(seed: int, tmp_path: Path) -> None:
-    played = Play(draw(seed, PLAYED_S), tmp_path)
+    played = Play(draw(seed, PLAYED_S), tmp_path, patience_s=50.0)
     assert not played.run(), f"{played.broken}\n{played.story}"
     assert played.counts["generations"] > 0, "nobody ever worked"
 

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import itertools
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import msgspec
+import pytest
+
+from etcd_servers import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, NodeLost, Opened, RunSettings, Say
-from tenax.core.events import GenerationEnded, GenerationFormed
+from tenax.core.events import Fenced, GenerationEnded, GenerationFormed
 from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax.core.model import AgentSettings, Assignment
 from tenax.core.record import RunRecord
+from tenax.etcd.blocking import BlockingEtcd
 from tenax.etcd.client import EtcdClient
-from tenax.etcd.operations import TransactionAnswer
+from tenax.etcd.operations import Put, TransactionAnswer
+from tenax.loop import Loop
+from tenax.ports import ControlledNode
 from tenax.rendezvous.etcd.candidacy import Elected
 from tenax.rendezvous.etcd.decisions import Decisions
-from tenax.rendezvous.etcd.keys import Keys, Place, Written
+from tenax.rendezvous.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax.rendezvous.etcd.keys import Keys, Leader, Place, Written
+from tenax.rendezvous.tcp import wire
 
 
 class SlowEtcd:
@@ -111,3 +127,140 @@ def test_who_links_anew_while_something_else_waits_hears_its_part_again() -> Non
     leading.link("b")
     leading.etcd.answer()
     assert leading.formed("b") == [1, 2]
+
+
+# --- a leader without authority ---------------------------------------------------------------------------------------
+
+
+class Follower:
+    """An engine in a thread, and what it tells its agent."""
+
+    def __init__(self, etcd: EtcdCluster, run_id: str) -> None:
+        self.events: queue.Queue[object] = queue.Queue()
+        self._loop = Loop()
+        self._is_over = False
+        settings = EtcdRendezvousSettings(etcd.endpoints, run_id, 2, 2, etcd=etcd.settings())
+        self._engine = EtcdRendezvous(settings, "127.0.0.1")
+        self._thread = threading.Thread(target=self._run, name="follower")
+        self._thread.start()
+
+    def _run(self) -> None:
+        node = ControlledNode(
+            settings=AgentSettings("run", "default", 1, max_restarts=0),
+            policy=None,
+            words=lambda info: [NodeJoined(info)],
+            hold=lambda _: None,
+            keep=lambda *_: None,
+            release=lambda _: None,
+            say=lambda _: None,
+            record_run=lambda _: lambda *_: None,
+        )
+        self._engine.open(self._loop, self.events.put, node)
+        self._loop.next_event(lambda: 0.0 if self._is_over else None)
+        self._engine.close()
+        self._loop.close()
+
+    def close(self) -> None:
+        self._is_over = True
+        self._loop.wake()
+        self._thread.join()
+
+
+class FakeLeader:
+    """Who leads, as etcd says; it answers every beat, and says whether its answers count."""
+
+    BEAT_S, LEASE_S = 0.1, 2.0
+
+    def __init__(self, etcd: EtcdCluster, run_id: str) -> None:
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self._door.settimeout(PATIENCE_S)
+        self._secret = os.urandom(16)
+        self._client = BlockingEtcd(etcd.settings())
+        leader = Leader(Place("leader", "host", *self._door.getsockname()), self._secret)
+        self._client.call(Put(Keys(run_id).leader, msgspec.json.encode(leader)))
+        self.counts = True
+        self.beats = 0
+
+    def take(self) -> Iterator[wire.FromAgent]:
+        """What the next link says, after it was let in; beats are answered. Ends with the link."""
+        sock, _ = self._door.accept()
+        sock.settimeout(PATIENCE_S)
+        self._sock = sock
+        reader = wire.FrameReader(wire.MOST_BYTES)
+        hello: wire.Hello | None = None
+        nonce = os.urandom(wire.NONCE_BYTES)
+        with sock:
+            while data := _received(sock):
+                for frame in map(wire.decode_from_agent, reader.feed(data)):
+                    match frame:
+                        case wire.Hello():
+                            hello = frame
+                            self.say(wire.Challenge(nonce, wire.prove(self._secret, "coordinator", hello, nonce)))
+                        case wire.Proof(proof):
+                            assert hello is not None
+                            assert proof == wire.prove(self._secret, "agent", hello, nonce)
+                            self.say(wire.Accepted(self.BEAT_S, self.LEASE_S, self.counts))
+                        case wire.Beat(number):
+                            self.say(wire.BeatAnswer(number, self.counts))
+                            yield frame
+                        case _:
+                            yield frame
+
+    def say(self, frame: wire.FromServer) -> None:
+        self._sock.sendall(wire.encode(frame))
+
+    def close(self) -> None:
+        self._door.close()
+        self._client.close()
+
+
+def _received(sock: socket.socket) -> bytes:
+    with contextlib.suppress(ConnectionResetError):
+        return sock.recv(1 << 16)
+    return b""
+
+
+@pytest.fixture
+def led(etcd: EtcdCluster) -> Iterator[tuple[FakeLeader, Follower]]:
+    run_id = unique_prefix().decode()
+    leader = FakeLeader(etcd, run_id)
+    follower = Follower(etcd, run_id)
+    yield leader, follower
+    follower.close()
+    leader.close()
+
+
+@needs_etcd
+def test_a_leader_whose_answers_do_not_count_keeps_its_links(led: tuple[FakeLeader, Follower]) -> None:
+    """Seed 26: etcd was away, a member was missing, and the others linked anew 36 times in a second, for ever."""
+    leader, _ = led
+    leader.counts = False
+    beats = [frame for frame in itertools.islice(leader.take(), 40) if isinstance(frame, wire.Beat)]
+    assert len(beats) > 30, "over one link, for much longer than a lease"
+
+
+@needs_etcd
+def test_workers_end_when_answers_do_not_count_any_more_and_the_link_stays(
+    led: tuple[FakeLeader, Follower],
+) -> None:
+    leader, follower = led
+    said = leader.take()
+
+    def next_event() -> object:
+        """What the agent is told next, while beats are answered over this one link."""
+        for _ in said:
+            with contextlib.suppress(queue.Empty):
+                return follower.events.get_nowait()
+        return pytest.fail("the link was closed")
+
+    for generation in (1, 2):
+        leader.counts = True
+        for _ in itertools.islice(said, 3):
+            pass  # an answer that counts has arrived
+        leader.say(wire.Event(GenerationFormed(Assignment(generation, 1, 2, 1, 2, 1, 2, "127.0.0.1", 1))))
+        assert isinstance(next_event(), GenerationFormed)
+        leader.counts = False
+        assert isinstance(next_event(), Fenced)
+        for _ in itertools.islice(said, 15):
+            pass
+        assert follower.events.empty(), "once is enough"

@@ -87,6 +87,7 @@ class EtcdMembers:
             f"--initial-advertise-peer-urls={peers}",
             "--initial-cluster=" + ",".join(all_peers),
             "--unsafe-no-fsync",
+            "--log-level=error",
         ]
         path = host.home / "ready"  # a name in the file system: abstract ones are a network's own
         with contextlib.suppress(FileNotFoundError):

@@ -379,8 +379,8 @@ FLAGS = (
         "text",
         "static",
         "How several machines find each other: tcp (c10d is another name for it), static (tcp with a --node-rank "
-        "for each), or an installed one (default: tcp, or static with --node-rank). One machine has nobody to "
-        "find, so any name works.",
+        "for each), etcd (or etcd-v2: no machine is special), or an installed one (default: tcp, or static with "
+        "--node-rank). One machine has nobody to find, so any name works.",
         value="NAME",
     ),
     Flag(
@@ -389,7 +389,7 @@ FLAGS = (
         "text",
         "",
         "Where several machines meet: HOST or HOST:PORT of one of them, the same on all (default port: 29400). "
-        "Whoever can listen there serves it.",
+        "Whoever can listen there serves it. With etcd: its members, with commas between (default port: 2379).",
         value="HOST:PORT",
     ),
     Flag(
@@ -400,7 +400,8 @@ FLAGS = (
         "Settings of the meeting, 'key=value,key=value': join_timeout, last_call_timeout, keep_alive_interval, "
         "keep_alive_max_attempt (seconds and a count), scale_up (now, restart), token_file (a secret that all "
         "machines share), ssl_cert, ssl_cert_key, ca_cert (TLS), node_name, node_order, store_port, "
-        "use_agent_store.",
+        "use_agent_store. With etcd also user, password_file, outage_timeout (seconds), and managed (true: tenax runs "
+        "etcd on the hosts of --rdzv-endpoint).",
         value="SETTINGS",
     ),
 )

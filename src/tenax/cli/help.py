@@ -49,6 +49,12 @@ fixed number each may be given its rank, as torchrun has it:
 
   tenax run --nnodes 2 --node-rank 0 --master-addr host0 --master-port 29500 train.py
 
+Where no machine may be special, they meet through etcd, your own or one that tenax runs on three of
+them for as long as the job:
+
+  tenax run --nnodes 2:4 --rdzv-backend etcd --rdzv-endpoint etcd1,etcd2,etcd3 train.py
+  tenax run --nnodes 2:4 --rdzv-backend etcd --rdzv-conf managed=true --rdzv-endpoint n0,n1,n2 train.py
+
 Flags stand in front of SCRIPT; everything behind it goes to the script untouched. Write a flag in
 full, with dashes or underscores, as '--flag value' or '--flag=value'. Its default can be set in the
 environment, where the command line wins: PET_NPROC_PER_NODE=4 is '--nproc-per-node 4', PET_TEE=3 is

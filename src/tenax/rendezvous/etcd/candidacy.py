@@ -61,6 +61,7 @@ class Candidacy:
         self._lost = lost
         self._failed = failed
         self._call: EtcdCall | None = None
+        self.holds_record = False  # the record is, or may be, bound to our lease for it
         self.lease = HeldLease(client, ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
         self.record_lease = HeldLease(
             client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_TTL_S / 6
@@ -90,6 +91,7 @@ class Candidacy:
             return
         if leader is not None:
             if leader == self._leader and past is not None:
+                self.holds_record = True
                 self._won(Elected(standing.term, standing.recorded_at, past))
             else:
                 self._lost()
@@ -108,8 +110,10 @@ class Candidacy:
                 recorded_at = standing.recorded_at if is_over else answer.revision
                 self._won(Elected(answer.revision, recorded_at, written, was_recorded=past is not None))
             else:
+                self.holds_record = False
                 self._read()
 
+        self.holds_record = not is_over
         attempt = Transaction(guards, then=(put_leader,) if is_over else (put_leader, put_record))
         self._call = self._client.call(attempt, on_written, self._on_failed)
 
@@ -122,6 +126,8 @@ class Candidacy:
     def end(self, then: Callable[[], None]) -> None:
         """Give up what was won, if anything was: the leader's key goes with its lease. The record stays."""
         self.close()
+        if not self.holds_record:
+            self.record_lease.end()
         self.lease.end(then)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ import msgspec
 from tenax.connecting import Connecting
 from tenax.core.authority import Authority, AuthorityTerms
 from tenax.core.coordinator import EarlierCoordinatorGone, Opened, RunPhase
-from tenax.core.events import TimePassed
+from tenax.core.events import Fenced, TimePassed
 from tenax.endpoint import Endpoint, is_loopback, literal
 from tenax.etcd.client import EtcdClient
 from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
@@ -85,6 +85,8 @@ class EtcdRendezvous(LinkedRendezvous):
         self._connecting: Connecting | None = None
         self._linked_host = ""  # of the leader that we are linked to, or try to be
         self._was_linked = False  # ever
+        self._heard_at = 0.0  # on whatever link
+        self._fenced_at = 0.0  # the end of the lease that has killed our workers last
         self._looking = False
         # If we stand for election, or lead.
         self._candidacy: Candidacy | None = None
@@ -123,6 +125,22 @@ class EtcdRendezvous(LinkedRendezvous):
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
         self._was_linked = True
         super()._on_accepted(terms, counts=counts)
+
+    def _on_body(self, body: bytes) -> None:
+        self._heard_at = self._loop.now()
+        super()._on_body(body)
+
+    def _guard(self) -> None:
+        """A leader whose answers do not count is not silent: workers end, but another link to it would help nobody."""
+        now, terms, ends_at = self._loop.now(), self._lease.terms, self._lease.ends_at()
+        if self._is_finished or not self._is_linked or ends_at > now or now >= self._heard_at + terms.fence_s:
+            super()._guard()
+            return
+        if self._part is not None and self._fenced_at != ends_at:
+            self._fenced_at = ends_at
+            why = f"{self._where} may have a successor, and the others may go on without this node"
+            self._emit(Fenced(self._part.generation, why))
+        self._later("guard", terms.beat_s, self._guard)
 
     @property
     def _is_refusal_final(self) -> bool:
@@ -484,6 +502,8 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _on_written(self, record: RunRecord) -> None:
         self._last_record = record
+        if record.verdict is not None and self._candidacy is not None:
+            self._candidacy.holds_record = False  # it has a lease of its own
         self._authority.lapse()
         self._on_fewer()
 
