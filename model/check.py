@@ -227,8 +227,8 @@ MISTAKES = (
 )
 
 GOALS = (
-    Check("a next generation", World(), goal="NeverNextGeneration", is_quick=True),
-    Check("a next generation under another leader", World(), goal="NeverNextUnderAnother"),
+    Check("a next generation", World(generations=3), goal="NeverNextGeneration", is_quick=True),
+    Check("a next generation under another leader", World(generations=3), goal="NeverNextUnderAnother"),
     Check("a generation goes on under another leader", _TWO, goal="NeverAdopted"),
     Check("a generation goes on under another leader, and nobody was late", _CALM, goal="NeverAdopted"),
     Check("together while somebody else leads", _PAIR_AND_ONE, goal="NeverTogether"),

@@ -30,7 +30,7 @@ from tcp_kit import (
 )
 
 from tenax.core.coordinator import Heard, NodeLost, Opened, RunPhase
-from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded
+from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import NodeJoined, NodeLeft, NodeSucceeded
 from tenax.core.model import Assignment, Outcome, Verdict
@@ -366,6 +366,19 @@ def accept_by_hand(sock: socket.socket, terms: LeaseTerms, is_formed: bool = Tru
     assert isinstance(frame().message, NodeJoined)
     if is_formed:
         sock.sendall(wire.encode(wire.Event(GenerationFormed(Assignment(1)))))
+
+
+def test_a_part_that_is_said_again_is_taken_once(address: Held) -> None:
+    """It may have waited in the coordinator's queue while our link broke, and been said to the next link too."""
+    door = address.listen()
+    with engine_node(address.endpoint, terms=TERMS) as node:
+        sock, _ = door.accept()
+        accept_by_hand(sock, TERMS)
+        for event in (GenerationFormed(Assignment(1)), Waiting("the end")):
+            sock.sendall(wire.encode(wire.Event(event)))
+        node.until(Waiting)
+        assert node.turns() == [GenerationFormed]
+        sock.close()
 
 
 def test_a_coordinator_that_is_gone_harms_nobody_for_longer_than_a_lease(address: Held) -> None:

@@ -357,6 +357,8 @@ class LinkedRendezvous(ABC):
             case GenerationFormed() if not self._holds_lease():
                 if self._link is not None:  # we were away for so long that the others may have gone on
                     self._link.close("its answer came too late")
+            case GenerationFormed(part) if part == self._part:
+                """Said again, by one that did not know that it had been heard."""
             case GenerationFormed(part):
                 self._part = part
                 self._place.serve(part)
