@@ -25,7 +25,8 @@ CONSTANTS
     Lease,          \* a leader gives up a node that was silent for so long: more than Fence
     Outage,         \* a generation of one goes on without etcd for so long
     RecordTtl,      \* etcd drops a record that was not kept alive for so long; 0: never
-    Begin,          \* "empty": nothing has happened; "running": generation 1 of BeginMembers nodes is at work
+    Begin,          \* "empty": nothing has happened; "running": generation 1 of BeginMembers nodes is at work;
+                    \* "resting": it was, and all of its workers have stopped
     BeginMembers,
     MaxGeneration, MaxTerm, MaxDeaths,          \* bounds of the exploration
     Slow,           \* answers and answers of etcd may be long under way
@@ -34,7 +35,8 @@ CONSTANTS
     Verdicts,       \* a leader may end the run
     Calm,           \* nobody is ever late: for what must not be lost
     EtcdIsGone,     \* from the beginning on
-    Direct,         \* only the last leader forms, and nobody leads twice: the shorter worlds have the rest
+    Direct,         \* the last leader forms the last generation, and so on back; nobody leads twice: other
+                    \* worlds have the rest
     Focus,          \* look at S1 only: leave out what cannot break it
     Mistakes
 
@@ -239,7 +241,7 @@ Form(l) ==
     /\ InOffice(l) /\ lead[l].write = NoWrite
     /\ ~lead[l].over \/ Wrong("a verdict is overwritten")
     /\ lead[l].generation < MaxGeneration
-    /\ Direct => lead[l].term = MaxTerm
+    /\ Direct => MaxTerm - lead[l].term = MaxGeneration - (lead[l].generation + 1)
     /\ \A n \in lead[l].members: IsGone(l, n)
     /\ \E chosen \in SUBSET {n \in Nodes: alive[n] /\ link[n] = l /\ work[n] = 0 /\ told[n] = 0}:
         /\ chosen # {}
@@ -536,11 +538,11 @@ Running ==
     /\ lead = [n \in Nodes |-> IF n # first THEN Follower ELSE
             [Follower EXCEPT !.term = 1, !.generation = 1, !.members = members, !.wrote = TRUE]]
     /\ trip = [n \in Nodes |-> IF n = first THEN [m \in Nodes |-> IF m \in members THEN 0 ELSE Settle + 1] ELSE NoTrips]
-    /\ office = [NoOffice EXCEPT !.heard = [n \in Nodes |-> IF n \in members THEN 0 ELSE -1]]
+    /\ office = [NoOffice EXCEPT !.heard = [n \in Nodes |-> IF n \in members /\ Begin = "running" THEN 0 ELSE -1]]
     /\ link = [n \in Nodes |-> IF IsThere(n) THEN first ELSE Nobody]
     /\ high = [n \in Nodes |-> IF IsThere(n) THEN 1 ELSE 0]
-    /\ fence = [n \in Nodes |-> IF n \in members THEN 0 ELSE FenceMost + 1]
-    /\ work = [n \in Nodes |-> IF n \in members THEN 1 ELSE 0]
+    /\ fence = [n \in Nodes |-> IF n \in members /\ Begin = "running" THEN 0 ELSE FenceMost + 1]
+    /\ work = [n \in Nodes |-> IF n \in members /\ Begin = "running" THEN 1 ELSE 0]
 
 Init == IF Begin = "empty" THEN Empty ELSE Running
 

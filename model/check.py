@@ -40,6 +40,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: int = 2
     members: int = 2  # of generation 1, which is at work at the beginning; 0: the beginning is empty
+    is_resting: bool = False  # its workers have stopped
     generations: int = 2
     terms: int = 2
     deaths: int = 1
@@ -74,7 +75,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
             "Lease": self.lease,
             "Outage": self.outage,
             "RecordTtl": self.record_ttl,
-            "Begin": '"running"' if self.members else '"empty"',
+            "Begin": '"empty"' if not self.members else '"resting"' if self.is_resting else '"running"',
             "BeginMembers": self.members,
             "MaxGeneration": self.generations,
             "MaxTerm": self.terms,
@@ -195,7 +196,7 @@ MISTAKES = (
     _mistake("together without having written the record", _THREE_TERMS),
     _mistake(
         "together with the generation before while the next is written",
-        World(nodes=3, members=2, generations=3, deaths=0),
+        World(nodes=3, is_resting=True, generations=3, deaths=0, is_direct=True, has_focus=True),
     ),
     _mistake("together for longer than the record lives", _RECORD_GOES),
     _mistake("adopting before all are here", _THREE_TERMS),

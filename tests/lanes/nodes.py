@@ -29,7 +29,7 @@ class Node:
         self.addr = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}"
         self.is_stopped = False
         self.was_killed = False
-        self.lines: list[str] = []
+        self._lines: list[tuple[float, str]] = []
         self._since = since
         self.process = subprocess.Popen(
             [sys.executable, str(_HERE / "agent_main.py"), json.dumps({**told, "local_addr": self.addr})],
@@ -45,7 +45,7 @@ class Node:
     def _read(self) -> None:
         assert self.process.stdout is not None
         for line in self.process.stdout:
-            self.lines.append(f"{time.monotonic() - self._since:7.2f}  {line.decode(errors='replace').rstrip()}")
+            self._lines.append((time.monotonic() - self._since, line.decode(errors="replace").rstrip()))
 
     @property
     def is_running(self) -> bool:
@@ -54,7 +54,12 @@ class Node:
     @property
     def console(self) -> str:
         head = f"--- {self.name} at {self.addr}, pid {self.process.pid}, exit code {self.process.poll()}"
-        return "\n".join([head, *self.lines])
+        return "\n".join([head, *(f"{at:7.2f}  {line}" for at, line in self._lines)])
+
+    @property
+    def said(self) -> str:
+        """What it has printed, however it was cut into lines."""
+        return " ".join(" ".join(line for _, line in self._lines).split())
 
     def kill(self) -> None:
         self.was_killed = True

@@ -220,11 +220,16 @@ class Play:
         for node in crew:
             if not node.ended_within(until - time.monotonic()):
                 self.broken.append(f"{node.name} is still running {end_s:g} s after its workers succeeded")
-            elif node.process.returncode != 0:
+            elif node.process.returncode != 0 and not self._came_too_late(node):
                 self.broken.append(f"{node.name} ended with exit code {node.process.returncode}")
         outcome = self._watcher.wait_for_verdict(_SETTLED_S)
         if outcome != "succeeded":
             self.broken.append(f"the verdict on record is {outcome or 'none'}; expected success")
+
+    def _came_too_late(self, node: Node) -> bool:
+        """There was no place for it, and the run was over before it was here: then it is refused, with that reason."""
+        never_worked = all(life.agent != node.name for life in self._desk.lives)
+        return never_worked and "is over: all" in node.said
 
     def _is_whole(self, agents: int) -> bool:
         alive = self._desk.alive()

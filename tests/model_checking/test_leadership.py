@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 
 import pytest
-
 from model.check import CHECKS, HERE, MISTAKES, Check, Result, in_words, run, what_is_missing
 
 QUICK = [each for each in CHECKS if each.is_quick]

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import select
-import shutil
 import socket
 import time
 import urllib.error
@@ -107,10 +106,6 @@ class EtcdMembers:
             os.close(pidfd)
         if ready not in readable or b"READY=1" not in ready.recv(4096):
             pytest.fail(f"the etcd member on {self.hosts[index].name} did not come up\n{running!r}")
-
-    def remove_data(self) -> None:
-        for host in self.hosts:
-            shutil.rmtree(host.home / "etcd", ignore_errors=True)
 
     # --- asking -------------------------------------------------------------------------------------------------------
 
