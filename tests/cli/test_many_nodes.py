@@ -290,7 +290,7 @@ def test_a_setting_that_one_node_reads_is_checked_too(tmp_path) -> None:
 def test_a_backend_for_several_nodes_that_is_not_installed(tmp_path) -> None:
     """The sentence lists what can join several nodes."""
     (tmp_path / "t.py").touch()
-    with pytest.raises(UsageError, match=r"neither one of ours nor installed; there are: c10d, etcd, etcd-v2, static, tcp$"):
+    with pytest.raises(UsageError, match=r"nor installed; there are: c10d, etcd, etcd-v2, static, tcp$"):
         check_world(parse(["--nnodes=2", "--rdzv-backend=mine", "t.py"], {}), str(tmp_path), {})
 
 

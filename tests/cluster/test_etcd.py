@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from e2e.harness import Running
 from etcd_servers import EtcdCluster, needs_etcd
 from net.etcd_members import records_of
@@ -340,3 +342,41 @@ def test_a_run_that_brings_its_etcd_along_and_loses_an_agent(cluster: Cluster) -
         done = agent.wait()
         assert done.code == (-signal.SIGKILL if agent is leader else 0), done
     assert managed.servers() == []
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["of the one that led", "of another"])
+def test_a_failure_while_nobody_leads_is_charged(cluster: Cluster, etcd: EtcdCluster, which: int) -> None:
+    cluster.use_etcd(etcd, **PATIENT)
+    leader, (other,) = start(cluster, 2)
+    members = [leader, other]
+    workers = cluster.desk.generation(2)
+    (spare,) = cluster.start()
+    spare.until_said("this node is a spare")
+    stop(*members)
+    (worker,) = cluster.workers_of(members[which], workers)
+    worker.tell("exit 3")
+    worker.until_gone()
+    remove_leader(cluster, etcd)
+    spare.until_said(TAKES_OVER)
+    for agent in members:
+        agent.send(signal.SIGCONT)
+    second = cluster.desk.generation(2, number=2)
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in second} == {"1"}
+    cluster.finish(second, *members, spare)
+
+
+def test_a_node_that_was_away_does_not_begin_a_finished_run_again(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """It stood still until nothing was known of the run any more. Alone it would be enough for a generation."""
+    cluster.use_etcd(etcd, **SHORT)
+    leader, (away,) = start(cluster, 2, nodes=(1, 2))
+    workers = cluster.desk.generation(2)
+    stop(away)
+    (worker,) = cluster.workers_of(away, workers)
+    worker.until_gone()
+    cluster.finish(cluster.desk.generation(1, number=2), leader)
+    key = b64encode(Keys(cluster.told["run_id"]).record).decode()
+    etcd.ask(0, "/v3/kv/deleterange", {"key": key})
+    away.send(signal.SIGCONT)
+    assert away.wait() == REFUSED
+    assert "etcd knows nothing of the run" in in_one_line(away.text)
+    assert len(cluster.desk.workers) == 3

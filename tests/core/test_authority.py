@@ -13,8 +13,17 @@ TERMS = AuthorityTerms(LeaseTerms(1.0, 6.0), outage_s=60.0)
 LAPSED = TERMS.sure_s  # since the last proof
 
 
+FOR_EVER = 1e12
+
+
+def made(proven_at: float = 0.0, recorded_until: float = FOR_EVER) -> Authority:
+    authority = Authority(TERMS, proven_at)
+    authority.keep_record(recorded_until)
+    return authority
+
+
 def counts(now: float, *members: float | None, is_at_work: bool = True) -> bool:
-    return Authority(TERMS, proven_at=0.0).counts(now, is_at_work, members)
+    return made().counts(now, is_at_work, members)
 
 
 def test_a_proven_lease_is_enough() -> None:
@@ -40,8 +49,16 @@ def test_one_member_is_not_together_with_itself() -> None:
     assert not counts(TERMS.outage_s, TERMS.outage_s)
 
 
+def test_together_lasts_no_longer_than_the_record() -> None:
+    """Else others would begin the run anew, and see nobody to wait for."""
+    authority = made(recorded_until=1000.0)
+    last = 1000.0 - TERMS.lease.lease_s
+    assert authority.counts(last - 0.01, True, [last, last])
+    assert not authority.counts(last, True, [last, last])
+
+
 def test_another_generation_has_other_members() -> None:
-    authority = Authority(TERMS, 0.0)
+    authority = made()
     assert authority.counts(100.0, True, [100.0, 100.0])
     assert authority.counts(101.0, True, [None, None]), "not looked at again: what was seen is good enough"
     authority.lapse()
@@ -62,6 +79,7 @@ def test_a_successor_waits_longer_than_any_answer_counts(
     assert terms.alone_s >= terms.outage_s + terms.lease.fence_s + killing_s - 1e-9
     # The last moment at which an answer counts, if a member is not heard after its last word.
     authority = Authority(terms, proven_at=-1e9)
+    authority.keep_record(FOR_EVER)
     if len(words) > 1:
         last = min(words)
         assert not authority.counts(last + terms.settle_s, True, words)

@@ -268,7 +268,7 @@ def _meeting_place(asked: Asked) -> tuple[str, str, dict[str, Any]]:
     if not backend:
         raise UsageError(f"{asked.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
     configs = _settings(asked)
-    if backend in ONE_NODE_BACKENDS and configs.get("store_type") != "file":
+    if backend in ONE_NODE_BACKENDS - ETCD_BACKENDS and configs.get("store_type") != "file":
         check_endpoint(asked)
     if asked["standalone"]:
         _check_standalone_rendezvous(asked)

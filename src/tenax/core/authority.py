@@ -7,7 +7,8 @@ misses have surely stopped. So the old leader's answers count only while one of 
 (a) Its lease in etcd was proven by a keep-alive that was *sent* less than ``sure_s`` ago: nobody else leads.
 (b) Together: its generation has two members or more, and every one of them acknowledged, less than ``settle_s`` ago
     by our clock, something that we had sent: a node has one link, so none of them is with another leader, and no
-    other leader forms a generation without having seen at least one of them. For as long as it takes.
+    other leader forms a generation without having seen at least one of them. For as long as the record of that
+    generation surely stands (``keep_record``): a day.
 (c) Alone: a generation of one has nobody to be together with. It goes on for ``outage_s``; a successor
     waits longer.
 (d) No generation is at work.
@@ -63,6 +64,11 @@ class Authority:
         self.terms = terms
         self.proven_at = proven_at  # when the last keep-alive was sent that etcd answered
         self._together_until = 0.0
+        self._recorded_until = proven_at
+
+    def keep_record(self, until: float) -> None:
+        """Until then the record is in etcd, even if nobody reaches it: others see it, and wait for its members."""
+        self._recorded_until = max(self._recorded_until, until - self.terms.lease.lease_s)
 
     def prove(self, sent_at: float) -> None:
         self.proven_at = max(self.proven_at, sent_at)
@@ -76,7 +82,11 @@ class Authority:
         They are looked at only if nothing else holds, and not again while what was seen last is good enough: what they
         have acknowledged only grows.
         """
-        if self.is_sure(now) or not is_at_work or now < self._together_until:
+        if self.is_sure(now) or not is_at_work:
+            return True
+        if now >= self._recorded_until:
+            return False
+        if now < self._together_until:
             return True
         moments = list(members)
         if len(moments) < 2:

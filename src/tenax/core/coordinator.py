@@ -583,7 +583,7 @@ class CoordinatorMachine:
     def _never_heard(self, record: NodeRecord, now: float) -> None:
         """A member that was not told of its generation before the coordinator was lost: so that is not whole."""
         record.last_rank = self.state.members[record.info.node_id]
-        self.state.is_broken = True
+        self.state.is_broken = self.state.is_free = True  # what fails beside one that never came is nobody's fault
         self._show_up(record.info.node_id, now)
 
     def _show_up(self, node_id: str, now: float) -> None:
@@ -658,7 +658,9 @@ class CoordinatorMachine:
             why = "the generation is not complete since the coordinator was lost"
             if state.is_recorded and state.lost:
                 why = _some([f"{host} was lost: {reason}" for host, reason in state.lost.items()])
-            self._end_generation(Ending.LOSS, why, now)
+            # If nobody is missing, a worker may have failed while nobody could be told, and that is yet to be heard.
+            is_whole = state.is_recorded and not state.lost and not state.is_free
+            self._end_generation(Ending.FAILURE if is_whole else Ending.LOSS, why, now)
         elif state.done.issuperset(state.members):
             self._succeeded(now)
         else:
@@ -959,9 +961,8 @@ class CoordinatorMachine:
             self._gather(f"{_some(state.drained)} {_was(len(state.drained))} asked to leave", now)
         elif state.lost or not state.failures or state.is_free or state.ended_by in (Ending.JOIN, Ending.LOSS):
             state.membership_changes += 1
-            is_told = (
-                state.ended_by is not Ending.FAILURE
-            )  # a worker's failure is not why: it is free because of the loss
+            # A worker's failure is not why, if it is free because a node was lost.
+            is_told = state.ended_by is not Ending.FAILURE or not state.lost
             self._gather(state.ended_why if is_told else f"{_some(list(state.lost))} was lost", now)
         else:
             self._after_failure(now)

@@ -53,10 +53,12 @@ class _Generation:
         self.is_drained = False  # a node was asked to leave it
         self.is_opened = False  # it ended to let a node in
         self.is_recorded = False  # an earlier coordinator formed it, and left a record of its members
+        self.is_unheard = False  # some of them were not told before that one was lost
 
     @property
     def is_free(self) -> bool:
-        return self.is_lost or self.is_broken or self.is_drained or self.is_opened
+        is_broken = self.is_unheard if self.is_recorded else self.is_broken
+        return self.is_lost or is_broken or self.is_drained or self.is_opened
 
     @property
     def is_complete(self) -> bool:
@@ -266,6 +268,9 @@ class RunChecker:
         if joined.generation > self._latest:
             must_end.append(self._hear_of_later(joined.generation, says))
             self._store = joined.store
+        if self._phase is RunPhase.RECOVERING and self._last is not None and self._last.is_recorded:
+            is_behind = joined.generation < self._last.number and node_id in self._last.ranks
+            self._last.is_unheard |= is_behind and node_id not in self._last.gone
         if self._phase is RunPhase.RECOVERING and joined.generation == self._latest > 0:
             self._adopt(joined)
         elif joined.is_running or joined.has_succeeded:
@@ -439,7 +444,8 @@ class RunChecker:
             raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which was free")
         if drained and (last.is_lost or not last.is_drained):
             raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, and was none")
-        is_change = last.is_lost or (not last.is_drained and (last.is_opened or last.is_broken or not last.failed))
+        is_broken = last.is_broken or last.is_unheard
+        is_change = last.is_lost or (not last.is_drained and (last.is_opened or is_broken or not last.failed))
         if changed and not is_change:
             raise InvariantBroken(
                 f"C4: generation {last.number} was counted as a change of the membership, and was none"

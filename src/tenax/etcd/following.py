@@ -6,7 +6,8 @@ Laws:
    however many streams that takes.
 2. Where the past is lost (compacted, or etcd was wiped or restored from a backup), ``begun`` is called again; nothing
    that was told before counts any more. That etcd went back is seen by a linearizable read before every resumption: its
-   revision, its term or its cluster are not what they were.
+   revision, its term or its cluster are not what they were. One that was wiped while we were away, and has by then
+   come further than the one before, cannot be told from it: who must know reads again.
 3. ``troubled`` is told each failure. Only what etcd will never grant (``EtcdRefused``, ``EtcdRejected``) ends it.
 """
 

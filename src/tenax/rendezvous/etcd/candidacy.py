@@ -16,7 +16,7 @@ from tenax.core.record import RunRecord
 from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.held_lease import HeldLease
 from tenax.etcd.operations import Put, Transaction, TransactionAnswer
-from tenax.rendezvous.etcd.keys import RECORD_TTL_S, Leader, Standing, Written
+from tenax.rendezvous.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, Standing, Written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ class Elected(msgspec.Struct, frozen=True):
     term: int
     recorded_at: int  # the revision of the record
     written: Written
+    leader: Leader  # which is us
     was_recorded: bool = True  # whether there was a record of the run
 
 
@@ -61,10 +62,11 @@ class Candidacy:
         self._lost = lost
         self._failed = failed
         self._call: EtcdCall | None = None
+        self._was_recorded = True
         self.holds_record = False  # the record is, or may be, bound to our lease for it
         self.lease = HeldLease(client, ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
         self.record_lease = HeldLease(
-            client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_TTL_S / 6
+            client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_KEPT_EVERY_S
         )
 
     def start(self) -> None:
@@ -92,7 +94,7 @@ class Candidacy:
         if leader is not None:
             if leader == self._leader and past is not None:
                 self.holds_record = True
-                self._won(Elected(standing.term, standing.recorded_at, past))
+                self._won(Elected(standing.term, standing.recorded_at, past, leader, self._was_recorded))
             else:
                 self._lost()
             return
@@ -101,18 +103,19 @@ class Candidacy:
         written = Written(record, self._leader.place, before)
         put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
         put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
-        guards = (self._keys.is_led_in(0), self._keys.is_recorded_at(standing.recorded_at))
+        guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(standing.recorded_at))
         # A verdict keeps its short lease: whoever looks at it must not make it last.
         is_over = record.verdict is not None and past is not None
 
         def on_written(answer: TransactionAnswer) -> None:
             if answer.succeeded:
                 recorded_at = standing.recorded_at if is_over else answer.revision
-                self._won(Elected(answer.revision, recorded_at, written, was_recorded=past is not None))
+                self._won(Elected(answer.revision, recorded_at, written, self._leader, self._was_recorded))
             else:
                 self.holds_record = False
                 self._read()
 
+        self._was_recorded = past is not None
         self.holds_record = not is_over
         attempt = Transaction(guards, then=(put_leader,) if is_over else (put_leader, put_record))
         self._call = self._client.call(attempt, on_written, self._on_failed)

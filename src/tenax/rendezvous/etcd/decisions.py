@@ -148,7 +148,7 @@ class Decisions:
     def _put(self, record: RunRecord, lease_id: int) -> None:
         keys, elected = self._keys, self._elected
         value = _encode(Written(record, elected.written.by, self._before))
-        guards = (keys.is_led_in(elected.term), keys.is_recorded_at(self._recorded_at))
+        guards = (*keys.is_led_by(elected.leader, elected.term), keys.is_recorded_at(self._recorded_at))
         attempt = Transaction(guards, (Put(keys.record, value, lease_id),), keys.both().then)
 
         def done(answer: TransactionAnswer) -> None:
@@ -156,7 +156,7 @@ class Decisions:
                 self._written(answer.revision)
                 return
             standing = Standing(answer)
-            is_ours = standing.term == elected.term
+            is_ours = standing.is_led_by(elected.leader, elected.term)
             if is_ours and standing.record_kv is not None and standing.record_kv.value == value:
                 self._written(standing.recorded_at)  # by an attempt of whose success we did not hear
             else:

@@ -35,7 +35,7 @@ from tenax.etcd.operations import Delete, Put, Range, Transaction
 from tenax.etcd.settings import EtcdSettings
 from tenax.rendezvous.etcd.candidacy import Candidacy
 from tenax.rendezvous.etcd.decisions import Decisions
-from tenax.rendezvous.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, Place, read_leader
+from tenax.rendezvous.etcd.keys import NODE_TTL_S, RECORD_TTL_S, VERDICT_TTL_S, Keys, Leader, Place, read_leader
 from tenax.rendezvous.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
 from tenax.rendezvous.tcp.server import CoordinatorServer
 
@@ -212,9 +212,8 @@ class EtcdRendezvous(LinkedRendezvous):
         self._is_troubled = self._was_trouble_said = bool(trouble)
         if trouble:
             self._later("trouble", _SAY_TROUBLE_EVERY_S if was_said else _TROUBLE_S, self._say_trouble)
-            self._node.say(
-                f"etcd cannot be reached ({trouble}); workers go on, and nothing can be decided until it is back"
-            )
+            goes_on = "workers go on, and " if self._part is not None and self._holds_lease() else ""
+            self._node.say(f"etcd cannot be reached ({trouble}); {goes_on}nothing can be decided until it is back")
         elif was_said:
             self._node.say("etcd is back")
 
@@ -285,7 +284,7 @@ class EtcdRendezvous(LinkedRendezvous):
         def failed(number: int) -> None:
             self._connecting = None
             if number == errno.ECONNREFUSED:
-                self._depose(term)
+                self._depose(leader, term)
             why = f"{self._where} cannot be reached: {os.strerror(number)}"
             self._try_again(why, self._patience(), self._connect_or_look)
 
@@ -319,9 +318,9 @@ class EtcdRendezvous(LinkedRendezvous):
             self._connecting.close()
             self._connecting = None
 
-    def _depose(self, term: int) -> None:
+    def _depose(self, leader: Leader, term: int) -> None:
         """It is dead, and its lease need not be waited for."""
-        delete = Transaction((self._keys.is_led_in(term),), (Delete(self._keys.leader),))
+        delete = Transaction(self._keys.is_led_by(leader, term), (Delete(self._keys.leader),))
         self._client.call(delete, lambda _: None, lambda _: None)
 
     # --- standing for election ----------------------------------------------------------------------------------------
@@ -355,7 +354,7 @@ class EtcdRendezvous(LinkedRendezvous):
             self._keys,
             self._standing_as,
             self._etcd.authority.ttl_s,
-            self._last_record,
+            self._last_record if self._holds_lease() else None,
             self._on_won,
             self._on_lost,
             self._on_failed,
@@ -412,6 +411,14 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._is_finished or self._is_leaving:
             self._withdraw()
             return
+        if self._was_linked and not elected.was_recorded and not self._holds_lease():
+            candidacy.holds_record = False
+            self._withdraw()
+            self._refused(
+                f"etcd knows nothing of the run {self._settings.run_id!r} any more: it has ended, or was forgotten, "
+                "while this node was cut off; start this node again if the run is to go on"
+            )
+            return
         record = elected.written.record
         if record.verdict is not None and not self._was_linked:
             self._withdraw()
@@ -425,6 +432,8 @@ class EtcdRendezvous(LinkedRendezvous):
         self._leader, self._term = self._standing_as, elected.term
         self._authority = Authority(self._etcd.authority, candidacy.lease.proven_at)
         candidacy.lease.on_proven = lambda: self._authority.prove(candidacy.lease.proven_at)
+        self._keep_record(candidacy)
+        candidacy.record_lease.on_proven = lambda: self._keep_record(candidacy)
         run = self._run_settings()
         self._record_run = self._node.record_run(run)
         # What we were in an earlier term answers nobody.
@@ -460,6 +469,9 @@ class EtcdRendezvous(LinkedRendezvous):
         self._probe()
         self._connect()
 
+    def _keep_record(self, candidacy: Candidacy) -> None:
+        self._authority.keep_record(candidacy.record_lease.proven_at + RECORD_TTL_S)
+
     def _about_leading(self, elected: Elected) -> str:
         run = f"the coordinator of the run {self._settings.run_id!r}"
         if not elected.written.record.is_at_work:
@@ -488,7 +500,11 @@ class EtcdRendezvous(LinkedRendezvous):
         )
 
     def _counts(self, server: CoordinatorServer) -> bool:
-        return self._authority.counts(self._loop.now(), server.is_at_work, server.members_proven_at())
+        # An end that is decided and not written yet is not known to the workers.
+        is_at_work = server.is_at_work or (
+            server.is_over and self._decisions is not None and self._decisions.is_waiting
+        )
+        return self._authority.counts(self._loop.now(), is_at_work, server.members_proven_at())
 
     def _after_step(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
         self._record_run(now, event, says, state)

@@ -1,7 +1,7 @@
 """What the etcd engine keeps in etcd: four kinds of keys, all under one prefix per run, all bound to leases.
 
     leader          who leads, where it is linked to, and the secret of its links; bound to its short lease
-    record          what was decided, and who leads or led last; bound to a lease of an hour
+    record          what was decided, and who leads or led last; bound to a lease of a day
     nodes/<id>      who is here; for people and tools
     members/<name>  control hosts that had a member before (managed mode, ``tenax.etcd.managed``)
 
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from tenax.etcd.operations import TransactionAnswer
 
 T = TypeVar("T")
-RECORD_TTL_S = 3600  # without any leader; then the name of the run is free again
+RECORD_TTL_S = 86_400  # without any leader; then the name of the run is free again
+RECORD_KEPT_EVERY_S = 3600.0
 VERDICT_TTL_S = 10  # after the end
 NODE_TTL_S = 30
 
@@ -67,8 +68,12 @@ class Keys:
         """Leader and record, as they are at one moment."""
         return Transaction((), then=(Range(self.leader), Range(self.record)))
 
-    def is_led_in(self, term: int) -> Compare:
-        return Compare(self.leader, "create", term)
+    def has_no_leader(self) -> Compare:
+        return Compare(self.leader, "create", 0)
+
+    def is_led_by(self, leader: Leader, term: int) -> tuple[Compare, Compare]:
+        """In that term, and by that one: terms may repeat where etcd was wiped, the secret of a leader does not."""
+        return Compare(self.leader, "create", term), Compare(self.leader, "value", msgspec.json.encode(leader))
 
     def is_recorded_at(self, revision: int) -> Compare:
         return Compare(self.record, "mod", revision)
@@ -93,6 +98,10 @@ class Standing:
     @property
     def term(self) -> int:
         return self.leader_kv.create_revision if self.leader_kv is not None else 0
+
+    def is_led_by(self, leader: Leader, term: int) -> bool:
+        kv = self.leader_kv
+        return kv is not None and kv.create_revision == term and kv.value == msgspec.json.encode(leader)
 
     @property
     def recorded_at(self) -> int:
