@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from etcd_servers import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
+from tenax.core.authority import AuthorityTerms
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, NodeLost, Opened, RunSettings, Say
 from tenax.core.events import Fenced, GenerationEnded, GenerationFormed
 from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
@@ -28,7 +29,8 @@ from tenax.ports import ControlledNode
 from tenax.rendezvous.etcd.candidacy import Elected
 from tenax.rendezvous.etcd.decisions import Decisions
 from tenax.rendezvous.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
-from tenax.rendezvous.etcd.keys import Keys, Leader, Place, Written
+from tenax.rendezvous.etcd.keys import Keys, Leader, Written
+from tenax.rendezvous.etcd.place import Place, this_machine
 from tenax.rendezvous.tcp import wire
 
 
@@ -56,9 +58,12 @@ class Leading:
         self.etcd = SlowEtcd()
         self.heard: dict[str, list[object]] = {"a": [], "b": []}
         self._machine = CoordinatorMachine(RunSettings("run", 2, 2))
-        elected = Elected(5, 6, Written(RunRecord(), Place("a", "host", "127.0.0.1", 1)))
+        place = Place("a", "host", "127.0.0.1", 1)
+        elected = Elected(5, 6, Written(RunRecord(), place), Leader(place, b"secret"))
         client = cast("EtcdClient", self.etcd)
-        self._decisions = Decisions(client, Keys("run"), elected, 7, self._deliver, print, print, lambda _: None)
+        self._decisions = Decisions(
+            client, Keys("run"), elected, 7, AuthorityTerms(), self._deliver, print, print, lambda _: None
+        )
         self.step(Opened())
 
     def _deliver(self, say: Say) -> None:
@@ -176,7 +181,7 @@ class FakeLeader:
         self._door.settimeout(PATIENCE_S)
         self._secret = os.urandom(16)
         self._client = BlockingEtcd(etcd.settings())
-        leader = Leader(Place("leader", "host", *self._door.getsockname()), self._secret)
+        leader = Leader(Place("leader", "host", *self._door.getsockname(), this_machine()), self._secret)
         self._client.call(Put(Keys(run_id).leader, msgspec.json.encode(leader)))
         self.counts = True
         self.beats = 0

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from etcd_servers import EtcdCluster, needs_etcd, unique_prefix
+from tenax.core.authority import AuthorityTerms
 from tenax.core.coordinator import CoordinatorState, RunSettings, Say
 from tenax.core.events import GenerationEnded, GenerationFormed, Waiting
+from tenax.core.lease import LeaseTerms
 from tenax.core.model import Assignment, Outcome, Verdict
 from tenax.core.record import RecordedMember, RunRecord
 from tenax.etcd.client import EtcdClient
@@ -18,10 +20,12 @@ from tenax.etcd.operations import Delete, Put, Range
 from tenax.loop import Loop
 from tenax.rendezvous.etcd.candidacy import Candidacy, Elected
 from tenax.rendezvous.etcd.decisions import Decisions
-from tenax.rendezvous.etcd.keys import Keys, Leader, Place, Standing, Written
+from tenax.rendezvous.etcd.keys import Keys, Leader, Standing, Written
+from tenax.rendezvous.etcd.place import Place
 
 pytestmark = needs_etcd
 PATIENCE_S = 30.0
+TERMS = AuthorityTerms(LeaseTerms(1.0, 10.0))
 
 
 class Bench:
@@ -53,23 +57,26 @@ class Bench:
         assert not isinstance(answers[0], EtcdError), answers[0]
         return answers[0]
 
-    def stands(self, name: str, known: RunRecord | None = None, ttl_s: int = 5) -> Candidacy:
+    def stands(self, name: str, known: RunRecord | None = None, **told: Any) -> Candidacy:
         candidacy = self.candidacies[name] = Candidacy(
             self.client,
             self.keys,
             Leader(Place(name, f"host-{name}", "127.0.0.1", 1), name.encode()),
-            ttl_s,
+            told.get("terms", TERMS),
+            told.get("fit", "nodes and secret"),
+            told.get("must_fit", True),
             known,
             lambda elected: self.won.__setitem__(name, elected),
             lambda: self.lost.append(name),
             self.failed.append,
+            lambda _: None,
             self.deposed.append,
         )
         candidacy.start()
         return candidacy
 
-    def elect(self, name: str) -> Elected:
-        self.stands(name)
+    def elect(self, name: str, **told: Any) -> Elected:
+        self.stands(name, **told)
         self.until(lambda: name in self.won)
         return self.won[name]
 
@@ -79,6 +86,7 @@ class Bench:
             self.keys,
             self.won[name],
             self.candidacies[name].record_lease.id,
+            TERMS,
             self.delivered.append,
             self.deposed.append,
             lambda error: pytest.fail(str(error)),
@@ -215,6 +223,29 @@ def test_a_successor_begins_with_the_record_and_knows_who_led(bench: Bench) -> N
     bench.until(lambda: len(bench.written) == 2)
     assert bench.recorded().before == ()
     assert bench.recorded().by.node_id == "third"
+
+
+def test_a_successor_waits_by_the_longest_terms_of_all_before(bench: Bench) -> None:
+    """Nodes may have been told different ones, and who led before granted by its own."""
+    bench.elect("first", terms=AuthorityTerms(LeaseTerms(1.0, 30.0), outage_s=5.0))
+    bench.decisions("first").say(formed(1), state(1))
+    bench.until(lambda: bench.delivered)
+    bench.ask(Delete(bench.keys.leader))
+    first = bench.elect("second", terms=AuthorityTerms(LeaseTerms(2.0, 6.0), outage_s=600.0)).written.longest
+    assert first == AuthorityTerms(LeaseTerms(2.0, 10.0), outage_s=600.0), "the decision was by other terms"
+
+
+def test_a_stranger_does_not_lead_what_it_was_not_started_for(bench: Bench) -> None:
+    """Another number of nodes, or another secret: it is refused, and the record is as it was."""
+    before = bench.elect("first").written
+    bench.ask(Delete(bench.keys.leader))
+    bench.stands("stranger", fit="something else")
+    bench.until(lambda: bench.failed)
+    assert "another --nnodes or another secret" in str(bench.failed[0])
+    assert bench.recorded() == before
+    bench.stands("a member that was linked", fit="something else", must_fit=False)
+    bench.until(lambda: bench.won.get("a member that was linked"))
+    assert bench.recorded().fit == before.fit
 
 
 def test_who_led_while_nobody_worked_need_not_be_known(bench: Bench) -> None:

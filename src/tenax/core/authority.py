@@ -31,6 +31,14 @@ class AuthorityTerms(msgspec.Struct, frozen=True):
     lease: LeaseTerms = LeaseTerms(beat_s=1.0, lease_s=6.0)
     outage_s: float = 60.0  # how long a generation of one node goes on without etcd
 
+    def longest(self, other: AuthorityTerms) -> AuthorityTerms:
+        """Whoever follows both waits by the longer of each: nodes may have been told different ones."""
+        lease, others = self.lease, other.lease
+        return AuthorityTerms(
+            LeaseTerms(max(lease.beat_s, others.beat_s), max(lease.lease_s, others.lease_s)),
+            max(self.outage_s, other.outage_s),
+        )
+
     @property
     def ttl_s(self) -> int:
         """Of the leader's lease in etcd. Half of a node's: so nodes find a new leader before they must stop."""

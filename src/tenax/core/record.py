@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.core.coordinator import CoordinatorState
 
-Mark = tuple[int, int, int, bool]
+Mark = tuple[int, int, int, bool, int, str]
 
 
 class RecordedMember(msgspec.Struct, frozen=True):
@@ -47,10 +47,17 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """Whether some member of its generation may be at work."""
         return self.generation > self.settled and self.verdict is None
 
+    @property
+    def mark(self) -> Mark:
+        """As ``mark_of`` of a state that has this record."""
+        count = len(self.members) if self.generation > self.settled else 0
+        return self.generation, self.settled, self.restarts_used, self.verdict is not None, count, self.store
+
 
 def mark_of(state: CoordinatorState) -> Mark:
     """Two states with the same mark have the same record."""
-    return state.generation, state.settled, state.restarts_used, state.verdict is not None
+    count = len(state.members) if state.generation > state.settled else 0  # they may be found one after the other
+    return state.generation, state.settled, state.restarts_used, state.verdict is not None, count, state.store
 
 
 def record_of(state: CoordinatorState) -> RunRecord:

@@ -15,17 +15,24 @@ import msgspec
 from tenax.core.record import RunRecord
 from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.held_lease import HeldLease
-from tenax.etcd.operations import Put, Transaction, TransactionAnswer
+from tenax.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
 from tenax.rendezvous.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, Standing, Written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax.core.authority import AuthorityTerms
     from tenax.etcd.call import EtcdCall
     from tenax.etcd.client import EtcdClient
     from tenax.etcd.errors import EtcdError
     from tenax.rendezvous.etcd.keys import Keys
+    from tenax.rendezvous.etcd.place import Place
+
+_MISFIT = (
+    "this node was started with another --nnodes or another secret (token, token_file, TENAX_RDZV_TOKEN) than the run "
+    "that is known under its --rdzv-id; give it the same, or another --rdzv-id"
+)
 
 
 class Elected(msgspec.Struct, frozen=True):
@@ -35,6 +42,7 @@ class Elected(msgspec.Struct, frozen=True):
     recorded_at: int  # the revision of the record
     written: Written
     leader: Leader  # which is us
+    found: KeyValue | None = None  # the record as it was
     was_recorded: bool = True  # whether there was a record of the run
 
 
@@ -46,25 +54,33 @@ class Candidacy:
         client: EtcdClient,
         keys: Keys,
         leader: Leader,
-        ttl_s: int,
+        terms: AuthorityTerms,
+        fit: str,
+        must_fit: bool,
         known: RunRecord | None,
         won: Callable[[Elected], None],
         lost: Callable[[], None],
         failed: Callable[[EtcdError], None],
+        troubled: Callable[[EtcdError], None],
         deposed: Callable[[str], None],
     ) -> None:
-        """``known``: the record, should etcd have lost it. ``deposed``: a lease is gone, at whatever time."""
+        """``fit``: what this node was told, in brief. ``known``: the record, should etcd
+        have lost it. ``troubled``: it takes long. ``deposed``: a lease is gone, at whatever time."""
         self._client = client
         self._keys = keys
         self._leader = leader
+        self._terms = terms
+        self._fit = fit
+        self._must_fit = must_fit
         self._known = known
+        self._on_trouble = troubled
         self._won = won
         self._lost = lost
         self._failed = failed
         self._call: EtcdCall | None = None
         self._was_recorded = True
         self.holds_record = False  # the record is, or may be, bound to our lease for it
-        self.lease = HeldLease(client, ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
+        self.lease = HeldLease(client, terms.ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
         self.record_lease = HeldLease(
             client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_KEPT_EVERY_S
         )
@@ -74,7 +90,9 @@ class Candidacy:
         self.record_lease.start()
 
     def _troubled(self, error: EtcdError) -> None:
-        if not isinstance(error, EtcdUnavailable):
+        if isinstance(error, EtcdUnavailable):
+            self._on_trouble(error)
+        else:
             self._failed(error)
 
     def _granted(self) -> None:
@@ -94,13 +112,20 @@ class Candidacy:
         if leader is not None:
             if leader == self._leader and past is not None:
                 self.holds_record = True
-                self._won(Elected(standing.term, standing.recorded_at, past, leader, self._was_recorded))
+                self._won(Elected(standing.term, standing.recorded_at, past, leader, None, self._was_recorded))
             else:
                 self._lost()
             return
+        if past is not None and self._must_fit and past.record.verdict is None and past.fit != self._fit:
+            self._failed(EtcdRejected(_MISFIT))
+            return
         record = (past.record if past is not None else self._known) or RunRecord()
-        before = (*past.before, past.by) if past is not None and record.is_at_work else ()
-        written = Written(record, self._leader.place, before)
+        before: tuple[Place, ...] = ()
+        longest = self._terms
+        if past is not None and record.is_at_work:
+            before, longest = (*past.before, past.by), past.longest.longest(self._terms)
+        fit = past.fit if past is not None else self._fit
+        written = Written(record, self._leader.place, before, longest, fit)
         put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
         put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
         guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(standing.recorded_at))
@@ -110,7 +135,8 @@ class Candidacy:
         def on_written(answer: TransactionAnswer) -> None:
             if answer.succeeded:
                 recorded_at = standing.recorded_at if is_over else answer.revision
-                self._won(Elected(answer.revision, recorded_at, written, self._leader, self._was_recorded))
+                found = standing.record_kv
+                self._won(Elected(answer.revision, recorded_at, written, self._leader, found, self._was_recorded))
             else:
                 self.holds_record = False
                 self._read()
@@ -122,6 +148,7 @@ class Candidacy:
 
     def _on_failed(self, error: EtcdError) -> None:
         if isinstance(error, EtcdUnavailable):
+            self._on_trouble(error)
             self._read()
         else:
             self._failed(error)

@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax.core.authority import AuthorityTerms
     from tenax.core.coordinator import CoordinatorState
     from tenax.core.record import Mark, RunRecord
     from tenax.etcd.call import EtcdCall
@@ -74,6 +75,7 @@ class Decisions:
         keys: Keys,
         elected: Elected,
         lease_id: int,
+        terms: AuthorityTerms,
         deliver: Callable[[Say], None],
         deposed: Callable[[str], None],
         troubled: Callable[[EtcdError], None],
@@ -83,13 +85,14 @@ class Decisions:
         self._keys = keys
         self._elected = elected
         self._lease_id = lease_id
+        self._terms = terms
         self._deliver = deliver
         self._deposed = deposed
         self._troubled = troubled
         self._on_written = written
         record = elected.written.record
         self._before = elected.written.before
-        self._mark: Mark = (record.generation, record.settled, record.restarts_used, record.verdict is not None)
+        self._mark: Mark = record.mark
         self._recorded_at = elected.recorded_at
         self._waiting: deque[_Decision] = deque()
         self._parts: dict[tuple[str, ...], _Held] = {}  # that wait; the last of each node
@@ -147,7 +150,9 @@ class Decisions:
 
     def _put(self, record: RunRecord, lease_id: int) -> None:
         keys, elected = self._keys, self._elected
-        value = _encode(Written(record, elected.written.by, self._before))
+        was = elected.written
+        longest = was.longest if self._before else self._terms
+        value = _encode(Written(record, was.by, self._before, longest, was.fit))
         guards = (*keys.is_led_by(elected.leader, elected.term), keys.is_recorded_at(self._recorded_at))
         attempt = Transaction(guards, (Put(keys.record, value, lease_id),), keys.both().then)
 
@@ -167,15 +172,17 @@ class Decisions:
 
     def _written(self, revision: int) -> None:
         self._recorded_at = revision
-        decision = self._waiting.popleft()
+        decision = self._waiting[0]
         self._on_written(decision.record)
-        for held in decision.held:
+        for held in decision.held:  # also what is said while these are delivered
             if self._parts.get(held.say.to) is held:
                 del self._parts[held.say.to]
             say = held.to_the_same()
             if say.to:
                 self._deliver(say)
-        if self._waiting and not self._is_over:
+        if not self._is_over:
+            self._waiting.popleft()
+        if self._waiting:
             self._write()
 
     def _not_written(self, error: EtcdError) -> None:

@@ -22,11 +22,10 @@ import socket
 
 import msgspec
 
-from tenax.connecting import Connecting
 from tenax.core.authority import Authority, AuthorityTerms
 from tenax.core.coordinator import EarlierCoordinatorGone, Opened, RunPhase
 from tenax.core.events import Fenced, TimePassed
-from tenax.endpoint import Endpoint, is_loopback, literal
+from tenax.endpoint import Endpoint, Lookup, is_loopback, literal
 from tenax.etcd.client import EtcdClient
 from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.following import Following
@@ -35,7 +34,8 @@ from tenax.etcd.operations import Delete, Put, Range, Transaction
 from tenax.etcd.settings import EtcdSettings
 from tenax.rendezvous.etcd.candidacy import Candidacy
 from tenax.rendezvous.etcd.decisions import Decisions
-from tenax.rendezvous.etcd.keys import NODE_TTL_S, RECORD_TTL_S, VERDICT_TTL_S, Keys, Leader, Place, read_leader
+from tenax.rendezvous.etcd.keys import NODE_TTL_S, RECORD_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
+from tenax.rendezvous.etcd.place import Knock, Place, address_outwards, address_towards, this_machine
 from tenax.rendezvous.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
 from tenax.rendezvous.tcp.server import CoordinatorServer
 
@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, Say
     from tenax.core.lease import LeaseTerms
     from tenax.core.record import RunRecord
+    from tenax.endpoint import Address
     from tenax.etcd.errors import EtcdError
     from tenax.etcd.managed import ManagedMember, ManagedSettings
-    from tenax.etcd.operations import Change, KeyValue, RangeAnswer
+    from tenax.etcd.operations import Change, KeyValue, RangeAnswer, TransactionAnswer
     from tenax.rendezvous.etcd.candidacy import Elected
 
 _PROBE_EVERY_S = 0.5  # whether an earlier leader is dead; nothing announces that
@@ -82,8 +83,10 @@ class EtcdRendezvous(LinkedRendezvous):
         # Who leads, as etcd said last; the term is 0 if nobody does.
         self._leader: Leader | None = None
         self._term = 0
-        self._connecting: Connecting | None = None
+        self._connecting: Knock | None = None
         self._linked_host = ""  # of the leader that we are linked to, or try to be
+        self._lookup: Lookup | None = None
+        self._own_addr = ""  # that we were told
         self._was_linked = False  # ever
         self._heard_at = 0.0  # on whatever link
         self._fenced_at = 0.0  # the end of the lease that has killed our workers last
@@ -95,11 +98,12 @@ class EtcdRendezvous(LinkedRendezvous):
         self._elected: Elected | None = None
         self._decisions: Decisions | None = None
         self._authority: Authority
-        self._probing: Connecting | None = None
+        self._probing: Knock | None = None
         self._alive: list[Place] = []  # earlier leaders of which it is not known that they are dead
         self._silent: list[socket.socket] = []  # where we led: as long as we live, nobody is refused there
         self._last_record: RunRecord | None = None  # that we have written
         self._is_troubled = self._was_trouble_said = False
+        self._say_refusal_at = 0.0
         self._is_leaving = False
         self._has_left = False
 
@@ -111,7 +115,8 @@ class EtcdRendezvous(LinkedRendezvous):
 
     @property
     def _what_to_check(self) -> str:
-        return "check that etcd runs there and can be reached"
+        what = "that its host can be reached from here" if self._leader is not None else "that etcd runs there"
+        return f"check {what}"
 
     @property
     def _secret(self) -> bytes:
@@ -158,14 +163,18 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._server is None or self._decisions is None:
             return False
         state = self._server.seat.state
-        is_unheard = self._info.node_id in state.nodes  # it does not know yet that we leave
+        # Whether it does not know yet that we leave.
+        is_unheard = self._info.node_id in state.nodes and state.phase is not RunPhase.RECOVERING
         return is_unheard or state.phase is RunPhase.ENDING or self._decisions.is_waiting
 
     def stays_for_others(self) -> bool:
-        return super().stays_for_others() or self._says_goodbye()
+        server = self._server
+        is_needed = server is not None and not server.is_over and self._stays_with_others_at_work()
+        return is_needed or super().stays_for_others() or self._says_goodbye()
 
     def close(self) -> None:
         self._end_connecting()
+        self._end_lookup()
         self._stop_probing()
         if self._decisions is not None:
             self._decisions.close()
@@ -186,10 +195,34 @@ class EtcdRendezvous(LinkedRendezvous):
             self._member = ManagedMember(self._loop, self._etcd.managed, self._node.say, self._refused)
             self._member.start()
         self._client = EtcdClient(self._loop, self._etcd.etcd)
+        if self._settings.local_addr:
+            self._look_up_own_name()
         self._following = Following(
             self._client, self._keys.leader, b"", self._on_begun, self._on_changed, self._on_trouble
         )
         self._following.start()
+
+    def _look_up_own_name(self) -> None:
+        """--local-addr may be a name; who comes to lead says by which address it is reached."""
+
+        def found(addresses: list[Address]) -> None:
+            self._end_lookup()
+            self._own_addr = str(addresses[0][1][0])
+
+        def failed(why: str) -> None:
+            self._end_lookup()
+            self._refused(f"the name {self._settings.local_addr!r} (--local-addr) cannot be looked up: {why}")
+
+        lookup = Lookup(Endpoint(self._settings.local_addr, 1), found, failed)
+        if lookup.start():
+            self._lookup = lookup
+            self._loop.watch(lookup)
+
+    def _end_lookup(self) -> None:
+        if self._lookup is not None:
+            self._loop.unwatch(self._lookup)
+            self._lookup.close()
+            self._lookup = None
 
     def _find_again(self, why: str, *, was_linked: bool) -> None:
         if self._leader is not None:
@@ -202,6 +235,10 @@ class EtcdRendezvous(LinkedRendezvous):
             self._refused(error.sentence)
         elif not self._is_linked:
             self._goes_on_trying(error.sentence)
+        elif not isinstance(error, EtcdUnavailable):
+            if self._loop.now() >= self._say_refusal_at:
+                self._say_refusal_at = self._loop.now() + _SAY_TROUBLE_EVERY_S
+                self._node.say(f"nothing can be decided: {error.sentence}")
         elif not self._is_troubled:
             self._is_troubled = True
             self._later("trouble", _TROUBLE_S, self._say_trouble)
@@ -274,21 +311,21 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         term = self._term
         self._linked_host = leader.place.host
-        family, address = literal(leader.place.addr, leader.place.port)[0]
         self._asked_at = self._loop.now()
 
         def connected(sock: socket.socket) -> None:
             self._connecting = None
             self._greet(sock)
 
-        def failed(number: int) -> None:
-            self._connecting = None
-            if number == errno.ECONNREFUSED:
-                self._depose(leader, term)
-            why = f"{self._where} cannot be reached: {os.strerror(number)}"
-            self._try_again(why, self._patience(), self._connect_or_look)
+        def dead() -> None:
+            self._depose(leader, term)
+            away("its agent is dead")
 
-        self._connecting = Connecting(self._loop, family, address, connected, failed)
+        def away(why: str) -> None:
+            self._connecting = None
+            self._try_again(f"{self._where} cannot be reached: {why}", self._patience(), self._connect_or_look)
+
+        self._connecting = Knock(self._loop, leader.place, connected, dead, away)
         self._connecting.start()
 
     def _connect_or_look(self) -> None:
@@ -334,45 +371,60 @@ class EtcdRendezvous(LinkedRendezvous):
     def _stand_now(self) -> None:
         if self._candidacy is not None or self._leader is not None or self._is_finished or self._is_leaving:
             return
+        if self._lookup is not None:
+            self._later("stand", SOON_S, self._stand_now)
+            return
         addr = self._own_address()
         try:
-            family, address = literal(addr, 0)[0]
-            self._listener = socket.socket(family, socket.SOCK_STREAM)
-            self._listener.bind(address)
-            self._listener.listen(4096)
-        except (OSError, IndexError) as error:
-            why = getattr(error, "strerror", None) or "it is no address of this host"
-            self._refused(
-                f"this node cannot listen at {addr!r} ({why}), where other nodes would reach it; name an address of "
-                "this host with --local-addr"
+            self._listener = _listen_at(addr)
+        except OSError as error:
+            why = (
+                f"this node cannot listen at {addr!r} ({error.strerror or error}), where other nodes would reach it; "
+                "name an address of this host with --local-addr"
             )
+            if not self._was_linked:
+                self._refused(why)
+            elif self._goes_on_trying(why):
+                self._later("stand", LATER_S, self._stand_now)
             return
-        place = Place(self._info.node_id, self._info.host, addr, self._listener.getsockname()[1])
+        port = self._listener.getsockname()[1]
+        place = Place(self._info.node_id, self._info.host, addr, port, this_machine())
         self._standing_as = Leader(place, os.urandom(16))
         self._candidacy = Candidacy(
             self._client,
             self._keys,
             self._standing_as,
-            self._etcd.authority.ttl_s,
+            self._etcd.authority,
+            self._fit(),
+            not self._was_linked,
             self._last_record if self._holds_lease() else None,
             self._on_won,
             self._on_lost,
             self._on_failed,
+            self._on_trouble,
             self._on_lease_lost,
         )
         self._candidacy.start()
 
     def _own_address(self) -> str:
         """One of this host at which the others reach it: that from which it reaches etcd."""
-        if self._settings.local_addr:
-            return self._settings.local_addr
+        if self._own_addr:
+            return self._own_addr
         address = self._client.local_address()
-        if is_loopback(address):
-            for text in self._etcd.etcd.endpoints:  # etcd is also elsewhere, and here only by chance
-                other = _address_towards(Endpoint.parse(text))
-                if other and not is_loopback(other):
-                    return other
-        return address
+        endpoints = [Endpoint.parse(text) for text in self._etcd.etcd.endpoints]
+        if not is_loopback(address) or all(endpoint.is_loopback for endpoint in endpoints):
+            return address
+        # etcd is also elsewhere, or known here by a name that means this host to itself.
+        others = [*map(address_towards, endpoints), address_outwards()]
+        return next((other for other in others if other and not is_loopback(other)), address)
+
+    def _fit(self) -> str:
+        """What all nodes of a run must have been told alike, in brief. Who reads it learns nothing of the secret."""
+        import hmac
+
+        settings = self._settings
+        told = f"{settings.run_id}\0{settings.min_nodes}:{settings.max_nodes}"
+        return hmac.digest(settings.secret or b"none", told.encode(), "sha256").hex()[:32]
 
     def _on_lost(self) -> None:
         """Who leads is known, or will be told soon; unless that one has gone again."""
@@ -455,6 +507,7 @@ class EtcdRendezvous(LinkedRendezvous):
             self._keys,
             elected,
             candidacy.record_lease.id,
+            self._etcd.authority,
             server.deliver,
             self._on_deposed,
             self._on_trouble,
@@ -480,7 +533,8 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _opened(self, elected: Elected) -> Opened:
         """What is known of the past: the record; if etcd has lost it, our own part, or only that there was one."""
-        record, terms, part = elected.written.record, self._etcd.authority, self._part
+        record, part = elected.written.record, self._part
+        terms = elected.written.longest.longest(self._etcd.authority)  # of whoever may still answer somebody
         if record.generation == 0 and record.verdict is None:
             if part is not None:
                 return Opened(
@@ -552,20 +606,16 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         before = self._alive.pop()
 
-        def connected(sock: socket.socket) -> None:
+        def opened(sock: socket.socket) -> None:
             sock.close()
             self._probe_again(before)
 
-        def failed(number: int) -> None:
-            if number == errno.ECONNREFUSED:
-                self._probing = None
-                server.seat.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
-                self._probe()
-            else:
-                self._probe_again(before)
+        def dead() -> None:
+            self._probing = None
+            server.seat.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
+            self._probe()
 
-        family, address = literal(before.addr, before.port)[0]
-        self._probing = Connecting(self._loop, family, address, connected, failed)
+        self._probing = Knock(self._loop, before, opened, dead, lambda _: self._probe_again(before))
         self._probing.start()
 
     def _probe_again(self, before: Place) -> None:
@@ -592,13 +642,39 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _resign(self) -> None:
         candidacy, self._candidacy = self._candidacy, None
+        server, elected = self._server, self._elected
         self._following.close()
-        if self._server is not None and not self._server.is_over:
+        if candidacy is None:
+            self._leave_nodes()
+            return
+        put_back: Transaction | None = None
+        if server is not None and elected is not None and not server.is_over:
+            state, is_last = server.seat.state, not server.others(self._info.node_id)
+            if state.phase in (RunPhase.GATHERING, RunPhase.PAUSED) and is_last:
+                candidacy.holds_record = False  # the run ends with its last node
+            elif state.phase is RunPhase.RECOVERING and len(state.awaited) == len(state.members):
+                put_back = self._put_back(elected)
             self._step_down("this node leaves")
-        if candidacy is not None:
+
+        def done(answer: TransactionAnswer) -> None:
+            candidacy.holds_record = not answer.succeeded
+            candidacy.end(self._leave_nodes)
+
+        def failed(_: EtcdError) -> None:
+            candidacy.end(self._leave_nodes)
+
+        if put_back is None:
             candidacy.end(self._leave_nodes)
         else:
-            self._leave_nodes()
+            self._client.call(put_back, done, failed, patience_s=1.0)
+
+    def _put_back(self, elected: Elected) -> Transaction | None:
+        """We have seen nobody of the generation: the record is as we found it, and runs out when it would have."""
+        found = elected.found
+        if found is None:
+            return None
+        guards = (*self._keys.is_led_by(elected.leader, elected.term), self._keys.is_recorded_at(elected.recorded_at))
+        return Transaction(guards, (Put(self._keys.record, found.value, found.lease),))
 
     def _leave_nodes(self) -> None:
         if self._presence is not None:
@@ -618,13 +694,16 @@ class EtcdRendezvous(LinkedRendezvous):
             self._emit(TimePassed())
 
 
-def _address_towards(endpoint: Endpoint) -> str:
-    """This host's address on the way there; empty if it is not known without asking a name server."""
-    for family, address in literal(endpoint.host, endpoint.port):
-        with socket.socket(family, socket.SOCK_DGRAM) as sock:
-            try:
-                sock.connect(address)  # sends nothing
-            except OSError:
-                continue
-            return str(sock.getsockname()[0])
-    return ""
+def _listen_at(addr: str) -> socket.socket:
+    addresses = literal(addr, 0)
+    if not addresses:
+        raise OSError(errno.EADDRNOTAVAIL, "it is no IP address")
+    family, address = addresses[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind(address)
+        sock.listen(4096)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -15,9 +15,11 @@ from typing import TypeVar
 
 import msgspec
 
+from tenax.core.authority import AuthorityTerms
 from tenax.core.record import RunRecord
 from tenax.etcd.errors import EtcdRejected
 from tenax.etcd.operations import Compare, KeyValue, Range, Transaction
+from tenax.rendezvous.etcd.place import Place
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,15 +30,6 @@ RECORD_TTL_S = 86_400  # without any leader; then the name of the run is free ag
 RECORD_KEPT_EVERY_S = 3600.0
 VERDICT_TTL_S = 10  # after the end
 NODE_TTL_S = 30
-
-
-class Place(msgspec.Struct, frozen=True):
-    """Where a leader is, or was."""
-
-    node_id: str
-    host: str  # for people
-    addr: str
-    port: int
 
 
 class Leader(msgspec.Struct, frozen=True):
@@ -50,6 +43,8 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     record: RunRecord
     by: Place  # the leader, since it was elected
     before: tuple[Place, ...] = ()  # leaders before that one which may still answer members that it has not seen
+    longest: AuthorityTerms = AuthorityTerms()  # of all of these: by which the last answer may count
+    fit: str = ""  # what a node must have been told to lead this run
 
 
 class Keys:
