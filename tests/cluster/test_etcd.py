@@ -380,3 +380,20 @@ def test_a_node_that_was_away_does_not_begin_a_finished_run_again(cluster: Clust
     assert away.wait() == REFUSED
     assert "etcd knows nothing of the run" in in_one_line(away.text)
     assert len(cluster.desk.workers) == 3
+
+
+def test_a_run_that_was_stopped_leaves_nothing_to_the_next_of_its_name(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """SIGTERM to all: the next one begins with generation 1, and all its restarts."""
+    cluster.use_etcd(etcd)
+    agents = cluster.start(2)
+    (worker, *_) = cluster.desk.generation(2)
+    worker.tell("exit 3")
+    cluster.desk.generation(2, number=2)
+    for agent in agents:
+        agent.send(signal.SIGTERM)
+    assert {agent.wait() for agent in agents} == {128 + signal.SIGTERM}
+    next_ones = cluster.start(2)
+    *_, one, other = cluster.desk.all(6)
+    assert {one.generation, other.generation} == {1}
+    assert {one.env["TORCHELASTIC_RESTART_COUNT"], other.env["TORCHELASTIC_RESTART_COUNT"]} == {"0"}
+    cluster.finish([one, other], *next_ones)

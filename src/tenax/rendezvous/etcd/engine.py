@@ -165,7 +165,9 @@ class EtcdRendezvous(LinkedRendezvous):
         state = self._server.seat.state
         # Whether it does not know yet that we leave.
         is_unheard = self._info.node_id in state.nodes and state.phase is not RunPhase.RECOVERING
-        return is_unheard or state.phase is RunPhase.ENDING or self._decisions.is_waiting
+        # Whether the others leave as well: then the run ends with us.
+        is_deserted = bool(state.nodes) and all(record.is_draining for record in state.nodes.values())
+        return is_unheard or is_deserted or state.phase is RunPhase.ENDING or self._decisions.is_waiting
 
     def stays_for_others(self) -> bool:
         server = self._server
@@ -649,7 +651,8 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         put_back: Transaction | None = None
         if server is not None and elected is not None and not server.is_over:
-            state, is_last = server.seat.state, not server.others(self._info.node_id)
+            state = server.seat.state
+            is_last = not state.nodes.keys() - {self._info.node_id}
             if state.phase in (RunPhase.GATHERING, RunPhase.PAUSED) and is_last:
                 candidacy.holds_record = False  # the run ends with its last node
             elif state.phase is RunPhase.RECOVERING and len(state.awaited) == len(state.members):
