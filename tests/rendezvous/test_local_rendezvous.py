@@ -239,9 +239,9 @@ def test_every_usual_name_means_one_node(backend: str) -> None:
     assert handler.next_rendezvous().world_size == 1
 
 
-@pytest.mark.parametrize("backend", ["tcp", "c10d"])
-def test_more_nodes_meet_through_the_tcp_engine(backend: str) -> None:
-    """Whatever the name: for several nodes it is the same engine."""
+@pytest.mark.parametrize("backend", ["tcp", "c10d", "etcd", "etcd-v2"])
+def test_more_nodes_meet_through_an_engine(backend: str) -> None:
+    """Whatever the name: for several nodes it is the same engine, or that of etcd."""
     handler = get_rendezvous_handler(params(backend, "localhost:29400", nodes=2))
     assert isinstance(handler, EngineRendezvousHandler)
     assert handler.get_backend() == backend
@@ -251,7 +251,6 @@ def test_more_nodes_meet_through_the_tcp_engine(backend: str) -> None:
     ("backend", "options", "sentence"),
     [
         ("local", {}, "the rendezvous backend 'local' cannot join 2 nodes in this release; use 'tcp'"),
-        ("etcd", {}, "the rendezvous backend 'etcd' cannot join 2 nodes"),
         ("static", {}, "'static' needs a fixed number of nodes and the rank of each"),
     ],
 )
