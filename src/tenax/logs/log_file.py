@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -62,11 +63,21 @@ class LogFile:
 
     def _mark_gap(self) -> bool:
         if self._unmarked:
+            was_at_line_start = self._at_line_start
             line = f"[tenax: {self._unmarked} bytes are missing here: {self.reason}]\n".encode()
-            if self._write(line if self._at_line_start else b"\n" + line) < len(line):
+            line = line if was_at_line_start else b"\n" + line
+            written = self._write(line)
+            if written < len(line):
+                self._take_back(written)
+                self._at_line_start = was_at_line_start
                 return False
             self._unmarked = 0
         return True
+
+    def _take_back(self, count: int) -> None:
+        """Half a mark is none. Where that cannot be taken back (a pipe), it stays."""
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, max(0, os.fstat(self._descriptor).st_size - count))
 
     def _write(self, data: bytes) -> int:
         """How much of it the disk took."""
