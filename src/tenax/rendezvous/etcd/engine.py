@@ -16,16 +16,15 @@ Laws:
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 
 import msgspec
 
-from tenax.core.authority import Authority, AuthorityTerms
-from tenax.core.coordinator import EarlierCoordinatorGone, Opened, RunPhase
+from tenax.core.authority import AuthorityTerms
+from tenax.core.coordinator import Opened
 from tenax.core.events import Fenced, TimePassed
-from tenax.endpoint import Endpoint, Lookup, is_loopback, literal
+from tenax.endpoint import Endpoint, Lookup, is_loopback
 from tenax.etcd.client import EtcdClient
 from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.following import Following
@@ -33,24 +32,21 @@ from tenax.etcd.held_lease import HeldLease
 from tenax.etcd.operations import Delete, Put, Range, Transaction
 from tenax.etcd.settings import EtcdSettings
 from tenax.rendezvous.etcd.candidacy import Candidacy
-from tenax.rendezvous.etcd.decisions import Decisions
-from tenax.rendezvous.etcd.keys import NODE_TTL_S, RECORD_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
-from tenax.rendezvous.etcd.place import Knock, Place, address_outwards, address_towards, this_machine
+from tenax.rendezvous.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
+from tenax.rendezvous.etcd.leadership import Leadership
+from tenax.rendezvous.etcd.place import Knock, Place, address_outwards, address_towards, listen_at, this_machine
 from tenax.rendezvous.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
-from tenax.rendezvous.tcp.server import CoordinatorServer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, Say
     from tenax.core.lease import LeaseTerms
     from tenax.core.record import RunRecord
     from tenax.endpoint import Address
     from tenax.etcd.errors import EtcdError
     from tenax.etcd.managed import ManagedMember, ManagedSettings
-    from tenax.etcd.operations import Change, KeyValue, RangeAnswer, TransactionAnswer
+    from tenax.etcd.operations import Change, KeyValue, RangeAnswer
     from tenax.rendezvous.etcd.candidacy import Elected
 
-_PROBE_EVERY_S = 0.5  # whether an earlier leader is dead; nothing announces that
 _GOODBYE_S = 4.0
 _HANDOVER_S = 5.0  # how long a leader that leaves sees to the end of the generation that it leaves
 _TROUBLE_S, _SAY_TROUBLE_EVERY_S = 3.0, 10.0
@@ -95,11 +91,7 @@ class EtcdRendezvous(LinkedRendezvous):
         self._candidacy: Candidacy | None = None
         self._standing_as: Leader | None = None
         self._listener: socket.socket | None = None
-        self._elected: Elected | None = None
-        self._decisions: Decisions | None = None
-        self._authority: Authority
-        self._probing: Knock | None = None
-        self._alive: list[Place] = []  # earlier leaders of which it is not known that they are dead
+        self._leadership: Leadership | None = None
         self._silent: list[socket.socket] = []  # where we led: as long as we live, nobody is refused there
         self._last_record: RunRecord | None = None  # that we have written
         self._is_troubled = self._was_trouble_said = False
@@ -115,8 +107,9 @@ class EtcdRendezvous(LinkedRendezvous):
 
     @property
     def _what_to_check(self) -> str:
-        what = "that its host can be reached from here" if self._leader is not None else "that etcd runs there"
-        return f"check {what}"
+        if self._leader is not None:
+            return "check that its host can be reached from here"
+        return "check that etcd runs there and can be reached"
 
     @property
     def _secret(self) -> bytes:
@@ -157,17 +150,8 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._linger_until is None:
             self._linger_until = self._loop.now() + _HANDOVER_S
             self._later("handover", _HANDOVER_S, lambda: self._emit(TimePassed()))
-        return self._is_deciding() and self._loop.now() < self._linger_until
-
-    def _is_deciding(self) -> bool:
-        if self._server is None or self._decisions is None:
-            return False
-        state = self._server.seat.state
-        # Whether it does not know yet that we leave.
-        is_unheard = self._info.node_id in state.nodes and state.phase is not RunPhase.RECOVERING
-        # Whether the others leave as well: then the run ends with us.
-        is_deserted = bool(state.nodes) and all(record.is_draining for record in state.nodes.values())
-        return is_unheard or is_deserted or state.phase is RunPhase.ENDING or self._decisions.is_waiting
+        is_deciding = self._leadership is not None and self._leadership.is_deciding()
+        return is_deciding and self._loop.now() < self._linger_until
 
     def stays_for_others(self) -> bool:
         server = self._server
@@ -177,10 +161,9 @@ class EtcdRendezvous(LinkedRendezvous):
     def close(self) -> None:
         self._end_connecting()
         self._end_lookup()
-        self._stop_probing()
-        if self._decisions is not None:
-            self._decisions.close()
         super().close()
+        if self._leadership is not None:
+            self._leadership.close()
         self._following.close()
         self._client.close()
         if self._member is not None:
@@ -276,8 +259,8 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         if leader is not None and leader == self._leader:
             return
-        if self._elected is not None:
-            if revision < self._elected.term:
+        if self._leadership is not None:
+            if revision < self._leadership.elected.term:
                 return  # what was before us
             self._step_down("another node leads" if kv is not None else "etcd does not know it any more")
         self._leader, self._term = None, 0
@@ -342,7 +325,7 @@ class EtcdRendezvous(LinkedRendezvous):
 
         def seen(answer: RangeAnswer) -> None:
             self._looking = False
-            if self._elected is None:
+            if self._leadership is None:
                 self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
 
         def unseen(_: EtcdError) -> None:
@@ -378,7 +361,7 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         addr = self._own_address()
         try:
-            self._listener = _listen_at(addr)
+            self._listener = listen_at(addr)
         except OSError as error:
             why = (
                 f"this node cannot listen at {addr!r} ({error.strerror or error}), where other nodes would reach it; "
@@ -434,13 +417,13 @@ class EtcdRendezvous(LinkedRendezvous):
         self._later("stand", SOON_S, self._look)
 
     def _on_failed(self, error: EtcdError) -> None:
-        if self._elected is None:
+        if self._leadership is None:
             self._withdraw()
             self._later("stand", LATER_S, self._stand_now)
         self._on_trouble(error)
 
     def _on_lease_lost(self, why: str) -> None:
-        if self._elected is not None:
+        if self._leadership is not None:
             self._step_down(why)
             self._drop_link("it does not lead any more")
         else:
@@ -481,51 +464,30 @@ class EtcdRendezvous(LinkedRendezvous):
                 f"wait {VERDICT_TTL_S} s"
             )
             return
-        settings = self._settings
-        self._elected, self._listener = elected, None
-        self._leader, self._term = self._standing_as, elected.term
-        self._authority = Authority(self._etcd.authority, candidacy.lease.proven_at)
-        candidacy.lease.on_proven = lambda: self._authority.prove(candidacy.lease.proven_at)
-        self._keep_record(candidacy)
-        candidacy.record_lease.on_proven = lambda: self._keep_record(candidacy)
-        run = self._run_settings()
-        self._record_run = self._node.record_run(run)
-        # What we were in an earlier term answers nobody.
-        self._alive = [place for place in elected.written.before if place.node_id != self._info.node_id]
-        server = self._server = CoordinatorServer(
-            [listener],
-            run,
-            settings.terms,
-            self._secret,
+        self._listener, self._candidacy = None, None
+        self._leader, self._term = elected.leader, elected.term
+        leadership = self._leadership = Leadership(
             self._loop,
-            policy=self._node.policy,
-            record=self._after_step,
-            on_fewer=self._on_fewer,
-            counts=self._counts,
-            hold_back=self._hold_back,
-        )
-        self._decisions = Decisions(
             self._client,
             self._keys,
+            candidacy,
             elected,
-            candidacy.record_lease.id,
-            self._etcd.authority,
-            server.deliver,
-            self._on_deposed,
-            self._on_trouble,
-            self._on_written,
+            node_id=self._info.node_id,
+            node=self._node,
+            listener=listener,
+            secret=self._secret,
+            run=self._run_settings(),
+            terms=self._etcd.authority,
+            deposed=self._step_down,  # who leads is told by the key that we follow
+            troubled=self._on_trouble,
+            on_change=self._on_fewer,
         )
+        self._server = leadership.server
         self._silent.append(listener.dup())
         self._node.keep(f"endpoint {elected.term}", listener.fileno())
         self._node.say(self._about_leading(elected))
-        server.open(self._opened(elected))
-        if elected.written.before and not self._alive:
-            server.seat.step(EarlierCoordinatorGone(""))
-        self._probe()
+        leadership.open(self._opened(elected))
         self._connect()
-
-    def _keep_record(self, candidacy: Candidacy) -> None:
-        self._authority.keep_record(candidacy.record_lease.proven_at + RECORD_TTL_S)
 
     def _about_leading(self, elected: Elected) -> str:
         run = f"the coordinator of the run {self._settings.run_id!r}"
@@ -555,82 +517,14 @@ class EtcdRendezvous(LinkedRendezvous):
             alone_s=terms.alone_s,
         )
 
-    def _counts(self, server: CoordinatorServer) -> bool:
-        # An end that is decided and not written yet is not known to the workers.
-        is_at_work = server.is_at_work or (
-            server.is_over and self._decisions is not None and self._decisions.is_waiting
-        )
-        return self._authority.counts(self._loop.now(), is_at_work, server.members_proven_at())
-
-    def _after_step(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
-        self._record_run(now, event, says, state)
-        self._on_fewer()  # who waits for the others looks again
-        if state.phase is not RunPhase.RECOVERING and self._decisions is not None:
-            self._decisions.forget_earlier(state)
-
-    def _hold_back(self, say: Say, state: CoordinatorState) -> None:
-        if self._decisions is not None:
-            self._decisions.say(say, state)
-
-    def _on_written(self, record: RunRecord) -> None:
-        self._last_record = record
-        if record.verdict is not None and self._candidacy is not None:
-            self._candidacy.holds_record = False  # it has a lease of its own
-        self._authority.lapse()
-        self._on_fewer()
-
-    def _on_deposed(self, why: str) -> None:
-        """A write of ours was refused. Who leads is told by the key that we follow."""
-        self._step_down(why)
-
     def _step_down(self, why: str) -> None:
-        server, self._server = self._server, None
-        candidacy, self._candidacy = self._candidacy, None
-        if self._elected is None or server is None:
+        leadership, self._leadership, self._server = self._leadership, None, None
+        if leadership is None:
             return
-        self._elected = None
         self._leader, self._term = None, 0
-        self._stop_probing()
-        if self._decisions is not None:
-            self._decisions.close()
-            self._decisions = None
-        if candidacy is not None:
-            candidacy.close()
-        server.close()
+        self._last_record = leadership.last_record or self._last_record
+        leadership.close()
         self._node.say(f"this node serves the coordinator no longer: {why}")
-
-    # --- an earlier leader --------------------------------------------------------------------------------------------
-
-    def _probe(self) -> None:
-        """Is a leader before us dead? As long as that matters; one after the other, the last first."""
-        server = self._server
-        if server is None or not self._alive or server.seat.state.phase is not RunPhase.RECOVERING:
-            return
-        before = self._alive.pop()
-
-        def opened(sock: socket.socket) -> None:
-            sock.close()
-            self._probe_again(before)
-
-        def dead() -> None:
-            self._probing = None
-            server.seat.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
-            self._probe()
-
-        self._probing = Knock(self._loop, before, opened, dead, lambda _: self._probe_again(before))
-        self._probing.start()
-
-    def _probe_again(self, before: Place) -> None:
-        self._probing = None
-        self._alive.insert(0, before)
-        self._later("probe", _PROBE_EVERY_S, self._probe)
-
-    def _stop_probing(self) -> None:
-        if self._probing is not None:
-            self._probing.close()
-            self._probing = None
-        if "probe" in self._timers:
-            self._timers.pop("probe").cancel()
 
     # --- leaving ------------------------------------------------------------------------------------------------------
 
@@ -643,41 +537,17 @@ class EtcdRendezvous(LinkedRendezvous):
         return not self._has_left
 
     def _resign(self) -> None:
-        candidacy, self._candidacy = self._candidacy, None
-        server, elected = self._server, self._elected
         self._following.close()
-        if candidacy is None:
-            self._leave_nodes()
-            return
-        put_back: Transaction | None = None
-        if server is not None and elected is not None and not server.is_over:
-            state = server.seat.state
-            is_last = not state.nodes.keys() - {self._info.node_id}
-            if state.phase in (RunPhase.GATHERING, RunPhase.PAUSED) and is_last:
-                candidacy.holds_record = False  # the run ends with its last node
-            elif state.phase is RunPhase.RECOVERING and len(state.awaited) == len(state.members):
-                put_back = self._put_back(elected)
-            self._step_down("this node leaves")
-
-        def done(answer: TransactionAnswer) -> None:
-            candidacy.holds_record = not answer.succeeded
-            candidacy.end(self._leave_nodes)
-
-        def failed(_: EtcdError) -> None:
-            candidacy.end(self._leave_nodes)
-
-        if put_back is None:
+        leadership, candidacy = self._leadership, self._candidacy
+        if leadership is not None:
+            if not leadership.server.is_over:
+                self._node.say("this node serves the coordinator no longer: this node leaves")
+                self._leadership, self._server = None, None
+            leadership.resign(self._leave_nodes)
+        elif candidacy is not None:
             candidacy.end(self._leave_nodes)
         else:
-            self._client.call(put_back, done, failed, patience_s=1.0)
-
-    def _put_back(self, elected: Elected) -> Transaction | None:
-        """We have seen nobody of the generation: the record is as we found it, and runs out when it would have."""
-        found = elected.found
-        if found is None:
-            return None
-        guards = (*self._keys.is_led_by(elected.leader, elected.term), self._keys.is_recorded_at(elected.recorded_at))
-        return Transaction(guards, (Put(self._keys.record, found.value, found.lease),))
+            self._leave_nodes()
 
     def _leave_nodes(self) -> None:
         if self._presence is not None:
@@ -695,18 +565,3 @@ class EtcdRendezvous(LinkedRendezvous):
         if not self._has_left:
             self._has_left = True
             self._emit(TimePassed())
-
-
-def _listen_at(addr: str) -> socket.socket:
-    addresses = literal(addr, 0)
-    if not addresses:
-        raise OSError(errno.EADDRNOTAVAIL, "it is no IP address")
-    family, address = addresses[0]
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.bind(address)
-        sock.listen(4096)
-    except OSError:
-        sock.close()
-        raise
-    return sock

@@ -85,6 +85,22 @@ class Knock:
                 thing.cancel()
 
 
+def listen_at(addr: str) -> socket.socket:
+    """At a port that the system chooses. Raises OSError."""
+    addresses = literal(addr, 0)
+    if not addresses:
+        raise OSError(errno.EADDRNOTAVAIL, "it is no IP address")
+    family, address = addresses[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.bind(address)
+        sock.listen(4096)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
 def this_machine() -> str:
     """The same for all who share loopback addresses: one boot of one system, one network namespace."""
     try:
