@@ -20,7 +20,7 @@ FIELDS = [
     *("rdzv_configs", "rdzv_timeout", "max_restarts", "monitor_interval", "start_method", "log_line_prefix_template"),
     *("metrics_cfg", "local_addr", "event_log_handler", "numa_options", "signals_to_handle"),
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "virtual_local_rank", "shutdown_timeout"),
-    *("restart_policy", "notice_signals", "notice_s"),
+    *("restart_policy", "notice_signals", "notice_s", "preload"),
 ]
 
 
@@ -58,6 +58,7 @@ def test_defaults() -> None:
         "restart_policy": None,
         "notice_signals": "",
         "notice_s": None,
+        "preload": "none",
     }
 
 
@@ -83,7 +84,12 @@ def test_the_fields_are_torchelastics() -> None:
         for field in dataclasses.fields(LaunchConfig)
     ]
     assert ours[: len(theirs)] == theirs
-    assert [field[0] for field in ours[len(theirs) :]] == ["restart_policy", "notice_signals", "notice_s"]
+    assert [field[0] for field in ours[len(theirs) :]] == [
+        "restart_policy",
+        "notice_signals",
+        "notice_s",
+        "preload",
+    ]
 
 
 def test_it_is_a_dataclass_to_those_who_ask() -> None:
@@ -183,6 +189,10 @@ def test_shutdown_timeout(monkeypatch) -> None:
         ({"max_restarts": -1}, "max_restarts must be at least 0, not -1"),
         ({"monitor_interval": 0}, "monitor_interval must be more than 0 seconds, not 0"),
         ({"start_method": "thread"}, "start_method must be spawn, fork or forkserver, not 'thread'"),
+        (
+            {"preload": "torch;numpy"},
+            "preload must be names of modules with commas between them, 'auto' or 'none', not 'torch;numpy'",
+        ),
         ({"notice_s": 0}, "notice_s must be more than 0 seconds, not 0"),
         ({"shutdown_timeout": -1}, "shutdown_timeout must be a whole number of seconds of at least 0, not '-1'"),
     ],

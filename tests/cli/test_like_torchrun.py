@@ -75,6 +75,7 @@ LINES = [
 
 OURS = {
     "compat",
+    "preload",
     "dry_run",
     "report",
     "fatal_exit_codes",

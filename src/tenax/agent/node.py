@@ -13,14 +13,16 @@ import msgspec
 
 from tenax.agent.outlets import Outlets, Views
 from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
-from tenax.core.environment import WorkerEnvironment, worker_environment
+from tenax.core.environment import WorkerEnvironment, lasting_environment, worker_environment
 from tenax.core.model import AgentSettings
+from tenax.failures.plain_text import harmless
 from tenax.loop import Loop
 from tenax.runtime.journal import Journal
+from tenax.runtime.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax.runtime.notice_file import NoticeFile
 from tenax.runtime.places import Places
 from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
-from tenax.runtime.supervisor import Supervisor
+from tenax.runtime.supervisor import Supervisor, inherited_stdin
 from tenax.runtime.worker_logs import WorkerLogs
 
 TYPE_CHECKING = False
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
     from tenax.timer.watchdog_pipe import WatchdogPipe
 
 JOURNAL_NAME = "journal.jsonl"
+# What a worker finds in its environment besides what ``core.environment`` knows.
+_LATE = ("TORCHELASTIC_ERROR_FILE", NOTICE_VARIABLE, "TORCH_WORKER_SERVER_SOCKET", TORCHELASTIC_TIMER_FILE)
 
 
 class NodePlan(msgspec.Struct, frozen=True):
@@ -59,6 +63,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     notice_signals: str = ""  # a scheduler's advance notice; none of ``signals``
     notice_s: float | None = None  # how soon after it the node must leave
     virtual_local_rank: bool = False
+    preload: str = ""  # modules that are imported once for all workers, which are forked from there; empty: none
+    keep_standbys: bool = True  # have as many more ready, for the next start
     places: Places = Places()
     policy: RestartPolicy | None = None
     rdzv_backend: str = ""  # its name, for events
@@ -80,6 +86,7 @@ class Node:
         self.journal_path = ""
         self.log_dir = ""
         self._notice = NoticeFile()
+        self._cold_because = ""  # why workers are not forked from what was preloaded
         self._sockets: WorkerSockets | None = None  # where workers can be asked
         self.scopes: WatchdogPipe | None = None  # where they say which scopes they enter
 
@@ -106,6 +113,8 @@ class Node:
         words = ""
         try:
             self._keeper.spawn()  # it comes up while the rest is made ready
+            if plan.preload:
+                self._warm_up(logs)
             with SignalSource(
                 loop, numbers, notices=notices, notice_s=plan.notice_s, is_last_act=plan.is_last_act
             ) as signals:
@@ -194,6 +203,8 @@ class Node:
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         for note in plan.places.notes:
             logs.say(f"tenax: {note}")
+        if self._cold_because:
+            logs.say(f"tenax: workers start cold, because {self._cold_because}")
         if plan.watchdog is not None:
             self._open_scopes(plan.watchdog)
         elif note := watchdog_note(os.environ):
@@ -233,6 +244,25 @@ class Node:
             }
             for rank in range(plan.settings.local_world_size)
         }
+
+    def _warm_up(self, logs: WorkerLogs) -> None:
+        """Import what the workers need before they are needed: also on a node that is only a spare as yet."""
+        from tenax.processes.template import Template, template_of
+
+        plan = self._plan
+        options = WorkerEnvironment(plan.virtual_local_rank, plan.places.omp_num_threads)
+        lasting, late = lasting_environment(plan.settings, os.environ, options)
+        launches = [
+            plan.places.place(rank, plan.entrypoint.launch(rank, {**os.environ, **lasting}))
+            for rank in range(plan.settings.local_world_size)
+        ]
+        first = msgspec.structs.replace(launches[0], descriptors=inherited_stdin())
+        standbys = plan.settings.local_world_size if plan.keep_standbys else 0
+        template = template_of(first, launches[1:], plan.preload, [*late, *_LATE], standbys)
+        if isinstance(template, Template):
+            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {harmless(sentence)}"))
+        else:
+            self._cold_because = template
 
     def _socket_of(self, global_rank: int) -> dict[str, str]:
         return {} if self._sockets is None else self._sockets.env(global_rank)

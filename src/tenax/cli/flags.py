@@ -105,6 +105,16 @@ FLAGS = (
         ours=True,
     ),
     Flag(
+        "--preload",
+        WHAT,
+        "text",
+        "auto",
+        "Modules to import once on this machine, with commas between them; workers are forked from there, and as many "
+        "stand by for a restart. 'auto': what SCRIPT imports of others; 'none': every worker imports for itself.",
+        value="MODULES",
+        ours=True,
+    ),
+    Flag(
         "--dry-run",
         WHAT,
         "switch",

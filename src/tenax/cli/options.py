@@ -59,6 +59,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     start_method: str = "spawn"
     python: str = ""  # the interpreter for the workers; empty: the one that runs tenax
     compat: bool = False  # TorchElastic's import paths are ours in the workers
+    preload: str = "auto"  # modules to import once for all workers; auto: those of the script
     local_rank_argument: bool = False  # the oldest scripts want --local-rank=N in front of their arguments
 
     min_nodes: int = 1
@@ -134,6 +135,7 @@ def decide(
         run_path=values["run_path"],
         start_method=values["start_method"],
         compat=values.get("compat", False),
+        preload=_preload(asked),
         python=environ.get("PYTHON_EXEC", ""),
         min_nodes=least,
         max_nodes=most,
@@ -557,3 +559,26 @@ def _note_what_has_no_effect(asked: Asked, script_args: tuple[str, ...]) -> None
             if word.partition("=")[0] in flag.spellings:
                 asked.notes.append(f"{word!r} stands behind the script, so it goes to the script and not to tenax")
                 break
+
+
+def _preload(asked: Asked) -> str:
+    """Only a script that an interpreter of its own runs can be forked from one."""
+    text = asked.values.get("preload", "none").strip()  # a parser of others, for torchrun's flags, has none
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise UsageError(
+                f"{asked.words('preload')} is not a list of modules; write for example --preload torch,numpy, or "
+                "--preload auto, or --preload none"
+            )
+    if "none" in names and len(names) > 1:
+        raise UsageError(f"{asked.words('preload')} asks for modules and for none; write one or the other")
+    for flag in ("no_python", "run_path"):
+        if asked[flag]:
+            if asked.typed("preload") and names != ["none"]:
+                raise UsageError(
+                    f"{asked.words('preload')} and {asked.words(flag)} do not fit together: only what an interpreter "
+                    "of its own runs can be forked from one"
+                )
+            return "none"
+    return ",".join(names) or "none"

@@ -136,6 +136,7 @@ def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypo
         restart_policy=_restart_policy(options),
         notice_signals=options.notice_signals,
         notice_s=options.notice_s,
+        preload=options.preload,
     )
     return config, entrypoint, args
 

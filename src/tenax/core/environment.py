@@ -61,6 +61,31 @@ def worker_environment(
     return added
 
 
+def lasting_environment(
+    settings: AgentSettings,
+    inherited: Mapping[str, str],
+    options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
+) -> tuple[dict[str, str], set[str]]:
+    """What every worker of every generation gets alike, and the names of what only one of them has.
+
+    Found by looking at two generations that have nothing in common.
+    """
+    environments = [
+        worker_environment(settings, assignment, rank, inherited, options)
+        for assignment in _UNLIKE
+        for rank in range(settings.local_world_size)
+    ]
+    first = environments[0]
+    lasting = {name: value for name, value in first.items() if all(env.get(name) == value for env in environments)}
+    return lasting, {name for env in environments for name in env if name not in lasting}
+
+
+_UNLIKE = (
+    Assignment(1, 2, 3, 4, 5, 6, 7, "a", 8, False, 9, "b", 0),
+    Assignment(11, 12, 13, 14, 15, 16, 17, "c", 18, True, 19, "d", 1),
+)
+
+
 def only_device(visible: str | None, local_rank: int) -> str:
     """The one device that a worker sees in virtual-local-rank mode."""
     if visible is None:

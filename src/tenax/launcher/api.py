@@ -112,6 +112,7 @@ def _run_agent(
         signals_to_handle=config.signals_to_handle,
         notice_signals=config.notice_signals,
         notice_s=config.notice_s,
+        preload=config.preloads if isinstance(entrypoint, str) else "",
         outlets=outlets,
         tells_its_end=True,
     )
@@ -182,6 +183,8 @@ def launch(
             notice_signals=config.notice_signals,
             notice_s=config.notice_s,
             virtual_local_rank=config.virtual_local_rank,
+            preload=config.preloads if isinstance(entrypoint, str) else "",
+            keep_standbys=config.may_start_again,
             places=decide_places(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
             watchdog=watchdog_plan(os.environ),

@@ -80,6 +80,9 @@ class LaunchConfig:
     restarts are left. With several nodes that of the node that serves the meeting place decides for all.
     ``notice_signals``: names of signals with which a scheduler says in advance that it will take this node, and
     ``notice_s``: how many seconds later it does, None if nobody knows. TorchElastic has neither.
+    ``preload``: modules that are imported once on each node, ``"torch,numpy"``, and workers are forked from there.
+    ``"auto"``: what the script imports. ``"none"``: every worker imports for itself. For Python scripts only;
+    TorchElastic has no such field.
     """
 
     if TYPE_CHECKING:
@@ -116,6 +119,7 @@ class LaunchConfig:
         restart_policy: RestartPolicy | None = None,
         notice_signals: str = "",
         notice_s: float | None = None,
+        preload: str = "none",
     ) -> None:
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
@@ -143,6 +147,7 @@ class LaunchConfig:
         self.restart_policy = restart_policy
         self.notice_signals = notice_signals
         self.notice_s = notice_s
+        self.preload = preload
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -170,6 +175,23 @@ class LaunchConfig:
             raise ValueError(f"start_method must be spawn, fork or forkserver, not {self.start_method!r}")
         if self.notice_s is not None and not 0 < self.notice_s < float("inf"):
             raise ValueError(f"notice_s must be more than 0 seconds, not {self.notice_s}")
+        for name in self.preload.split(","):
+            if not all(part.isidentifier() for part in name.strip().split(".")):
+                raise ValueError(
+                    f"preload must be names of modules with commas between them, 'auto' or 'none', not {self.preload!r}"
+                )
+
+    @property
+    def preloads(self) -> str:
+        """What is to be imported for workers in advance; empty: nothing, or there is nobody to gain from it."""
+        if self.preload == "none" or (self.nproc_per_node == 1 and not self.may_start_again):
+            return ""
+        return self.preload
+
+    @property
+    def may_start_again(self) -> bool:
+        """Whether there can be a second generation: after a failure, or because a node comes or goes."""
+        return self.max_restarts > 0 or self.max_nodes > 1
 
     def __replace__(self, /, **changes: Any) -> LaunchConfig:
         """For ``copy.replace`` of Python 3.13 and later."""

@@ -18,7 +18,7 @@ def descendants(pid: int) -> list[int]:
     seen = {pid}
     waiting = [pid]
     while waiting:
-        for child in _children(waiting.pop()):
+        for child in children(waiting.pop()):
             if child not in seen:
                 seen.add(child)
                 found.append(child)
@@ -26,22 +26,23 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
+def children(pid: int) -> list[int]:
+    """Its children. Exact for who asks about itself, has one thread and reaps them: they leave only by being reaped."""
+    found: list[int] = []
     try:
         threads = os.listdir(f"/proc/{pid}/task")
     except OSError:  # it is gone, or this system has no /proc
-        return children
+        return found
     for thread in threads:
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as listing:
-                children += map(int, listing.read().split())
+                found += map(int, listing.read().split())
         except FileNotFoundError:
             if os.path.exists(f"/proc/{pid}/task/{thread}"):
                 return _children_by_parent(pid)  # a kernel without CONFIG_PROC_CHILDREN
         except OSError:
             continue  # the thread ended meanwhile
-    return children
+    return found
 
 
 def _children_by_parent(parent: int) -> list[int]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax.ports import Emit, Launch
+    from tenax.processes.template import Template
 
 MARK = "TENAX_KEEPER"
 _PLAIN = "tenax.processes.keeper_main"
@@ -42,6 +43,7 @@ class KeeperProcess:
         self._pids: dict[tuple[int, int], int] = {}  # of living workers, by generation and local rank
         self._channel: Channel | None = None
         self._emit: Emit = lambda _: None
+        self._say: Callable[[str], None] = lambda _: None
 
     @property
     def pid(self) -> int:
@@ -85,7 +87,17 @@ class KeeperProcess:
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
+    def prepare(self, template: Template, say: Callable[[str], None]) -> None:
+        """Fork workers from this template, once it has imported. ``say`` hears how that went."""
+        self._say = say
+        spec, descriptors = self._spec(template.launch)
+        self._send(("template", spec, template.modules, template.late, template.standbys), descriptors)
+
     def start(self, generation: int, local_rank: int, launch: Launch) -> None:
+        spec, descriptors = self._spec(launch)
+        self._send(("start", generation, local_rank, {**spec, "local_rank": local_rank}), descriptors)
+
+    def _spec(self, launch: Launch) -> tuple[dict[str, Any], list[int]]:
         numbers = list(launch.descriptors)
         env = {**launch.env, MARK: self._mark.partition("=")[2]}
         spec = {
@@ -95,9 +107,8 @@ class KeeperProcess:
             "cwd": os.fsencode(launch.cwd),
             "cpus": list(launch.cpus),
             "numbers": numbers,
-            "local_rank": local_rank,
         }
-        self._send(("start", generation, local_rank, spec), [launch.descriptors[number] for number in numbers])
+        return spec, [launch.descriptors[number] for number in numbers]
 
     def signal(self, generation: int, number: int) -> None:
         self._send(("signal", generation, int(number)))  # a signal.Signals is not plain
@@ -149,6 +160,9 @@ class KeeperProcess:
             return
         try:
             for message, _ in self._channel.receive():
+                if message[0] in ("warm", "cold", "said"):
+                    self._tell(message)
+                    continue
                 self._note(message)
                 self._emit(_event(message))
         except ChannelClosed:
@@ -160,6 +174,12 @@ class KeeperProcess:
                 self._pids[generation, local_rank] = pid
             case ("exited" | "start_failed", generation, local_rank, *_):
                 self._pids.pop((generation, local_rank), None)
+
+    def _tell(self, message: tuple[Any, ...]) -> None:
+        from tenax.processes.template import sentences
+
+        for sentence in sentences(message):
+            self._say(sentence)
 
     def _how_it_ended(self) -> str:
         assert self._channel is not None

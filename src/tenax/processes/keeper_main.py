@@ -7,6 +7,9 @@ for the start method ``fork``, where it is a copy of the agent), and has one thr
 the belt to these braces should the keeper itself be killed) is tied to the thread that forked it.
 
 Orders from the agent                                       Answers
+  template, spec, modules, late, standbys  + descriptors      warm, seconds, modules, {module: why it was left out}
+                                                              cold, {module: why}
+                                                              said, what the template printed
   start, generation, local_rank, spec  + descriptors          started, generation, local_rank, pid
                                                               start_failed, generation, local_rank, errno, text
   signal, generation, signum                                  exited, generation, local_rank, exit code, asked
@@ -18,6 +21,9 @@ Orders from the agent                                       Answers
   keep, name  + descriptor
   release, name
 
+"Template" makes the workers warm: they are forked from a process that has imported what they need (``nursery.py``). A
+worker that waits for it is started cold as soon as anybody has to hear or end it.
+
 "Dump" and "end" are for one worker. We are its parent, so its number cannot be another's before we have reaped it.
 
 "Hold" is a lease on the workers' lives: unless it is said again in time, everything below is killed, and so is whatever
@@ -27,8 +33,9 @@ that is stopped itself cannot see to it. 0 seconds: no limit.
 "Keep" gives us a copy of one of the agent's connections. Its other end sees it closed when the last copy is, so it
 learns of the agent's death when nothing that the agent started is alive any more, and not before.
 
-"Cleared" has a proof: ``waitpid`` says that this process has no children. Every descendant is below a child of ours or,
-as an orphan, is one.
+"Cleared" has a proof: ``waitpid`` says that this process has no children, or the list of our children holds none but
+the nursery's. (Children leave that list when we reap them, so nobody can be missing in it.) Every descendant is below a
+child of ours or, as an orphan, is one.
 """
 
 from __future__ import annotations
@@ -44,12 +51,14 @@ import time
 from contextlib import suppress
 
 from tenax.channel import Channel, ChannelClosed
-from tenax.processes.descendants import descendants, parent_of
+from tenax.processes.descendants import children, descendants, parent_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from tenax.processes.nursery import Nursery
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -79,6 +88,8 @@ class Keeper:
         self._channel = channel
         self._call = call  # start methods fork and forkserver: what a forked worker does instead of exec
         self._workers: dict[int, _Worker] = {}
+        self._waiting: list[tuple[int, int, dict[str, Any], list[int]]] = []  # to be started, with what that takes
+        self._nursery: Nursery | None = None
         self._own_descriptors: tuple[int, ...] = ()
         self._clearing = 0  # the generation whose end the agent waits for; 0: none
         self._killing = False
@@ -104,19 +115,23 @@ class Keeper:
         poll = select.poll()
         poll.register(deaths, select.POLLIN)
         poll.register(self._channel.fileno(), select.POLLIN)
+        watched: set[int] = set()  # of the nursery
         try:
             while True:
                 poll.modify(self._channel.fileno(), _interest(self._channel))
-                ready = poll.poll(self._patience_ms())
-                if any(descriptor == deaths for descriptor, _ in ready):
+                watched = self._watch_nursery(poll, watched)
+                ready = {descriptor for descriptor, _ in poll.poll(self._patience_ms())}
+                if deaths in ready:
                     _drain(deaths)
                     self._settle()
-                if any(descriptor != deaths for descriptor, _ in ready):
+                if self._channel.fileno() in ready:
                     self._serve()
+                if self._nursery is not None:
+                    self._tend(self._nursery)
                 if self._held_until is not None and time.monotonic() >= self._held_until:
                     self._fence()
         except ChannelClosed:
-            self._end_everything(poll, deaths)
+            self._end_everything(deaths)
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -125,7 +140,10 @@ class Keeper:
         for message, descriptors in self._channel.receive():
             match message:
                 case ("start", generation, local_rank, spec):
-                    self._start(generation, local_rank, spec, descriptors)
+                    self._waiting.append((generation, local_rank, spec, descriptors))
+                    self._start_waiting()
+                case ("template", spec, modules, late, standbys):
+                    self._open_nursery(spec, descriptors, modules, late, standbys)
                 case ("signal", generation, number):
                     self._signal(generation, number)
                 case ("dump", generation, local_rank, number):
@@ -135,6 +153,7 @@ class Keeper:
                 case ("clear", generation):
                     self._clear(generation)
                 case ("kill", generation):
+                    self._start_waiting(at_once=True)
                     self._clearing = generation
                     self._killing = True
                     self._settle()
@@ -153,10 +172,13 @@ class Keeper:
             os.close(descriptor)
 
     def _patience_ms(self) -> float | None:
-        return None if self._held_until is None else max(0.0, self._held_until - time.monotonic()) * 1000
+        refill_at = self._nursery.refill_at() if self._nursery is not None else None
+        moments = [moment for moment in (self._held_until, refill_at) if moment is not None]
+        return max(0.0, min(moments) - time.monotonic()) * 1000 if moments else None
 
     def _fence(self) -> None:
-        """The lease is over: end what is below us, also what dead workers have left."""
+        """The lease is over: end what is below us, also what dead workers have left. A standby does no work."""
+        self._start_waiting(at_once=True)
         self._held_until = None
         self._is_lease_over = True
         if not self._reap() or not self._workers:  # who is dead already did not die of this
@@ -167,20 +189,54 @@ class Keeper:
         self._channel.send(("fenced", max(worker.generation for worker in self._workers.values())))
         self._kill_below(set())
 
-    def _start(self, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]) -> None:
+    def _start_waiting(self, *, at_once: bool = False) -> None:
+        """Start each worker from a standby; cold if none will come, or if it must be there now."""
+        nursery = self._nursery
+        while self._waiting:
+            if nursery is not None:
+                if self._start_warm(nursery, *self._waiting[0]):
+                    del self._waiting[0]
+                    continue
+                nursery.expect(len(self._waiting))
+                if nursery.is_coming and not at_once:
+                    return
+            self._start_cold(*self._waiting.pop(0))
+
+    def _start_warm(
+        self, nursery: Nursery, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]
+    ) -> bool:
+        try:
+            complaint, complain = os.pipe()
+        except OSError:
+            return False  # cold it fails as well, and says so
+        os.set_blocking(complaint, False)
+        pid = nursery.activate(spec, descriptors, complain)
+        os.close(complain)
+        if not pid:
+            os.close(complaint)
+            return False
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._has_started(generation, local_rank, pid, complaint)
+        return True
+
+    def _start_cold(self, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]) -> None:
         try:
             pid, complaint = self._fork_worker(spec, descriptors)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
             self._channel.send(("start_failed", generation, local_rank, error.errno or 0, reason))
         else:
-            self._workers[pid] = _Worker(generation, local_rank, pid, complaint)
-            self._channel.send(("started", generation, local_rank, pid))
-            if self._is_lease_over:  # the agent was stopped between its decision and this order
-                self._fence()
+            self._has_started(generation, local_rank, pid, complaint)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _has_started(self, generation: int, local_rank: int, pid: int, complaint: int) -> None:
+        self._workers[pid] = _Worker(generation, local_rank, pid, complaint)
+        self._channel.send(("started", generation, local_rank, pid))
+        if self._is_lease_over:  # the agent was stopped between its decision and this order
+            self._fence()
 
     def _fork_worker(self, spec: dict[str, Any], descriptors: list[int]) -> tuple[int, int]:
         """The pid, and the end of the pipe on which the worker complains if it cannot become what it should."""
@@ -200,7 +256,56 @@ class Keeper:
             os.close(complain)
         return pid, complaint
 
+    # --- warm workers -------------------------------------------------------------------------------------------------
+
+    def _open_nursery(
+        self, spec: dict[str, Any], descriptors: list[int], modules: list[str], late: list[str], standbys: int
+    ) -> None:
+        """Start the template as a worker is started, with a channel to it."""
+        from tenax.processes.nursery import Nursery
+        from tenax.processes.warm import CHANNEL_DESCRIPTOR
+
+        opened = list(descriptors)
+        try:
+            output, printed = os.pipe()
+            opened.append(printed)
+            ours, theirs = Channel.pair()
+            opened += [os.dup(printed), theirs.detach()]
+            spec["numbers"] = [*spec["numbers"], 1, 2, CHANNEL_DESCRIPTOR]
+            pid, complaint = self._fork_worker(spec, opened)
+        except OSError as error:
+            self._channel.send(("cold", {"": f"a template cannot be started ({error.strerror})"}))
+            return
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+        os.close(complaint)
+        os.set_blocking(output, False)
+        self._nursery = Nursery(pid, ours, output, standbys)
+        self._nursery.prepare(modules, late)
+
+    def _watch_nursery(self, poll: select.poll, watched: set[int]) -> set[int]:
+        wanted = set(self._nursery.descriptors()) if self._nursery is not None else set()
+        for descriptor in watched - wanted:
+            poll.unregister(descriptor)
+        for descriptor in wanted - watched:
+            poll.register(descriptor, select.POLLIN)
+        return wanted
+
+    def _tend(self, nursery: Nursery) -> None:
+        """Whatever woke us: take what the template said, breed when it is time, start who can be started."""
+        nursery.listen()
+        refill_at = nursery.refill_at()
+        if refill_at is not None and time.monotonic() >= refill_at:
+            nursery.refill()
+        self._start_waiting()
+        for message in nursery.said():
+            self._channel.send(message)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
     def _signal(self, generation: int, number: int) -> None:
+        self._start_waiting(at_once=True)
         self._reap()  # who is dead already did not die of this
         for worker in self._workers.values():
             if worker.alive and worker.generation == generation:
@@ -240,6 +345,7 @@ class Keeper:
                 os.kill(worker.pid, signal.SIGCONT)  # a stopped process could not obey
 
     def _living(self, generation: int, local_rank: int) -> _Worker | None:
+        self._start_waiting(at_once=True)
         self._reap()
         for worker in self._workers.values():
             if worker.alive and (worker.generation, worker.local_rank) == (generation, local_rank):
@@ -248,6 +354,7 @@ class Keeper:
 
     def _clear(self, generation: int) -> None:
         """The workers are gone. Ask what is left in the group of a worker that was asked; kill everything else."""
+        self._start_waiting(at_once=True)
         self._clearing = generation
         for worker in self._workers.values():
             if worker.asked:
@@ -270,17 +377,24 @@ class Keeper:
             self._kill_below(spared)
 
     def _reap(self) -> bool:
-        """Take note of every child that died; is there any child left?"""
+        """Take note of every child that died; is there any child left, but for the nursery's?"""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return False
             if pid == 0:
-                return True
+                return self._nursery is None or self._has_strangers(self._nursery)
             worker = self._workers.get(pid)
             if worker is not None and worker.alive:
                 self._say_ended(worker, os.waitstatus_to_exitcode(status))
+            elif self._nursery is not None:
+                self._nursery.has_died(pid)
+
+    def _has_strangers(self, nursery: Nursery) -> bool:
+        found = children(self._pid)
+        nursery.listen()  # in this order: who was born before we looked is known by name now
+        return bool(set(found) - nursery.children())
 
     def _say_ended(self, worker: _Worker, exit_code: int) -> None:
         worker.alive = False
@@ -305,6 +419,10 @@ class Keeper:
         seen = {self._pid}
         for _ in range(_MOST_LOOKS):  # who was forked while we looked is found by the next look
             below = [pid for pid in descendants(self._pid) if pid not in seen]
+            if self._nursery is not None:
+                self._nursery.listen()  # as above
+                spared = self._nursery.members()
+                below = [pid for pid in below if pid not in spared]
             if not below:
                 return
             seen.update(below)
@@ -319,14 +437,16 @@ class Keeper:
             self._workers.clear()
             self._channel.send(("cleared", generation))
 
-    def _end_everything(self, poll: select.poll, deaths: int) -> None:
+    def _end_everything(self, deaths: int) -> None:
         """The agent is gone: nobody may outlive it."""
-        poll.unregister(self._channel.fileno())
+        poll = select.poll()
+        poll.register(deaths, select.POLLIN)
         self._channel.close()
         for worker in self._workers.values():  # should we be short of descriptors: looking at /proc takes some
             if worker.alive:
                 os.close(worker.complaint)
         self._workers.clear()  # nobody listens any more: deaths are only counted
+        self._nursery = None
         while self._reap():
             self._kill_below(set())
             if not poll.poll(_STUBBORN_S * 1000):

@@ -237,10 +237,12 @@ class Supervisor:
 def _with_streams(launch: Launch, stdout: int, stderr: int) -> Launch:
     import msgspec
 
-    return msgspec.structs.replace(launch, descriptors={**launch.descriptors, **_stdin(), 1: stdout, 2: stderr})
+    return msgspec.structs.replace(
+        launch, descriptors={**launch.descriptors, **inherited_stdin(), 1: stdout, 2: stderr}
+    )
 
 
-def _stdin() -> dict[int, int]:
+def inherited_stdin() -> dict[int, int]:
     """The workers read what the agent would read: a file, a pipe, a person with a debugger."""
     import sys
 

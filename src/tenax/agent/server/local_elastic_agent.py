@@ -82,6 +82,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     ``restart_policy``: decides what follows a failure; None: restart at once while restarts are left.
     ``signals_to_handle``: names of the signals that stop the run in an orderly way.
     ``notice_signals``, ``notice_s``: names of the signals that announce such a stop, and how long before.
+    ``preload``: modules that are imported once for all workers of a Python script, or "auto"; empty: none.
     ``log_dir``: an older way to say ``logs_specs``.
     ``outlets``: where metrics and events go; None: ``spec.event_log_handler`` and the handlers that are configured.
     ``tells_its_end``: whether the agent's own end is an event. A launcher that records it itself leaves it out.
@@ -102,6 +103,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         signals_to_handle: str = DEFAULT_SIGNALS,
         notice_signals: str = "",
         notice_s: float | None = None,
+        preload: str = "",
         log_dir: str | None = None,
         outlets: Outlets | None = None,
         tells_its_end: bool = False,
@@ -121,6 +123,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._start_method = start_method
         self._notice_signals = notice_signals
         self._notice_s = notice_s
+        self._preload = preload
         self._log_line_prefix_template = log_line_prefix_template
         self._health = health_check_of(health_check_server, os.environ)
         self._sockets: WorkerSockets | None = None  # where workers of the old hooks can be asked
@@ -169,6 +172,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 signals=self._signals,
                 notice_signals=self._notice_signals,
                 notice_s=self._notice_s,
+                preload=self._preload,
                 virtual_local_rank=spec.virtual_local_rank,
                 places=decide_places(spec.numa_options, spec.local_world_size),
                 policy=self._policy,

@@ -1,0 +1,201 @@
+"""The nursery: the keeper's side of warm workers. A template that forks, and standbys that wait to be workers.
+
+It lives in the keeper, from the standard library alone, and decides nothing but one thing: a worker that cannot be had
+from here is started cold, at once, and somebody is told why. What the template does is in ``warm/tenax_template.py``.
+
+    preparing -> ready -> gone        the template imports, forks on demand, and may die as any process may
+         '----> gone                  nothing that could be forked was left to import
+
+Standbys are bred when workers wait for one, and otherwise a moment after the last start: while workers come up, the
+cores are theirs.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import socket
+import time
+from contextlib import suppress
+
+from tenax.channel import Channel, ChannelClosed
+from tenax.processes.descendants import descendants
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_CALM_S = 0.5  # after the last start, before standbys are bred for the next one
+_MARSHAL_VERSION = 2  # the worker's Python may be another one
+_MOST_AT_ONCE = 200  # sockets in a message
+_MOST_SAID = 4096
+
+
+class Nursery:
+    """One template and its standbys."""
+
+    def __init__(self, pid: int, channel: Channel, output: int, standbys: int) -> None:
+        """``pid``: the template's; ``output``: what it prints; ``standbys``: how many to keep ready."""
+        self._pid = pid
+        self._channel = channel
+        self._output = output
+        self._wanted = standbys
+        self._is_ready = False
+        self._standbys: dict[int, socket.socket] = {}  # by pid
+        self._unborn: list[socket.socket] = []  # our ends of the sockets of those being bred
+        self._refill_at: float | None = None
+        self._heard: list[tuple[Any, ...]] = []  # for the agent
+        self.is_open = True
+
+    def prepare(self, modules: list[str], late: list[str]) -> None:
+        self._channel.send(("prepare", modules, late))
+
+    # --- what the keeper's loop needs -----------------------------------------------------------------------------
+
+    def descriptors(self) -> list[int]:
+        watched = [self._channel.fileno()] if self.is_open else []
+        return watched + ([self._output] if self._output >= 0 else [])
+
+    def refill_at(self) -> float | None:
+        return self._refill_at
+
+    def refill(self) -> None:
+        """The moment has come: have as many ready as the next start will take."""
+        self._refill_at = None
+        if self._is_ready and not self._unborn:
+            self._breed(self._wanted - len(self._standbys))
+
+    def listen(self) -> None:
+        """Take what the template has said so far."""
+        self._read_output()
+        if not self.is_open:
+            return
+        try:
+            for message, _ in self._channel.receive():
+                self._hear(message)
+        except ChannelClosed:
+            self._close("its template ended")
+
+    def said(self) -> list[tuple[Any, ...]]:
+        """What the agent should hear."""
+        heard, self._heard = self._heard, []
+        return heard
+
+    # --- workers --------------------------------------------------------------------------------------------------
+
+    def expect(self, count: int) -> None:
+        """So many workers wait for a standby now."""
+        missing = count - len(self._standbys) - len(self._unborn)
+        if self._is_ready and missing > 0 and not self._unborn:
+            self._breed(missing)
+
+    @property
+    def is_coming(self) -> bool:
+        """Is it worth waiting for a standby?"""
+        return self.is_open and (not self._is_ready or bool(self._unborn))
+
+    def activate(self, spec: dict[str, Any], descriptors: list[int], complain: int) -> int:
+        """Make a standby a worker; returns its pid, or 0 if there is none."""
+        while self._standbys:
+            pid = next(iter(self._standbys))
+            with self._standbys.pop(pid) as sock:
+                if self._hand_over(sock, spec, descriptors, complain):
+                    self._refill_at = time.monotonic() + _CALM_S if self._wanted else None
+                    return pid
+        return 0
+
+    @staticmethod
+    def _hand_over(sock: socket.socket, spec: dict[str, Any], descriptors: list[int], complain: int) -> bool:
+        page = os.memfd_create("tenax-order", os.MFD_CLOEXEC)
+        try:
+            order = {name: spec[name] for name in ("argv", "env", "cwd", "cpus", "numbers")}
+            with open(page, "wb", closefd=False) as file:
+                file.write(marshal.dumps(order, _MARSHAL_VERSION))
+            socket.send_fds(sock, [b"!"], [complain, page, *descriptors])
+        except BrokenPipeError:
+            return False  # it died while it waited
+        finally:
+            os.close(page)
+        return True
+
+    # --- family ---------------------------------------------------------------------------------------------------
+
+    def has_died(self, pid: int) -> None:
+        """A child of the keeper that was no worker."""
+        sock = self._standbys.pop(pid, None)
+        if sock is not None:
+            sock.close()
+            if self.is_open and self._wanted:
+                self._refill_at = time.monotonic() + _CALM_S
+        elif pid == self._pid:
+            self._pid = 0
+            self.listen()
+            self._close("its template was killed")
+
+    def children(self) -> set[int]:
+        """Children of the keeper that are no workers and left behind by none."""
+        return {*self._standbys, *([self._pid] if self._pid else [])}
+
+    def members(self) -> set[int]:
+        """The same with everything below them."""
+        return {*self.children(), *(descendants(self._pid) if self._pid else [])}
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _hear(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("ready", seconds, names, left_out):
+                self._is_ready = True
+                self._heard.append(("warm", seconds, names, left_out))
+                self._refill_at = time.monotonic()
+            case ("refused", left_out):
+                self._heard.append(("cold", left_out))
+                self._close("")
+            case ("bred", pids):
+                for pid, sock in zip(pids, self._unborn, strict=False):
+                    self._standbys[pid] = sock
+                for sock in self._unborn[len(pids) :]:
+                    sock.close()
+                self._unborn = []
+
+    def _breed(self, count: int) -> None:
+        count = min(count, _MOST_AT_ONCE)
+        if count <= 0:
+            return
+        theirs = []
+        try:
+            for _ in range(count):
+                ours, other = socket.socketpair()
+                self._unborn.append(ours)
+                theirs.append(other)
+            self._channel.send(("breed", count), [sock.fileno() for sock in theirs])
+        except (OSError, ChannelClosed):  # too many open files; or gone, which will be seen
+            for sock in self._unborn:
+                sock.close()
+            self._unborn = []
+        finally:
+            for sock in theirs:
+                sock.close()
+
+    def _close(self, why: str) -> None:
+        """No more standbys will come. Those that are here can still be workers."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._is_ready = False
+        self._refill_at = None
+        self._channel.close()
+        for sock in self._unborn:
+            sock.close()
+        self._unborn = []
+        if why:
+            self._heard.append(("cold", {"": why}))
+
+    def _read_output(self) -> None:
+        if self._output < 0:
+            return
+        with suppress(BlockingIOError):
+            while data := os.read(self._output, 1 << 16):
+                self._heard.append(("said", data.decode(errors="replace")[:_MOST_SAID]))
+            os.close(self._output)
+            self._output = -1
