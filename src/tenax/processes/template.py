@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+AUTO = "auto"
 _UNBUFFERED = "-u"
 _ELF = b"\x7fELF"
 
@@ -34,20 +35,49 @@ class Template(msgspec.Struct, frozen=True):
 def template_of(
     launch: Launch, others: Sequence[Launch], modules: str, late: Sequence[str], standbys: int
 ) -> Template | str:
-    """The template for workers that are started like this, or why there is none: a reason to go on a sentence with."""
+    """The template for workers that are started like this, or why there is none: a reason to go on a sentence with.
+
+    An empty reason: there is nothing to import in advance.
+    """
     argv = launch.argv or []
     why = _why_not(argv, [other.argv or [] for other in others])
     if why:
         return why
     if "OMP_NUM_THREADS" in late:
         return "each of them has an OMP_NUM_THREADS of its own, which libraries read when they are loaded"
+    names = [name.strip() for name in modules.split(",")]
+    if names == [AUTO] and not _imports_of_others(argv, launch.cwd):
+        return ""
     path = launch.env.get("PYTHONPATH")
     env = {name: value for name, value in launch.env.items() if name not in late}
     env["PYTHONPATH"] = FOLDER + (os.pathsep + path if path else "")
     env[VARIABLE] = str(CHANNEL_DESCRIPTOR)
     same_cpus = all(other.cpus == launch.cpus for other in others)
     made = msgspec.structs.replace(launch, env=env, cpus=launch.cpus if same_cpus else ())
-    return Template(made, [name.strip() for name in modules.split(",")], sorted(late), standbys)
+    return Template(made, names, sorted(late), standbys)
+
+
+def _imports_of_others(argv: Sequence[str], cwd: str) -> bool:
+    """A glance at the script, so that one without anything to preload starts at once; the template looks properly."""
+    script = argv[_script_at(argv)]
+    if "-m" in argv[:-1] and argv[_script_at(argv) - 1] == "-m":
+        return True
+    try:
+        with open(os.path.join(cwd or os.curdir, script), encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:  # a folder, or gone: the worker will say it
+        return os.path.isdir(os.path.join(cwd or os.curdir, script))
+    for line in lines:
+        first, _, rest = line.strip().partition(" ")
+        if first == "from":
+            names = rest.split()[:1]
+        elif first == "import":
+            names = rest.replace(",", " ").split()
+        else:
+            continue
+        if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
+            return True
+    return False
 
 
 def _why_not(argv: Sequence[str], others: Sequence[Sequence[str]]) -> str:
