@@ -86,6 +86,8 @@ def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ
         yield from _lines("interpreter", [f"{_worker_python(options, interpreter)} ({origin})"])
     if options.compat:
         yield from _lines("imports", ["torch.distributed.elastic and its like are tenax's (--compat)"])
+    if not options.no_python and not options.run_path:
+        yield from _lines("preload", [_preload(options)])
     yield from _lines("folder", [cwd])
     yield from _lines("run id", [options.run_id or f"{_RANDOM_ID}; --rdzv-id sets one"])
     yield from _lines("role", [options.role])
@@ -119,6 +121,13 @@ def _kind_of_script(options: Options) -> str:
     if options.no_python:
         return f"program {options.script}"
     return f"{options.script} (run by multiprocessing, {options.start_method})" if options.run_path else options.script
+
+
+def _preload(options: Options) -> str:
+    if options.preload == "none":
+        return "nothing: every worker imports for itself (--preload)"
+    what = "what the script imports" if options.preload == "auto" else options.preload.replace(",", ", ")
+    return f"{what}, once; workers are forked from there (--preload)"
 
 
 def _worker_python(options: Options, interpreter: str) -> str:

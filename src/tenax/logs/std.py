@@ -5,15 +5,14 @@ Pure values: the flags, how a person writes them (``3`` or ``0:1,12:3``), and ho
 
 from __future__ import annotations
 
-import re
 from enum import IntFlag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_ONE_FOR_ALL = re.compile(r"[0-3]\Z")
-_ONE_PER_RANK = re.compile(r"\d+:[0-3](?:,\d+:[0-3])*\Z", re.ASCII)
+_ONE_FOR_ALL = r"[0-3]\Z"
+_ONE_PER_RANK = r"[0-9]+:[0-3](?:,[0-9]+:[0-3])*\Z"
 
 
 class Std(IntFlag):
@@ -27,9 +26,11 @@ class Std(IntFlag):
     @classmethod
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
         """``"2"`` is one value for every worker, ``"0:1,12:3"`` one value for each local rank that is named."""
-        if _ONE_FOR_ALL.match(vm):
+        import re  # and compiled only here: every launch imports this module, and few write such a list
+
+        if re.match(_ONE_FOR_ALL, vm):
             return cls(int(vm))
-        if _ONE_PER_RANK.match(vm):
+        if re.match(_ONE_PER_RANK, vm):
             pairs = (pair.split(":") for pair in vm.split(","))
             return {int(local_rank): cls(int(value)) for local_rank, value in pairs}
         raise ValueError(

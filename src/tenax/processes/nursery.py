@@ -154,9 +154,12 @@ class Nursery:
             case ("bred", pids):
                 for pid, sock in zip(pids, self._unborn, strict=False):
                     self._standbys[pid] = sock
+                is_short = len(pids) < len(self._unborn)
                 for sock in self._unborn[len(pids) :]:
                     sock.close()
                 self._unborn = []
+                if is_short:  # trying again and again would not help, and cold workers will say what is wrong
+                    self._close("the template cannot fork any more; see the limit on processes (ulimit -u)")
 
     def _breed(self, count: int) -> None:
         count = min(count, _MOST_AT_ONCE)

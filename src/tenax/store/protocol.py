@@ -36,6 +36,7 @@ _u8_u64: Callable[[bytes, int], tuple[int, int]] = struct.Struct("<BQ").unpack_f
 _pack_u64 = wire.U64.pack
 _pack_i64 = wire.I64.pack
 _SET = wire.SET
+_SHORTEST_RUN = 4  # SETs of the same shape that make it worth while to unpack them as such
 _ITEM_COST = 48  # what Python needs to keep one item of a list, besides its bytes
 
 
@@ -273,28 +274,34 @@ class Session(Waiter):
         size, command_and_length, unpack = len(data), _u8_u64, _u64
         most_key, most_value, table = self._most_key, self._most_value, self._table
         values, waiters = table.values, table.waiters
+        last_size = 0
         at -= 1
         try:
             while True:
-                command, length = command_and_length(data, at)
+                command, key_size = command_and_length(data, at)
                 if command != _SET:
                     return at
-                if length > most_key:
-                    raise Refused(f"a key of {length} bytes is too long")
-                end = at + 9 + length
+                if key_size > most_key:
+                    raise Refused(f"a key of {key_size} bytes is too long")
+                end = at + 9 + key_size
                 key = data[at + 9 : end]
-                (length,) = unpack(data, end)
-                if length > most_value:
-                    raise Refused(f"a value of {length} bytes is too long")
+                (value_size,) = unpack(data, end)
+                if value_size > most_value:
+                    raise Refused(f"a value of {value_size} bytes is too long")
                 begin = end + 8
-                end = begin + length
+                end = begin + value_size
                 if end > size:
                     raise _Incomplete(end, at)
                 old = values.get(key)
-                if old is None or len(old) != length or waiters:
+                if old is None or len(old) != value_size or waiters:
                     table.put(key, data[begin:end])
                 else:
                     values[key] = data[begin:end]
+                own_size = end - at
+                if own_size == last_size and own_size * _SHORTEST_RUN <= size - end:
+                    end = self._set_alike(data, end, key_size, value_size)
+                    own_size = 0  # what ended the run is not like those before it
+                last_size = own_size
                 at = end
                 if at == size:
                     return at
@@ -302,6 +309,27 @@ class Session(Waiter):
             if data[at] != _SET:
                 return at
             raise _Incomplete(size + 1, at) from None
+
+    def _set_alike(self, data: bytes, at: int, key_size: int, value_size: int) -> int:
+        """As many SETs as there are with keys and values of these lengths: one unpacking takes a whole request.
+
+        The lengths are checked already. Returns where the first begins that is anything else.
+        """
+        table = self._table
+        values, waiters = table.values, table.waiters
+        shape = struct.Struct(f"<BQ{key_size}sQ{value_size}s")
+        step = shape.size
+        whole = (len(data) - at) // step * step
+        for command, its_key_size, key, its_value_size, value in shape.iter_unpack(memoryview(data)[at : at + whole]):
+            if its_key_size != key_size or its_value_size != value_size or command != _SET:
+                break
+            old = values.get(key)
+            if old is None or len(old) != value_size or waiters:
+                table.put(key, value)
+            else:
+                values[key] = value
+            at += step
+        return at
 
     def _get(self, data: bytes, at: int) -> int:
         (length,) = _u64(data, at)

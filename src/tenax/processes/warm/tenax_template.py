@@ -18,6 +18,7 @@ What is said to the keeper (``marshal`` in the frames of ``tenax.channel``), and
                                      bred, pids
 """
 
+import contextlib
 import ctypes
 import gc
 import marshal
@@ -56,6 +57,7 @@ def become_worker_when_asked(number: int) -> None:
     if message is None:
         os._exit(0)
     _, modules, late = message
+    _answer_for_torchelastic()
     title = _Title()
     _be_template(channel, modules, frozenset(late))
     # From here on: a standby.
@@ -69,6 +71,13 @@ def become_worker_when_asked(number: int) -> None:
     title.restore()
     _show_name(own_name)
     _become_worker(order, descriptors)
+
+
+def _answer_for_torchelastic() -> None:
+    """Under ``--compat``, before anything of torch is imported. Where that is impossible its own hook says so, later."""
+    if os.environ.get("TENAX_COMPAT", "0") != "0":
+        with contextlib.suppress(ImportError):
+            __import__("tenax.compat")
 
 
 class _Birth:
