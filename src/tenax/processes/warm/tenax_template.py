@@ -74,7 +74,7 @@ def become_worker_when_asked(number: int) -> None:
 
 
 def _answer_for_torchelastic() -> None:
-    """Under ``--compat``, before anything of torch is imported. Where that is impossible its own hook says so, later."""
+    """Under ``--compat``, before anything of torch is imported. Where that is impossible, its own hook says so."""
     if os.environ.get("TENAX_COMPAT", "0") != "0":
         with contextlib.suppress(ImportError):
             __import__("tenax.compat")
