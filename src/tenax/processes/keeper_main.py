@@ -389,7 +389,7 @@ class Keeper:
             if worker is not None and worker.alive:
                 self._say_ended(worker, os.waitstatus_to_exitcode(status))
             elif self._nursery is not None:
-                self._nursery.has_died(pid)
+                self._nursery.has_died(pid, os.waitstatus_to_exitcode(status))
 
     def _has_strangers(self, nursery: Nursery) -> bool:
         found = children(self._pid)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import signal
 import socket
 import time
 from contextlib import suppress
@@ -29,6 +30,7 @@ _CALM_S = 0.5  # after the last start, before standbys are bred for the next one
 _MARSHAL_VERSION = 2  # the worker's Python may be another one
 _MOST_AT_ONCE = 200  # sockets in a message
 _MOST_SAID = 4096
+_SIGNALLED = 128  # more than this, as an exit code: the process below died of that signal
 
 
 class Nursery:
@@ -45,6 +47,7 @@ class Nursery:
         self._unborn: list[socket.socket] = []  # our ends of the sockets of those being bred
         self._refill_at: float | None = None
         self._heard: list[tuple[Any, ...]] = []  # for the agent
+        self._is_mute = False  # the template is ending, which we hear of as its parent
         self.is_open = True
 
     def prepare(self, modules: list[str], late: list[str]) -> None:
@@ -53,7 +56,7 @@ class Nursery:
     # --- what the keeper's loop needs -----------------------------------------------------------------------------
 
     def descriptors(self) -> list[int]:
-        watched = [self._channel.fileno()] if self.is_open else []
+        watched = [self._channel.fileno()] if self.is_open and not self._is_mute else []
         return watched + ([self._output] if self._output >= 0 else [])
 
     def refill_at(self) -> float | None:
@@ -68,13 +71,15 @@ class Nursery:
     def listen(self) -> None:
         """Take what the template has said so far."""
         self._read_output()
-        if not self.is_open:
+        if not self.is_open or self._is_mute:
             return
         try:
             for message, _ in self._channel.receive():
                 self._hear(message)
+                if not self.is_open:
+                    return
         except ChannelClosed:
-            self._close("its template ended")
+            self._is_mute = True
 
     def said(self) -> list[tuple[Any, ...]]:
         """What the agent should hear."""
@@ -120,7 +125,7 @@ class Nursery:
 
     # --- family ---------------------------------------------------------------------------------------------------
 
-    def has_died(self, pid: int) -> None:
+    def has_died(self, pid: int, exit_code: int) -> None:
         """A child of the keeper that was no worker."""
         sock = self._standbys.pop(pid, None)
         if sock is not None:
@@ -130,7 +135,9 @@ class Nursery:
         elif pid == self._pid:
             self._pid = 0
             self.listen()
-            self._close("its template was killed")
+            number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
+            how = f"was killed by {signal.Signals(number).name}" if number > 0 else "ended"
+            self._close(f"the process that forks them {how}")
 
     def children(self) -> set[int]:
         """Children of the keeper that are no workers and left behind by none."""

@@ -1,8 +1,9 @@
 """What a script imports, read and not run: modules of others only.
 
-Files of the user (next to the script, or below the working directory) are looked through for what they import in turn
-but are not named: they may be edited between two generations, and a worker must find them as they are then. The
-standard library is not named either: it is there in no time.
+Modules of others are those that were installed: what lies in a folder of packages (``site-packages``, or any with the
+``.dist-info`` of one). The user's own files are looked through for what they import in turn but are not named: they may
+be edited between two generations, and a worker must find them as they are then. The standard library is not named
+either: it is there in no time.
 """
 
 import ast
@@ -16,28 +17,27 @@ if TYPE_CHECKING:
 _MOST_FILES = 500
 
 
-def of_others(script: "tuple[str, bool]", folder: str) -> "list[str]":
-    """Dotted names, in the order in which they would be imported."""
+def of_others(script: "tuple[str, bool]") -> "list[str]":
+    """Dotted names, in the order in which they would be imported. The script's folder is first on ``sys.path``."""
     name, is_module = script
     found: dict[str, None] = {}
     path = _main_module(name) if is_module else _main_file(name)
     waiting = [(path, name if is_module else "")] if path else []
     seen: set[str] = set()
-    own = _own_folders(folder)
     while waiting and len(seen) < _MOST_FILES:
         path, module = waiting.pop(0)
         if path in seen:
             continue
         seen.add(path)
         for imported in _imports(path, module):
-            place = _place_of(imported)
-            if place is None:
+            folder = _folder_of(imported)
+            if folder is None:
                 continue
-            if _is_below(place, own):
-                inner = _file_of(imported, sys.path)
-                if inner is not None and _is_below(inner, own):
-                    waiting.append((inner, imported))
-            elif _is_module(imported):
+            if not _holds_packages(folder):
+                own = _file_of(imported, [folder])
+                if own is not None:
+                    waiting.append((own, imported))
+            elif _is_module(imported, folder):
                 found[imported] = None
     return list(found)
 
@@ -51,17 +51,11 @@ def _main_module(module: str) -> "str | None":
     return _file_of(f"{module}.__main__", sys.path) or _file_of(module, sys.path)
 
 
-def _own_folders(folder: str) -> "list[str]":
-    return [os.path.join(os.path.realpath(place), "") for place in (folder, os.getcwd())]
-
-
-def _is_below(path: str, folders: "list[str]") -> bool:
-    """The user's own. An environment inside the project's folder is not."""
-    real = os.path.realpath(path)
-    return any(
-        real.startswith(folder) and not {"site-packages", "dist-packages"} & set(real[len(folder) :].split(os.sep))
-        for folder in folders
-    )
+def _holds_packages(folder: str) -> bool:
+    """Where packages are installed, and nobody edits."""
+    if os.path.basename(folder.rstrip(os.sep)) in ("site-packages", "dist-packages"):
+        return True
+    return any(entry.endswith(".dist-info") for entry in _entries(folder))
 
 
 def _imports(path: str, module: str) -> "Iterator[str]":
@@ -104,28 +98,25 @@ def _is_for_types(test: ast.expr) -> bool:
     return name == "TYPE_CHECKING"
 
 
-def _place_of(module: str) -> "str | None":
-    """Where its outermost package is; None: part of Python, or nowhere to be found."""
+def _folder_of(module: str) -> "str | None":
+    """The folder of the import path that has it; None: part of Python, or nowhere to be found."""
     top = module.partition(".")[0]
-    if top in sys.builtin_module_names or top in getattr(sys, "stdlib_module_names", ()) or top == "__future__":
+    if top in sys.builtin_module_names or top in sys.stdlib_module_names:
         return None
-    return next(filter(None, (_in_folder(folder, top) for folder in sys.path)), None)
+    for folder in sys.path:
+        base = os.path.join(folder or os.curdir, top)
+        if os.path.isdir(base) or os.path.isfile(base + ".py"):
+            return folder or os.curdir
+        if any(entry.startswith(top + ".") and entry.endswith(".so") for entry in _entries(folder or os.curdir)):
+            return folder or os.curdir
+    return None
 
 
-def _in_folder(folder: str, name: str) -> "str | None":
-    base = os.path.join(folder or os.curdir, name)
-    if os.path.isdir(base):
-        return base
-    if os.path.isfile(base + ".py"):
-        return base + ".py"
+def _entries(folder: str) -> "list[str]":
     try:
-        entries = os.listdir(folder or os.curdir)
-    except OSError:
-        return None
-    return next(
-        (os.path.join(folder, entry) for entry in entries if entry.startswith(name + ".") and entry.endswith(".so")),
-        None,
-    )
+        return os.listdir(folder)
+    except OSError:  # the path may name what is not there, or an archive
+        return []
 
 
 def _file_of(module: str, folders: "list[str]") -> "str | None":
@@ -139,16 +130,6 @@ def _file_of(module: str, folders: "list[str]") -> "str | None":
     return None
 
 
-def _is_module(module: str) -> bool:
+def _is_module(module: str, folder: str) -> bool:
     """A module or package, and not a name inside one: ``from torch import nn`` and ``from torch import Tensor``."""
-    if "." not in module:
-        return True
-    top, _, rest = module.partition(".")
-    inside = os.path.join(*rest.split("."))
-    for folder in sys.path:
-        base = os.path.join(folder or os.curdir, top, inside)
-        if os.path.isfile(os.path.join(base, "__init__.py")) or os.path.isfile(base + ".py"):
-            return True
-        if os.path.isdir(os.path.join(folder or os.curdir, top)):
-            return False
-    return False
+    return "." not in module or _file_of(module, [folder]) is not None

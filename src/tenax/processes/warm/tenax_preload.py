@@ -32,8 +32,8 @@ def wanted(modules: "list[str]") -> "list[str]":
         if name == "auto":
             import tenax_imports  # type: ignore[import-not-found]
 
-            with script_folder_first() as folder:
-                names += tenax_imports.of_others(_script(), folder)
+            with script_folder_first():
+                names += tenax_imports.of_others(_script())
         else:
             names.append(name)
     return list(dict.fromkeys(names))
@@ -62,7 +62,7 @@ def _script() -> "tuple[str, bool]":
 
 
 @contextlib.contextmanager
-def script_folder_first() -> "Iterator[str]":
+def script_folder_first() -> "Iterator[None]":
     """The import path as the script will find it. The interpreter puts that folder there itself, later."""
     name, is_module = _script()
     if is_module:
@@ -72,11 +72,11 @@ def script_folder_first() -> "Iterator[str]":
     else:
         folder = os.path.dirname(os.path.abspath(os.path.realpath(name) if os.path.islink(name) else name))
     if getattr(sys.flags, "safe_path", False) and not os.path.isdir(name):
-        yield folder
+        yield
         return
     sys.path.insert(0, folder)
     try:
-        yield folder
+        yield
     finally:
         sys.path.remove(folder)
 
@@ -181,6 +181,13 @@ class Condition:
         if sys.path[:1] != self._first_on_path:
             return "it puts a folder in front of the script's on the import path"
         return ""
+
+
+def why_no_template(own: "set[int]") -> str:
+    """What runs at the start of every interpreter here (.pth files) may have done what cannot be forked already."""
+    strange = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
+    why = _by_threads() or _by_children() or (f"it keeps {strange[0]} open" if strange else "")
+    return f"of what this Python runs at its start: {why}" if why else ""
 
 
 def _by_reputation() -> str:

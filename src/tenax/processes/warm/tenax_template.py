@@ -95,8 +95,11 @@ _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 
 def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str]") -> None:
     """Returns in standbys only."""
-    wanted = tenax_preload.wanted(modules)
     left_out: dict[str, str] = {}
+    why = tenax_preload.why_no_template({0, 1, 2, channel.fileno()})
+    wanted = [] if why else tenax_preload.wanted(modules)
+    if why:
+        left_out[""] = why
     while True:
         rest = [name for name in wanted if name not in left_out]
         if not rest:
@@ -111,30 +114,37 @@ def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str
             _be_trial(channel, rest, late, left_out, say)
             return
         os.close(say)
-        name, why = _listen(heard)
+        lines = _listen(heard, trial)
         os.close(heard)
         status = os.waitstatus_to_exitcode(os.waitpid(trial, 0)[1])
-        if not name and not why:
-            os._exit(0)  # it was the template, and has ended
-        if not name:  # it said nothing that names a culprit
-            name = rest[0]
-        left_out[name] = why or _how_it_ended(status)
+        if lines[-1:] == ["ready"]:  # it was the template, and has ended
+            os._exit(128 - status if status < 0 else status)
+        name, why = _culprit(lines)
+        left_out[name or rest[0]] = why or _how_it_ended(status)
 
 
-def _listen(descriptor: int) -> "tuple[str, str]":
-    """What became of a trial: the module that it could not keep, and why. Both empty: it became the template."""
+def _listen(descriptor: int, trial: int) -> "list[str]":
+    """What a trial says, until it has said how it went, or is gone: what it has left behind may hold the pipe open."""
+    os.set_blocking(descriptor, False)
+    end = os.pidfd_open(trial)
     text = b""
-    while data := os.read(descriptor, 1 << 16):
-        text += data
-    lines = text.decode(errors="replace").split("\0")[:-1]
-    if lines and lines[-1] == "ready":
-        return "", ""
-    verdicts = [line for line in lines if line.startswith("left ")]
-    if verdicts:
-        _, name, why = verdicts[-1].split(" ", 2)
+    while True:
+        ready = select.select([descriptor, end], [], [])[0]
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(descriptor, 1 << 16):
+                text += data
+        lines = text.decode(errors="replace").split("\0")[:-1]
+        if end in ready or lines[-1:] == ["ready"] or (lines and lines[-1].startswith("left ")):
+            os.close(end)
+            return lines
+
+
+def _culprit(lines: "list[str]") -> "tuple[str, str]":
+    """The module that could not be kept, and why; without a reason: its import did not come to an end."""
+    if lines and lines[-1].startswith("left "):
+        _, name, why = lines[-1].split(" ", 2)
         return name, why
-    begun = [line.partition(" ")[2] for line in lines if line.startswith("import ")]
-    return (begun[-1] if begun else ""), "" if begun else "its interpreter ended before it was imported"
+    return (lines[-1].partition(" ")[2] if lines else ""), ""
 
 
 def _how_it_ended(status: int) -> str:
@@ -147,11 +157,15 @@ def _be_trial(
 ) -> None:
     """Import everything. Returns in standbys only."""
     began = time.monotonic()
+    own = os.getpid()
     with tenax_preload.watched_environment(late) as environment, tenax_preload.script_folder_first():
         before = tenax_preload.Condition()
         for name in modules:
             os.write(say, f"import {name}\0".encode())
-            why = tenax_preload.bring_in(name) or before.why_it_cannot_be_forked(environment)
+            why = tenax_preload.bring_in(name)
+            if os.getpid() != own:
+                os._exit(0)  # the import has forked, and this is a process that it has no use for
+            why = why or before.why_it_cannot_be_forked(environment)
             if why:
                 os.write(say, f"left {name} {why}\0".encode())
                 os._exit(0)
@@ -386,6 +400,9 @@ class _Channel:
             if not data:
                 return None, []
             self._received += data
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
 
     def close(self) -> None:
         self._sock.close()
