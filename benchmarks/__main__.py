@@ -1,25 +1,29 @@
-"""Measure tenax beside torchrun, in one run, on this machine.
+"""Measure tenax beside torchrun, and beside other launchers that are installed, in one run, on this machine.
 
-    ./dev bench                      everything, about 14 minutes; writes benchmarks/REPORT.md
-    ./dev bench --quick              a smoke run of everything; small samples, prints its report
+    ./dev bench                      everything, under 20 minutes; writes benchmarks/REPORT.md and plots
+    ./dev bench --quick              a smoke run of everything, two minutes; small samples, prints its report
     ./dev bench launch restart       only these; prints their report
-    ./dev bench --launcher torchrun  only one of the two
+    ./dev bench --launcher torchrun  only this one; may be repeated
 
-    launch      command → first and last worker's first instruction; last worker done → launcher gone
-    idle        memory, threads, wake-ups and system calls while the workers only wait
-    restart     worker SIGKILL → agent's decision → next generation
-    logs        tee of a million lines: how fast, and does every one arrive once, whole and in order
-    orphans     agent SIGKILL: what of the job is alive a second later
-    agents      three agents: one, its worker, the endpoint's agent or a host goes; a fourth comes
-    fanout      worker failure on one of 64 nodes → all 64 have decided to stop
-    rendezvous  8 to 1,000 nodes join at once, beside TorchElastic's dynamic rendezvous
-    etcd        50 to 200 agents join at once through an etcd of three members
-    store       our store's server beside torch's own, under torch's clients
+    launch         command → first and last worker's first instruction; last worker done → launcher gone
+    idle           memory, threads, wake-ups and system calls while the workers only wait
+    restart        worker SIGKILL → agent's decision → next generation
+    torch_workers  the same with workers that import torch, from command or SIGKILL until all are in `main`
+    memory         PSS of a whole job of idle workers that import torch
+    logs           tee of a million lines: how fast, and does every one arrive once, whole and in order
+    orphans        agent SIGKILL: what of the job is alive a second later
+    agents         several agents start; one, its worker, the endpoint's agent or a host goes; one more comes
+    fanout         worker failure on one of 64 nodes → all 64 have decided to stop
+    rendezvous     8 to 1,000 nodes join at once, beside TorchElastic's dynamic rendezvous
+    etcd           50 to 200 agents join at once through an etcd of three members
+    store          our store's server beside torch's own, under torch's clients
 
-Where there are launchers, both run the same instant C worker (`worker.c`, compiled into `bin/` at first use) with the
-same flags, and take turns. Raw samples go to `results/`, as does the report of a run that was not complete. The status
-is 0 when every bar was passed and every launch of tenax did its work. Run it on a quiet Linux machine with gcc; strace
-is used where it is there, and hosts are cut off where root can make network namespaces.
+Where there are launchers, all run the same instant C worker (`worker.c`, compiled into `bin/` at first use) or the same
+script with the same flags, and take turns. Beside the two that are compared, other launchers (`peers.py`) do what is
+about one machine. Raw samples go to `results/`, as does the report of a run that was not complete. The status is 0 when
+every launch of tenax did its work and every bar was passed; a smoke run has no bars, measures two things at a time, and
+takes of the other launchers only the floor, unless they are named. Run it on a quiet Linux machine with gcc; strace is
+used where it is there, and hosts are cut off where root can make network namespaces.
 """
 
 from __future__ import annotations
@@ -29,12 +33,32 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks import agents, etcd, fanout, harness, idle, launch, logs, orphans, rendezvous, report, restart, store
+from benchmarks import (
+    agents,
+    etcd,
+    fanout,
+    harness,
+    idle,
+    launch,
+    logs,
+    memory,
+    orphans,
+    peers,
+    plots,
+    rendezvous,
+    report,
+    restart,
+    store,
+    torch_workers,
+)
 from benchmarks.crew import CrewFailed
 from benchmarks.report import seconds, spread
 from benchmarks.running import HERE
@@ -44,6 +68,8 @@ MEASUREMENTS = {
     "launch": launch,
     "idle": idle,
     "restart": restart,
+    "torch_workers": torch_workers,
+    "memory": memory,
     "logs": logs,
     "orphans": orphans,
     "agents": agents,
@@ -52,15 +78,23 @@ MEASUREMENTS = {
     "etcd": etcd,
     "store": store,
 }
+# Written by hand, with what no run of the benchmarks can know; in the report word for word.
+SECTIONS = {"Profiles": HERE / "PROFILES.md", "On a real GPU": HERE / "GPU.md"}
 METHOD = (
-    "Both launchers ran the same instant C worker with the same flags, in turns (A B A B), each after a pause for the "
-    "rest of the machine to become quiet. Where a measure is not of a whole launcher (many nodes, the store), the "
-    "column torchrun is the part of TorchElastic or torch that does the same work, and the notes say which. Figures "
-    "are medians [smallest, largest] with the number of samples; ratios are of medians and say how many times better "
-    "tenax is, so that one below 1 is a loss. Times are the kernel's monotonic clock, read by harness and workers "
-    "alike. With several nodes no name server is asked: torch's clients look up their peers' names, and the hosts file "
-    "has to do. How each measure is taken stands at the top of its file in `benchmarks/`."
+    "Both launchers ran the same workers (an instant C program, or a script that imports torch) with the same flags, "
+    "in turns (A B A B), each after a pause for the rest of the machine to become quiet. Where a measure is not of a "
+    "whole launcher (many nodes, the store), the column torchrun is the part of TorchElastic or torch that does the "
+    "same work, and the notes say which. Figures are medians [smallest, largest] with the number of samples; ratios "
+    "are of medians and say how many times better tenax is, so that one below 1 is a loss. Times are the kernel's "
+    "monotonic clock, read by harness and workers alike. No name server is asked: torch's clients look up their "
+    "peers' names, and the hosts file has to do. How each measure is taken stands at the top of its file in "
+    "`benchmarks/`."
 )
+SMOKE = (
+    "This was a smoke run, which measures two things at a time and waits for no quiet machine: its figures say that "
+    "there are some, and nothing else. "
+)
+LANES = 2  # of a smoke run, which mostly waits
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,41 +102,74 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     try:
         harness.build_worker()
-        settings = harness.Settings(harness.find_launchers(options.launcher), options.quick, options.reps)
+        compared = harness.find_launchers([name for name in options.launcher if name in harness.LAUNCHERS])
     except harness.Unusable as reason:
         print(f"benchmarks: {reason}", file=sys.stderr)
         return 2
+    asked = [name for name in peers.NAMES if name in options.launcher]
+    others = peers.find(asked)
+    settings = harness.Settings(compared, options.quick, options.reps)
     names = [name for name in MEASUREMENTS if name in (options.names or MEASUREMENTS)]
 
     noise = Noise()
+    began = time.monotonic()
     taken: dict[str, Samples] = {}
-    for name in names:
-        print(f"benchmarks: {name} …", file=sys.stderr, flush=True)
-        taken[name] = Samples()
-        try:
-            MEASUREMENTS[name].measure(settings, taken[name])
-        except CrewFailed as failure:
-            taken[name].fail(name, f"a process of the benchmark itself could not do its part: {failure}")
-        print(report.table(MEASUREMENTS[name].rows(taken[name])), file=sys.stderr, flush=True)
-        keep(name, taken[name])
-        noise.observe()
 
-    rows = [row for name in names for row in MEASUREMENTS[name].rows(taken[name])]
+    def take(name: str) -> Samples:
+        return measured(name, replace(settings, launchers=(*compared, *peers.able(name, others))))
+
+    with ThreadPoolExecutor(LANES) as lanes:
+        for name, samples in zip(names, (lanes.map if settings.quick else map)(take, names), strict=True):
+            taken[name] = samples
+            keep(name, samples, options.results)
+            noise.observe()
+    took_s = time.monotonic() - began
+
+    everybody = {*harness.LAUNCHERS, *peers.NAMES} <= set(options.launcher)
+    complete = names == list(MEASUREMENTS) and everybody and not settings.quick
+    path = HERE / "REPORT.md" if complete else options.results / "report.md"
+    rows = {name: MEASUREMENTS[name].rows(taken[name]) for name in names}
+    notes = [note for name in names for note in MEASUREMENTS[name].notes(taken[name])]
+    try:
+        drawn = plots.draw({name: (rows[name], taken[name]) for name in names}, path.parent / "plots")
+    except plots.Undrawn as reason:
+        drawn = {}
+        notes.append(str(reason))
+    notes.append(noise.sentence(None if settings.quick else sum(samples.restless for samples in taken.values())))
+    notes.append(f"The whole run took {took_s / 60:.1f} minutes.")
+    there = [launcher.name for launcher in others]
     text = report.render(
         machine=machine(),
         date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        method=METHOD,
-        rows=rows,
-        notes=[note for name in names for note in MEASUREMENTS[name].notes(taken[name])]
-        + [noise.sentence(sum(samples.restless for samples in taken.values()))],
+        method=f"{SMOKE if settings.quick else ''}{METHOD}",
+        rows=[row for name in names for row in rows[name]],
+        notes=notes,
         failures=[failure for samples in taken.values() for failure in samples.failures],
+        others=[line for name in names for line in report.other_lines(rows[name], taken[name], there)],
+        names=there,
+        others_notes=peers.notes(asked, others),
+        plots={f"plots/{file}": title for file, title in drawn.items()},
+        sections={heading: text.read_text() for heading, text in SECTIONS.items() if text.exists()},
     )
-    complete = names == list(MEASUREMENTS) and len(settings.launchers) == 2 and not settings.quick
-    path = HERE / "REPORT.md" if complete else harness.RESULTS / "report.md"
     path.write_text(text)
     print(text)
     broken = any(failure.startswith(report.OURS) for samples in taken.values() for failure in samples.failures)
-    return int(broken or any(row.passed is False for row in rows))
+    below = not settings.quick and any(row.passed is False for name in names for row in rows[name])
+    return int(broken or below)
+
+
+def measured(name: str, settings: harness.Settings) -> Samples:
+    """The samples of one case; what it gives is shown at once to whoever watches."""
+    print(f"benchmarks: {name} …", file=sys.stderr, flush=True)
+    samples = Samples(unable=peers.unable(name))
+    began = time.monotonic()
+    try:
+        MEASUREMENTS[name].measure(settings, samples)
+    except CrewFailed as failure:
+        samples.fail(name, f"a process of the benchmark itself could not do its part: {failure}")
+    table = report.table(MEASUREMENTS[name].rows(samples))
+    print(f"{table}\nbenchmarks: {name} took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    return samples
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -115,16 +182,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="small samples: does it work at all")
     parser.add_argument("--reps", type=int, help="repetitions of each measurement, in place of its own number")
-    parser.add_argument("--launcher", action="append", choices=list(harness.LAUNCHERS), help="measure only this one")
+    parser.add_argument(
+        "--launcher", action="append", choices=[*harness.LAUNCHERS, *peers.NAMES], help="measure only this one"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=harness.RESULTS, metavar="FOLDER", help="for samples (default: results/)"
+    )
     options = parser.parse_args(arguments)
-    options.launcher = options.launcher or list(harness.LAUNCHERS)
+    usual = [*harness.LAUNCHERS, *(("subprocess",) if options.quick else peers.NAMES)]
+    options.launcher = options.launcher or usual
     return options
 
 
-def keep(name: str, samples: Samples) -> None:
+def keep(name: str, samples: Samples, folder: Path) -> None:
     """Write the raw samples of one measurement."""
-    harness.RESULTS.mkdir(exist_ok=True)
-    (harness.RESULTS / f"{name}.json").write_text(json.dumps(vars(samples), indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps(vars(samples), indent=1) + "\n")
 
 
 class Noise:
@@ -140,14 +213,14 @@ class Noise:
         self._spins += [harness.spin_s() for _ in range(9)]
         self._loads.append(os.getloadavg()[0])
 
-    def sentence(self, restless: int) -> str:
-        """What they say, and how many launches began although the machine did not become quiet."""
+    def sentence(self, restless: int | None) -> str:
+        """What they say, and how many launches began although the machine did not become quiet (None: it never is)."""
         spin = spread(summarize(self._spins), seconds)
         loads = f"{min(self._loads):.1f} to {max(self._loads):.1f}"
-        return (
-            f"Machine noise: a fixed piece of Python work took {spin}; load average {loads}; launches that began "
-            f"without a quiet machine: {restless}."
-        )
+        told = "a smoke run waits for no quiet machine"
+        if restless is not None:
+            told = f"launches that began without a quiet machine: {restless}"
+        return f"Machine noise: a fixed piece of Python work took {spin}; load average {loads}; {told}."
 
 
 def machine() -> str:

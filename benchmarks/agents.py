@@ -1,9 +1,11 @@
-"""Agents: what becomes of a job of several agents when a worker, an agent, the endpoint's agent or a host goes, or one
-more agent comes.
+"""Agents: how a job of several agents starts, and what becomes of it when a worker, an agent, the endpoint's agent or a
+host goes, or one more agent comes.
 
 Three agents with two instant workers each, `--nnodes=2:4`, `last_call_timeout=1`, all on loopback; both launchers get
-the same flags. A time ends with the first instruction of the last worker of the next whole group:
+the same flags. With another number of agents that number is fixed (`--nnodes=8`), so that nobody waits for a last call.
+A time ends with the first instruction of the last worker of the next whole group:
 
+- a start: all agents are started at once; counted from before the first command;
 - a worker is killed: the harness SIGKILLs a worker of an agent that does not serve the endpoint;
 - an agent is killed: SIGKILL of an agent, and of it alone, that does not serve the endpoint;
 - the endpoint's agent is killed: the same for the one that serves it;
@@ -38,14 +40,33 @@ AGENTS = 3
 NNODES = "2:4"
 BOUND_S = 20.0
 DEATHS = 5  # of workers, in one launch
+STARTS = (2, 4)  # agents that start at once
+FIXED = (2, 8)  # agents of which one loses a worker, beside AGENTS
 
-WORKER_TOLD = "worker SIGKILL on one of 3 agents → the last worker of the others has its SIGTERM"
-WORKER = "worker SIGKILL on one of 3 agents → next generation on all nodes"
 JOINED = "one more agent joins 3: its join → new generation on all nodes"
 STARTED = "one more agent joins 3: its process started → new generation on all nodes"
 AGENT = "agent SIGKILL, one of 3 → survivors' new workers run"
 ENDPOINT = "SIGKILL of the agent that serves the endpoint, one of 3 → survivors' new workers run"
 CUT = "host cut off silently, one of 3 → survivors' new workers run"
+
+
+def start(agents: int) -> str:
+    """The measure of a start."""
+    return f"{agents} agents started at once: command → every worker's first instruction"
+
+
+def worker(agents: int) -> str:
+    """The measure of a worker's death: until all are there again."""
+    return f"worker SIGKILL on one of {agents} agents → next generation on all nodes"
+
+
+def worker_told(agents: int) -> str:
+    """... and until the others' workers are told to stop."""
+    return f"worker SIGKILL on one of {agents} agents → the last worker of the others has its SIGTERM"
+
+
+WORKER_TOLD = worker_told(AGENTS)
+WORKER = worker(AGENTS)
 
 
 @dataclass(frozen=True)
@@ -66,8 +87,11 @@ class Scenario:
 
 def measure(settings: Settings, samples: Samples) -> None:
     """Take every sample. A smoke run waits for torchrun only where something happens."""
+    deaths = 1 if settings.quick else DEATHS
     scenarios = [
-        Scenario(partial(_worker_dies, deaths=1 if settings.quick else DEATHS), ours=2, theirs=1, quick=True),
+        *(Scenario(partial(_start, agents=size), ours=5, theirs=2, quick=size == STARTS[0]) for size in STARTS),
+        *(Scenario(partial(_worker_dies, deaths=min(3, deaths), agents=size), ours=2, theirs=1) for size in FIXED),
+        Scenario(partial(_worker_dies, deaths=deaths), ours=2, theirs=1, quick=True),
         Scenario(_agent_joins, ours=6, theirs=2),
         Scenario(_agent_dies, ours=6, theirs=2),
         Scenario(_endpoint_dies, ours=6, theirs=2, quick=True),
@@ -82,9 +106,19 @@ def measure(settings: Settings, samples: Samples) -> None:
                     scenario.take(launcher, samples)
 
 
-def _formed(job: Job, samples: Samples, what: str) -> bool:
+def _start(launcher: Launcher, samples: Samples, agents: int = STARTS[0]) -> None:
+    with Job(launcher, str(agents)) as job:
+        try:
+            group = job.form_at_once(agents)
+        except LaunchFailed as failure:
+            samples.miss(launcher.name, start(agents), str(failure))
+            return
+        samples.add(launcher.name, start(agents), (group[-1].at_ns - job.agents[0].started_ns) / 1e9)
+
+
+def _formed(job: Job, samples: Samples, what: str, agents: int = AGENTS) -> bool:
     try:
-        job.form(AGENTS)
+        job.form(agents)
     except LaunchFailed as failure:
         samples.fail(job.name, f"{what}: {failure}")
         return False
@@ -103,22 +137,22 @@ def _after(job: Job, samples: Samples, what: str, since_ns: int, agents: int) ->
     return group
 
 
-def _worker_dies(launcher: Launcher, samples: Samples, deaths: int = 2) -> None:
-    with Job(launcher, NNODES) as job:
-        if not _formed(job, samples, "a worker is killed"):
+def _worker_dies(launcher: Launcher, samples: Samples, deaths: int = 2, agents: int = AGENTS) -> None:
+    with Job(launcher, NNODES if agents == AGENTS else str(agents)) as job:
+        if not _formed(job, samples, f"a worker of {agents} agents is killed", agents):
             return
         for _ in range(deaths):
             time.sleep(random.random() * 0.2)  # spread over torchrun's monitor intervals
-            victim = [event for event in job.events.named("start") if event.node == AGENTS - 1][-1]
+            victim = [event for event in job.events.named("start") if event.node == agents - 1][-1]
             killed_ns = time.monotonic_ns()
             procfs.end([victim.process])
-            if not _after(job, samples, WORKER, killed_ns, AGENTS):
+            if not _after(job, samples, worker(agents), killed_ns, agents):
                 return
             told = [
                 event for event in job.events.named("term") if event.at_ns > killed_ns and event.node != victim.node
             ]
             if told:
-                samples.add(launcher.name, WORKER_TOLD, (told[-1].at_ns - killed_ns) / 1e9)
+                samples.add(launcher.name, worker_told(agents), (told[-1].at_ns - killed_ns) / 1e9)
             time.sleep(0.2)
 
 
@@ -187,9 +221,10 @@ def _host_cut_off(launcher: Launcher, samples: Samples) -> None:
 
 def rows(samples: Samples) -> list[Row]:
     """The measures beside each other."""
+    failures = [what(agents) for agents in sorted((*FIXED, AGENTS)) for what in (worker_told, worker)]
     return [
-        compared(samples, WORKER_TOLD, seconds),
-        compared(samples, WORKER, seconds),
+        *(compared(samples, start(agents), seconds) for agents in STARTS),
+        *(compared(samples, what, seconds) for what in failures),
         limited(samples, JOINED, seconds, below=1.0),
         compared(samples, STARTED, seconds),
         limited(samples, AGENT, seconds, below=1.0),
@@ -201,6 +236,8 @@ def rows(samples: Samples) -> list[Row]:
 def notes(_: Samples) -> list[str]:
     """How to read the rows."""
     told = [
+        f"Several agents: {AGENTS} of them run with `--nnodes={NNODES}` and a last call of 1 s, which torchrun waits "
+        "for in every restart; any other number is fixed, and no launcher has anybody to wait for.",
         "Several agents: when a node of torchrun joins cannot be seen from outside, so only the row from the start of "
         "its process compares the two, and it holds the launcher's cold start. tenax's join is the new node's first "
         "word in the coordinator's journal.",

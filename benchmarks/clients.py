@@ -23,7 +23,7 @@ from tenax.endpoint import Endpoint, listen
 from tenax.loop import Loop
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.server import CoordinatorServer
-from tenax.runtime.run_journal import RunJournal
+from tenax.runtime.run_journal import NAME, RunJournal
 
 RUN = "rendezvous"
 SECRET = b"bench"
@@ -41,7 +41,8 @@ def serve(pipe: Connection, folder: str) -> None:
         endpoint = Endpoint("127.0.0.1", port)
         settings = RunSettings(RUN, nodes, nodes, 3)
         os.makedirs(own := os.path.join(folder, str(port)))
-        journal = RunJournal(own)
+        journal = RunJournal(os.path.join(own, NAME))
+        assert journal.path, "the journal cannot be written"
         journal.begin_run(settings, loop.now())
         listeners = listen(endpoint, [(socket.AF_INET, (endpoint.host, port))])
         server = CoordinatorServer(listeners, settings, LeaseTerms(), SECRET, loop, record=journal.run_step)

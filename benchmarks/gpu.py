@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu OUT.md [REPETITIONS]
 
-The same data-parallel script (``gpu_worker.py``) runs under torchrun, under tenax with cold workers and under tenax with
-warm ones, in turns, each started by the interpreter that runs this. Writes a Markdown page with the table and the raw
-stamps. Needs torch with CUDA; it is not part of ``./dev bench``, whose machine has no GPU.
+The same data-parallel script (``gpu_worker.py``) runs under torchrun, under tenax with cold workers and under tenax
+with warm ones, in turns, each started by the interpreter that runs this. Writes a Markdown page with the table and the
+raw stamps. Needs torch with CUDA; it is not part of ``./dev bench``, whose machine has no GPU.
 """
 
 from __future__ import annotations
@@ -91,9 +91,8 @@ def page(taken: dict[tuple[str, str, str], list[float]], raw: list[str]) -> str:
         f"{torch.cuda.get_device_name()}, Python {sys.version.split()[0]}, torch {torch.__version__}, one GPU. "
         "`python -m benchmarks.gpu`; medians [smallest, largest]; launchers in turns."
     )
-    return "\n".join(
-        [machine, "", *rows, "", "<details><summary>raw output</summary>", "", "```", *raw, "```", "", "</details>", ""]
-    )
+    folded = ["<details><summary>raw output</summary>", "", "```", *raw, "```", "", "</details>", ""]
+    return "\n".join([machine, "", *rows, "", *folded])
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """The harness: starts one launcher with instant workers, hears their events, and leaves nothing behind.
 
-It knows both launchers only as commands with the same flags, so whatever it does to one it does to the other. Times
-are the kernel's monotonic clock, which Python and the worker read alike. Every wait has a bound; everything that was
-started is ended by pid, and only while its start time still says that it is ours.
+It knows a launcher only as a command, a spelling of torchrun's flags and a share of the repetitions, so whatever it
+does to one it does to all. Times are the kernel's monotonic clock, which Python and the worker read alike. Every wait
+has a bound; everything that was started is ended by pid, and only while its start time still says that it is ours.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +23,7 @@ from typing import IO
 from benchmarks import procfs
 from benchmarks.events import Event, EventPipe
 from benchmarks.procfs import Process
-from benchmarks.running import HERE, Running, end_all, environment
+from benchmarks.running import HERE, NO_NAME_SERVER, Running, end_all, environment
 from benchmarks.samples import Samples
 
 RESULTS = HERE / "results"
@@ -41,10 +41,15 @@ class LaunchFailed(Exception):
 
 @dataclass(frozen=True)
 class Launcher:
-    """A launcher to measure: its name in the report and the command that starts it."""
+    """A launcher to measure: its name in the report, the command that starts it, and how it wants its flags.
+
+    `spell` takes flags as torchrun has them. `every`: it takes part in one of so many repetitions.
+    """
 
     name: str
     command: tuple[str, ...]
+    spell: Callable[[Sequence[str]], list[str]] = list
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -63,11 +68,13 @@ class Settings:
         """A B A B …: each repetition takes every launcher in turn, so that the machine's drift hits them alike."""
         for repetition in range(self.repetitions(full)):
             for launcher in self.launchers:
-                yield repetition, launcher
+                if repetition % launcher.every == 0:
+                    yield repetition, launcher
 
     def settle(self, samples: Samples) -> None:
-        """Wait for a quiet machine, which a smoke run does not insist on."""
-        settle(samples, patience_s=0.5 if self.quick else 5.0)
+        """Wait for a quiet machine, which a smoke run does not: its figures say only that there are some."""
+        if not self.quick:
+            settle(samples, patience_s=5.0)
 
 
 def find_launchers(names: Sequence[str]) -> tuple[Launcher, ...]:
@@ -114,10 +121,9 @@ class Launch:
         self._events = EventPipe(self.folder)
         self._command = [
             *launcher.command,
-            "--standalone",
-            f"--nproc-per-node={workers}",
-            f"--log-dir={self.folder / 'logs'}",
-            *options,
+            *launcher.spell(
+                ["--standalone", f"--nproc-per-node={workers}", f"--log-dir={self.folder / 'logs'}", *options]
+            ),
             "--no-python",
             str(WORKER),
             str(self._events.path),
@@ -126,7 +132,7 @@ class Launch:
         self._stdout = stdout
 
     def __enter__(self) -> Launch:
-        self._running = Running(self._command, self.folder, stdout=self._stdout)
+        self._running = Running(self._command, self.folder, variables=NO_NAME_SERVER, stdout=self._stdout)
         return self
 
     def __exit__(

@@ -1,8 +1,9 @@
 """Job: several agents of one launcher that meet at one endpoint, on this machine or on hosts made of namespaces.
 
-Like the harness it knows a launcher only as a command, and gives all of them the same flags. The agent that is started
-first serves the endpoint: the others follow when it listens. A group is whole when every worker of it has stamped its
-first instruction; what a launcher calls its generations does not matter.
+Like the harness it knows a launcher only as a command, and gives all of them the same flags. The agent that is
+started first serves the endpoint: the others follow when it listens, unless all are started at once. A group is
+whole when every worker of it has stamped its first instruction; what a launcher calls its generations does not
+matter.
 """
 
 from __future__ import annotations
@@ -97,6 +98,12 @@ class Job:
             self.start()
             if len(self.agents) == 1:
                 self.wait_until_served()
+        return self.formed()
+
+    def form_at_once(self, agents: int) -> list[Event]:
+        """Start so many agents at once, as a scheduler does, and wait for their first whole group."""
+        while len(self.agents) < agents:
+            self.start()
         return self.formed()
 
     def formed(self) -> list[Event]:

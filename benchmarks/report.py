@@ -1,9 +1,11 @@
-"""The report: samples become rows, rows become a table. Pure; of the launchers it knows only the two names."""
+"""The report: samples become rows, rows become tables. Pure; of the launchers it knows only the two names that are
+compared: whoever else has samples of the same measure stands in a table of its own.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.samples import Samples, Summary
@@ -17,7 +19,11 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Row:
-    """One measure of both launchers, and whether ours is over its bar (None: there is no bar, or nothing to judge)."""
+    """One measure of both launchers, and whether ours is over its bar (None: there is no bar, or nothing to judge).
+
+    `what` and `unit` say of which samples the row is, for whoever puts other launchers beside it or draws it; a row
+    that was put together from several has none.
+    """
 
     measure: str
     baseline: str
@@ -25,6 +31,9 @@ class Row:
     ratio: str = ""
     bar: str = ""
     passed: bool | None = None
+    what: str = ""
+    unit: Format | None = None
+    more_is_better: bool = False
 
 
 def seconds(value: float) -> str:
@@ -97,6 +106,9 @@ def compared(
         cell(samples, BASELINE, what, unit),
         cell(samples, OURS, what, unit),
         bar=f"≥ {at_least:g}×" if at_least else "",
+        what=what,
+        unit=unit,
+        more_is_better=more_is_better,
     )
     if samples.missed(OURS, what):
         return replace(row, passed=None if at_least is None else False)
@@ -106,14 +118,14 @@ def compared(
     return replace(row, ratio=times(ratio), passed=None if at_least is None else ratio >= at_least)
 
 
-def better(samples: Samples, what: str, *, more_is_better: bool = False) -> float | None:
+def better(samples: Samples, what: str, *, more_is_better: bool = False, than: str = BASELINE) -> float | None:
     """How many times better our median is; None without two medians, or where either did not always happen."""
-    baseline, ours = samples.summary(BASELINE, what), samples.summary(OURS, what)
-    if samples.missed(BASELINE, what) or samples.missed(OURS, what):
+    theirs, ours = samples.summary(than, what), samples.summary(OURS, what)
+    if samples.missed(than, what) or samples.missed(OURS, what):
         return None
-    if baseline is None or ours is None or not baseline.median or not ours.median:
+    if theirs is None or ours is None or not theirs.median or not ours.median:
         return None
-    return ours.median / baseline.median if more_is_better else baseline.median / ours.median
+    return ours.median / theirs.median if more_is_better else theirs.median / ours.median
 
 
 def limited(
@@ -130,6 +142,8 @@ def limited(
         times(ratio) if ratio else "",
         bar=f"< {unit(below)}",
         passed=passed,
+        what=what,
+        unit=unit,
     )
 
 
@@ -139,18 +153,58 @@ def verdict(passed: bool | None) -> str:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table."""
-    lines = [f"| measure | {BASELINE} | {OURS} | ratio | bar | pass |", "| --- | --- | --- | --- | --- | --- |"]
+    """The rows as a Markdown table, the ratio first."""
+    head = ("measure", "ratio", BASELINE, OURS, "bar", "pass")
+    return markdown(
+        head, [(row.measure, row.ratio, row.baseline, row.ours, row.bar, verdict(row.passed)) for row in rows]
+    )
+
+
+def other_lines(rows: Sequence[Row], samples: Samples, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Every measure that one of the others has too, as cells: its name, ours, the baseline's, each of the others'."""
+    found: dict[str, tuple[str, ...]] = {}
     for row in rows:
-        cells = (row.measure, row.baseline, row.ours, row.ratio, row.bar, verdict(row.passed))
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        if row.unit and any(samples.has(name, row.what) for name in names):
+            ours = cell(samples, OURS, row.what, row.unit)
+            # A measure with two bars has two rows, and is here once.
+            found[row.what] = (row.what, ours, *(beside(row, samples, name) for name in (BASELINE, *names)))
+    return list(found.values())
+
+
+def beside(row: Row, samples: Samples, name: str) -> str:
+    """One launcher's figures of a measure, how many times better ours is in front of them; or why it has none."""
+    assert row.unit
+    if name in samples.unable:
+        return samples.unable[name]
+    ratio = better(samples, row.what, more_is_better=row.more_is_better, than=name)
+    told = cell(samples, name, row.what, row.unit)
+    return f"**{times(ratio)}** {told}" if ratio else told
+
+
+def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *lines))
 
 
 def render(
-    *, machine: str, date: str, method: str, rows: Sequence[Row], notes: Sequence[str], failures: Sequence[str]
+    *,
+    machine: str,
+    date: str,
+    method: str,
+    rows: Sequence[Row],
+    notes: Sequence[str],
+    failures: Sequence[str],
+    others: Sequence[Sequence[str]] = (),
+    names: Sequence[str] = (),
+    others_notes: Sequence[str] = (),
+    plots: Mapping[str, str] | None = None,
+    sections: Mapping[str, str] | None = None,
 ) -> str:
-    """The whole report as Markdown."""
+    """The whole report as Markdown.
+
+    `others`: lines of the table of the other launchers, which are `names`. `plots`: titles by the address of each.
+    `sections`: texts by their headings, taken over word for word; one that brings its own heading keeps it.
+    """
     barred = [row for row in rows if row.bar]
     passed, unjudged = sum(row.passed is True for row in barred), sum(row.passed is None for row in barred)
     parts = [
@@ -161,11 +215,21 @@ def render(
         table(rows),
         f"Bars passed: {passed} of {len(barred)}{f', not judged: {unjudged}' if unjudged else ''}.",
     ]
+    if others or others_notes:
+        parts.append("## Other launchers, the same work")
+    if others:
+        parts.append(markdown(("measure", OURS, BASELINE, *names), others))
+    if others_notes:
+        parts.append(bullets(others_notes))
+    if plots:
+        parts += ["## Plots", *(f"![{title}]({address})" for address, title in plots.items())]
     if notes:
         parts += ["## Beside the table", bullets(notes)]
     if failures:
         counted = [f"{number}×: {failure}" for failure, number in Counter(failures).items()]
         parts += ["## Launches that failed", bullets(counted)]
+    for heading, text in (sections or {}).items():
+        parts += [text.strip()] if text.lstrip().startswith("#") else [f"## {heading}", text.strip()]
     return "\n\n".join(parts) + "\n"
 
 

@@ -9,6 +9,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -113,6 +114,7 @@ class Running:
         """The last lines it said, in which no path says where this machine keeps things."""
         lines = self._stderr.read_text(errors="replace").splitlines()
         words = " / ".join(lines[-2:]).replace(str(self._folder), "(scratch)").replace(str(HERE.parent), ".")
+        words = words.replace(sys.base_prefix, "(python)")
         return words or "none"
 
 

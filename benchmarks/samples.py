@@ -30,12 +30,14 @@ class Samples:
     """Every sample of one measurement, by who was measured and what of it.
 
     Beside them, what a reader needs to trust them: what was waited for and did not happen (`misses`), every launch that
-    gave no sample (`failures`), and how many began although the machine was not quiet (`restless`).
+    gave no sample (`failures`), who cannot do this at all and why (`unable`), and how many began although the machine
+    was not quiet (`restless`).
     """
 
     values: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     misses: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
+    unable: dict[str, str] = field(default_factory=dict)
     restless: int = 0
 
     def add(self, who: str, what: str, value: float) -> None:

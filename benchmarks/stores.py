@@ -7,6 +7,8 @@ client of torch for each of the two, and uses one at a time.
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -16,9 +18,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.crew import many_descriptors
+from tenax.store import wire
 
 OPERATIONS = ("add", "get", "set", "compare_set", "wait", "check")
 VALUE = "v" * 16
+WAITERS = 1024
+PING = bytes([wire.PING]) + b"ping"
 
 
 def serve_ours(pipe: Connection) -> None:
@@ -130,3 +135,90 @@ def storm(connect: Callable[[], Any], name: str, clients: int, world: int) -> tu
     if len(done) != clients:
         raise RuntimeError(f"{clients - len(done)} of {clients} clients failed")
     return began, max(done)
+
+
+def profile() -> None:
+    """One server of tenax's in this process's child, raw clients here: what PROFILES.md reports. For people to run."""
+    import subprocess
+    import sys
+
+    code = "from benchmarks.stores import serve_for_profile; serve_for_profile()"
+    program = [sys.executable, "-c", code, *sys.argv[1:]]
+    server = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    port = int(server.stdout.readline())
+    alike = [(b"/0/x%02d" % (number % 64), b"v" * 16) for number in range(1500)]
+    mixed = [(b"/k/%d" % (number % 200), b"%d" % (number * 7)) for number in range(1500)]
+    print(f"pipelined sets, keys and values of one length: {pipelined(port, alike, 60):,.0f}/s")
+    print(f"pipelined sets, of several lengths:            {pipelined(port, mixed, 60):,.0f}/s")
+    print(f"{WAITERS} waiters on one key, set → the last is told: {told(port, WAITERS) * 1e3:.1f} ms")
+    server.stdin.close()  # it ends, and prints its profile if it made one
+    print(server.stdout.read().decode(), end="")
+    server.wait()
+
+
+def serve_for_profile() -> None:
+    """tenax's server until stdin ends; with ``--profile``, where its time went."""
+    import cProfile
+    import pstats
+    import sys
+
+    from tenax.listening import listen
+    from tenax.store.server import StoreServer
+
+    many_descriptors()
+    listener = listen("127.0.0.1")
+    server = StoreServer(listener)
+    server.watch(0, server.stop)
+    print(listener.getsockname()[1], flush=True)
+    if "--profile" not in sys.argv:
+        server.serve()
+        return
+    profiler = cProfile.Profile()
+    profiler.runcall(server.serve)
+    pstats.Stats(profiler).sort_stats("tottime").print_stats(12)
+
+
+def pipelined(port: int, pairs: list[tuple[bytes, bytes]], times: int) -> float:
+    """One client sets them again and again without a pause. Sets per second."""
+    block = b"".join(bytes([wire.SET]) + wire.text(key) + wire.text(value) for key, value in pairs)
+    with _greeted(port) as client:
+        began = time.monotonic()
+        for _ in range(times):
+            client.sendall(block)
+        _round_trip(client)
+        return times * len(pairs) / (time.monotonic() - began)
+
+
+def told(port: int, waiters: int) -> float:
+    """So many clients wait for one key, and one sets it. Seconds until the last has been told, each of them once."""
+    many_descriptors()
+    key = wire.text(b"/told")
+    with contextlib.ExitStack() as stack:
+        setter, *clients = [stack.enter_context(_greeted(port)) for _ in range(waiters + 1)]
+        for client in clients:
+            # The answer to what comes before the wait says that it is read; the wait is in the same piece.
+            client.sendall(PING + bytes([wire.WAIT]) + wire.texts([b"/told"]))
+            assert client.recv(4, socket.MSG_WAITALL) == PING[1:]
+        began = time.monotonic()
+        setter.sendall(bytes([wire.SET]) + key + wire.text(b"1"))
+        for client in clients:
+            assert client.recv(2) == wire.STOP_WAITING
+        return time.monotonic() - began
+
+
+def _greeted(port: int) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=60)
+    client.sendall(wire.GREETING)
+    _round_trip(client)
+    return client
+
+
+def _round_trip(client: socket.socket) -> None:
+    client.sendall(PING)
+    assert client.recv(4, socket.MSG_WAITALL) == PING[1:]
+
+
+if __name__ == "__main__":
+    profile()

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.report import Row, cell, compared, limited, lines_per_second, render, seconds, spread, table, times
+from benchmarks.report import (
+    Row,
+    cell,
+    compared,
+    limited,
+    lines_per_second,
+    other_lines,
+    render,
+    seconds,
+    spread,
+    table,
+    times,
+)
 from benchmarks.samples import Samples, summarize
 
 
@@ -90,18 +102,18 @@ def test_a_loss_is_told_in_two_figures() -> None:
 
 
 def test_the_table_is_markdown_with_one_line_per_row() -> None:
-    """A failed bar catches the eye; a row without a bar has no verdict."""
+    """The ratio is the first figure; a failed bar catches the eye; a row without a bar has no verdict."""
     rows = [
         Row("launch", "1 s", "1 ms", "1000×", "≥ 15×", True),
         Row("exit", "1 s", "1 s", "1.0×", "≥ 15×", False),
         Row("threads", "4", "1"),
     ]
     assert table(rows).splitlines() == [
-        "| measure | torchrun | tenax | ratio | bar | pass |",
+        "| measure | ratio | torchrun | tenax | bar | pass |",
         "| --- | --- | --- | --- | --- | --- |",
-        "| launch | 1 s | 1 ms | 1000× | ≥ 15× | pass |",
-        "| exit | 1 s | 1 s | 1.0× | ≥ 15× | **FAIL** |",
-        "| threads | 4 | 1 |  |  |  |",
+        "| launch | 1000× | 1 s | 1 ms | ≥ 15× | pass |",
+        "| exit | 1.0× | 1 s | 1 s | ≥ 15× | **FAIL** |",
+        "| threads |  | 4 | 1 |  |  |",
     ]
 
 
@@ -112,3 +124,56 @@ def test_the_report_counts_the_bars_and_names_the_failures() -> None:
     assert "Bars passed: 1 of 3, not judged: 1." in text
     assert "- 2×: tenax: fell over\n" in text
     assert "Beside the table" not in text
+
+
+def test_other_launchers_stand_beside_the_two_with_their_own_ratios() -> None:
+    """A measure with two bars is there once, one that nobody else has is not; who cannot do it says so."""
+    samples = taken([2.0], [0.5])
+    samples.add("fast", "x", 0.1)
+    samples.add("tenax", "y", 1.0)
+    samples.unable["weak"] = "does not restart"
+    rows = [
+        compared(samples, "x", seconds, at_least=3),
+        limited(samples, "x", seconds, measure="again", below=1.0),
+        compared(samples, "y", seconds),
+        Row("z", "", ""),
+    ]
+    assert other_lines(rows, samples, ["fast", "weak"]) == [
+        (
+            "x",
+            "500 ms [500 ms, 500 ms] n=1",
+            "**4.0×** 2.00 s [2.00 s, 2.00 s] n=1",
+            "**0.20×** 100 ms [100 ms, 100 ms] n=1",
+            "does not restart",
+        )
+    ]
+
+
+def test_of_a_rate_more_is_better_also_beside_others() -> None:
+    """Half of our rate is one that we beat twice."""
+    samples = taken([], [600e3])
+    samples.add("slow", "x", 300e3)
+    rows = [compared(samples, "x", lines_per_second, more_is_better=True)]
+    assert other_lines(rows, samples, ["slow"])[0][-1].startswith("**2.0×** 300k lines/s")
+
+
+def test_what_else_belongs_to_a_report_has_its_section() -> None:
+    """Pictures by their addresses, texts word for word; a text with a heading keeps it, and gets no second one."""
+    text = render(
+        machine="m",
+        date="d",
+        method="how",
+        rows=[],
+        notes=[],
+        failures=[],
+        others=[("x", "1", "2", "3")],
+        names=["third"],
+        others_notes=["fourth was not measured"],
+        plots={"plots/x.svg": "an x"},
+        sections={"Profiles": "two  words\n", "On a real GPU": "## On one GPU\n\nfast\n"},
+    )
+    assert "## Other launchers, the same work\n\n| measure | tenax | torchrun | third |\n" in text
+    assert "- fourth was not measured\n" in text
+    assert "## Plots\n\n![an x](plots/x.svg)\n" in text
+    assert text.endswith("## Profiles\n\ntwo  words\n\n## On one GPU\n\nfast\n")
+    assert "On a real GPU" not in text

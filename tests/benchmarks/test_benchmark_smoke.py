@@ -1,20 +1,26 @@
-"""The measurements of many nodes, as a smoke run takes them: each gives its figures, which are not judged."""
+"""The smoke run: every case gives its figures, which are not judged."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from benchmarks.__main__ import MEASUREMENTS
 from benchmarks.elastic import Elastic
-from benchmarks.harness import Launcher, Settings
-from benchmarks.report import OURS
+from benchmarks.harness import Launcher
+from benchmarks.report import BASELINE, OURS
+from benchmarks.running import HERE
 from benchmarks.samples import Samples
 
-from benchmarks import agents, fanout, harness, hosts, rendezvous, store
+from benchmarks import agents, harness, hosts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
+ALONE = ("etcd",)  # in a smoke run torchrun has no part in these
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 
@@ -60,27 +66,25 @@ def test_several_agents_give_a_figure(
     assert any(row.passed is not None or row.ours for row in agents.rows(samples))
 
 
-def test_the_fan_out_gives_a_figure(tenax: Launcher, samples: Samples) -> None:
-    """Until all have decided, and until the next generation."""
-    fanout.measure(Settings((tenax,), quick=True), samples)
-    assert [bool(samples.all(OURS, row.measure)) for row in fanout.rows(samples)] == [True, True]
-
-
-def test_the_rendezvous_gives_a_figure_for_each_size_and_its_growth(tenax: Launcher, samples: Samples) -> None:
-    """The last row is the growth, which a single size of those that count does not give."""
-    rendezvous.measure(Settings((tenax,), quick=True), samples)
-    *sizes, growth = rendezvous.rows(samples)
-    assert len(sizes) == len(rendezvous.QUICK_SIZES)
-    assert all(samples.all(OURS, row.measure) for row in sizes)
-    assert growth.passed is None
-
-
 @needs_torch
-def test_the_store_gives_a_figure_for_each_operation_and_the_storm(tenax: Launcher, samples: Samples) -> None:
-    """With torch's own clients."""
-    store.measure(Settings((tenax,), quick=True), samples)
-    assert len(samples.values[OURS]) == len(store.stores.OPERATIONS) + 1
-    assert store.rows(samples)
+@pytest.mark.timeout(900)
+def test_a_smoke_run_gives_a_figure_for_every_case(tenax: Launcher, tmp_path: Path) -> None:
+    """Every launch of tenax does its work and nothing of it is missing. torchrun is beside it, or what became of it."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", f"--results={tmp_path}"]
+    run = subprocess.run(
+        command, cwd=HERE.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=880, check=False
+    )
+    assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
+    report = (tmp_path / "report.md").read_text()
+    for case in MEASUREMENTS:
+        samples = Samples(**json.loads((tmp_path / f"{case}.json").read_text()))
+        assert samples.values[OURS], case
+        assert all(figures for figures in samples.values[OURS].values()), case
+        assert OURS not in samples.misses, samples.misses
+        said = any(failure.startswith(BASELINE) for failure in samples.failures) or BASELINE in samples.misses
+        assert case in ALONE or samples.values.get(BASELINE) or said, case
+        assert any(row.measure in report for row in MEASUREMENTS[case].rows(samples)), case
+    assert "| measure | tenax | torchrun | subprocess |" in report
 
 
 @needs_torch

@@ -55,7 +55,7 @@ DIFFERENT |= {
     )
 }
 # What ours has besides: torch's bases, fields and abstract methods must all be there.
-MORE = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s"}
+MORE = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"}
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ A dry run: nothing is started. The command would run 2 workers on this machine.
 
 script      train.py
 interpreter {python} (the one that runs tenax)
+preload     what the script imports, once; workers are forked from there (--preload)
 folder      {home}
 run id      job7
 role        actor

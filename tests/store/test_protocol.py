@@ -172,6 +172,79 @@ def test_damaged_requests_never_pass_a_limit(damaged: list[tuple[bytes, bytes, i
     assert session._table.used_bytes <= SMALL.total_bytes
 
 
+# --- runs of SETs: those that look alike are taken together ----------------------------------------------------------
+
+SETS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from([b"a", b"b", b"cc"]), st.sampled_from([b"", b"1", b"2", b"33"])).map(
+            lambda pair: [ask.set_(*pair)]
+        ),
+        st.tuples(st.sampled_from([b"a", b"b"]), st.integers(1, 12)).map(
+            lambda run: [ask.set_(run[0], b"%02d" % number) for number in range(run[1])]
+        ),
+        st.sampled_from([b"a", b"cc"]).map(lambda key: [ask.get(key)]),
+        # As long as a SET of one byte each, with the same lengths in the same places.
+        st.just([b"\x09" + ask.set_(b"a", b"1")[1:]]),
+    ),
+    max_size=20,
+).map(lambda lists: [request for run in lists for request in run])
+
+
+@settings(max_examples=300)
+@given(SETS, st.lists(st.integers(0, 2000), max_size=4))
+def test_a_run_of_sets_means_what_each_of_them_means(requests: list[bytes], cuts: list[int]) -> None:
+    """In one piece, in some, and one request at a time: the same table and the same answers, P3 and P5."""
+    (alone,) = sessions(1)
+    answers = b"".join(alone.receive(request) for request in requests)
+    data = b"".join(requests)
+    for parts in ([data], pieces(data, cuts)):
+        (session,) = sessions(1)
+        assert b"".join(session.receive(part) for part in parts) == answers
+        assert session._table.values == alone._table.values
+        assert session._table.used_bytes == alone._table.used_bytes
+        assert not session.fault
+        assert session.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ask.append(b"a", b"2"),
+        ask.set_(b"a" + ask.number(1), b"2"),  # another key, with the length of the value where it is in the others
+        ask.set_(b"a", b"22"),
+        ask.get(b"a"),
+    ],
+)
+def test_a_run_of_sets_ends_before_what_only_looks_like_them(other: bytes) -> None:
+    """Another command, or the same with other lengths, in the middle of a run."""
+    requests = [ask.set_(b"a", b"1")] * 6 + [other] + [ask.set_(b"b", b"1")] * 6
+    alone, together = sessions(1) + sessions(1)
+    answers = b"".join(alone.receive(request) for request in requests)
+    assert together.receive(b"".join(requests)) == answers
+    assert together._table.values == alone._table.values
+
+
+def test_a_run_of_sets_wakes_who_waits_once() -> None:
+    """However often the key is set in it, and wherever in the run it is."""
+    first, second, setter = sessions(3)
+    first.receive(ask.wait(b"k7"))
+    second.receive(ask.wait(b"k7", b"k9"))
+    setter.receive(b"".join(ask.set_(b"k%d" % (number % 10), b"v") for number in range(30)))
+    assert woken(setter) == [first, second]
+    assert first.take() == second.take() == STOP
+    setter.receive(b"".join(ask.set_(b"k%d" % (number % 10), b"v") for number in range(30)))
+    assert woken(setter) == []
+
+
+def test_a_run_of_sets_is_refused_where_the_store_is_full() -> None:
+    """What came before has its effect; what came after has none, P2."""
+    (session,) = sessions(1, SMALL)
+    session.receive(b"".join(ask.set_(b"%02d" % number, b"v") for number in range(30)))
+    assert "20 keys" in session.fault
+    assert sorted(session._table.values) == [b"%02d" % number for number in range(20)]
+    assert session.receive(ask.get(b"00")) == b""
+
+
 def test_a_long_list_may_come_byte_by_byte() -> None:
     """P5"""
     (session,) = sessions(1)

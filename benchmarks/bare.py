@@ -1,0 +1,29 @@
+"""Bare: the least that can be called a launcher. It starts the workers with `subprocess`, and waits for them.
+
+The floor beside the launchers: it watches nobody, restarts nobody and keeps no logs. It reads two of torchrun's flags
+(`--nproc-per-node=N`, `--no-python`), takes no notice of the others, and imports nothing of tenax.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def main(arguments: list[str]) -> int:
+    """1 when a worker did not end well, otherwise 0."""
+    flags = []
+    while arguments and arguments[0].startswith("--"):
+        flags.append(arguments.pop(0))
+    (workers,) = (int(flag.partition("=")[2]) for flag in flags if flag.startswith("--nproc-per-node="))
+    command = arguments if "--no-python" in flags else [sys.executable, *arguments]
+    started = []
+    for rank in range(workers):
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(workers)}
+        started.append(subprocess.Popen(command, env=os.environ | variables))
+    return int(any([worker.wait() for worker in started]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""What the agent of one node imports before its worker runs: exactly these modules of ours, few of the standard
+library, and of others only msgspec. Every module here is paid for by every launch; what is not, is imported where it is
+used.
+
+The agent tells of its imports as it makes them (``-X importtime``), into a file; the worker's first act is to keep what
+is in it by then.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+
+import tenax
+
+OURS = """
+tenax tenax.agent tenax.agent.abandonment tenax.agent.node tenax.agent.outlets tenax.agent.watchdog tenax.channel
+tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options tenax.cli.run tenax.cli.script
+tenax.cli.world tenax.core tenax.core.agent tenax.core.commands tenax.core.coordinator tenax.core.environment
+tenax.core.events tenax.core.messages tenax.core.model tenax.core.policy tenax.core.ranks tenax.core.record
+tenax.core.text tenax.failures tenax.failures.exit_codes tenax.failures.hook tenax.failures.out_of_memory
+tenax.failures.plain_text tenax.failures.words tenax.helper_process tenax.launcher tenax.launcher.api
+tenax.launcher.config tenax.listening tenax.logs tenax.logs.prefix tenax.logs.scribe tenax.logs.specs tenax.logs.std
+tenax.loop tenax.numa tenax.numa.binding tenax.numa.sysfs tenax.numa.topology tenax.ports tenax.processes
+tenax.processes.descendants tenax.processes.devices tenax.processes.entrypoint tenax.processes.keeper
+tenax.processes.placement tenax.rendezvous tenax.rendezvous.api tenax.rendezvous.engine tenax.rendezvous.local
+tenax.rendezvous.registry tenax.rendezvous.seat tenax.rendezvous.store_place tenax.runtime tenax.runtime.entrypoints
+tenax.runtime.journal tenax.runtime.notice_file tenax.runtime.places tenax.runtime.signals tenax.runtime.story
+tenax.runtime.supervisor tenax.runtime.worker_logs tenax.store tenax.store.host
+"""
+# Without those that every interpreter has before the first line of a program. Only to name a newcomer: other versions
+# of Python have others.
+THEIRS = """
+__future__ _collections _collections_abc _datetime _decimal _functools _heapq _operator _socket _sre _stat _struct
+_typing _uuid _weakrefset array collections collections.abc contextlib copyreg datetime decimal encodings.idna enum
+errno fcntl functools genericpath heapq itertools keyword math numbers operator os platform posixpath re
+re._casefix re._compiler re._constants re._parser reprlib select selectors signal socket stat stringprep struct
+textwrap threading types typing unicodedata uuid warnings
+"""
+MOST_OF_THEIRS = 65
+IN_VAIN = {"_wmi", "typing_extensions"}  # asked for and not there, or hidden: they cost nothing
+
+# Without ``site``: what an environment adds there is not ours.
+AGENT = """
+import sys
+sys.path[:0] = sys.argv[1].split(":")
+from tenax.cli.main import main
+raise SystemExit(main(["run", "--nproc-per-node=1", sys.argv[2]]))
+"""
+WORKER = """
+import os, shutil
+shutil.copyfile(os.environ["TOLD"], os.environ["TOLD"] + ".by-then")
+"""
+
+
+def _home(package) -> str:
+    return os.path.dirname(os.path.dirname(os.path.abspath(package.__file__)))
+
+
+def _imported_by_the_agent(folder) -> set[str]:
+    """The names of all modules that were imported when the worker ran."""
+    (folder / "worker.py").write_text(WORKER)
+    told = folder / "told"
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PET_"))}
+    places = f"{_home(tenax)}:{_home(msgspec)}"
+    with told.open("wb") as stderr:
+        done = subprocess.run(
+            [sys.executable, "-S", "-X", "importtime", "-c", AGENT, places, "worker.py"],
+            cwd=folder,
+            env={**environ, "TOLD": str(told), "TMPDIR": str(folder)},
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            timeout=30,
+        )
+    assert done.returncode == 0, told.read_text()
+    lines = (folder / "told.by-then").read_text().splitlines()
+    return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")} - {"imported package"}
+
+
+def test_the_agent_imports_exactly_what_it_needs(tmp_path) -> None:
+    """A newcomer makes every launch slower: import it where it is used, or, if every launch uses it, add it here."""
+    imported = _imported_by_the_agent(tmp_path)
+    ours = {name for name in imported if name.partition(".")[0] == "tenax"}
+    newcomers, gone = sorted(ours - set(OURS.split())), sorted(set(OURS.split()) - ours)
+    assert not newcomers, f"tenax run imports these before the first worker, and did not before: {newcomers}"
+    assert not gone, f"tenax run does not import these any more, take them off the list: {gone}"
+
+    theirs = {name for name in imported if name.partition(".")[0] in sys.stdlib_module_names}
+    at_start = _imported_by_an_empty_program()
+    new = sorted(theirs - at_start - set(THEIRS.split()))
+    count = len(theirs - at_start)
+    assert count <= MOST_OF_THEIRS, f"tenax run imports {count} modules of the standard library, among them {new}"
+
+    strangers = sorted({name.partition(".")[0] for name in imported - ours - theirs} - {"msgspec"} - IN_VAIN)
+    assert not strangers, f"tenax run imports these packages of others before the first worker: {strangers}"
+
+
+def _imported_by_an_empty_program() -> set[str]:
+    code = "import sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())

@@ -1,0 +1,90 @@
+"""Who is who below an agent whose workers are warm: read from the process table, as a person would."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+from e2e.harness import Bench, Running, is_alive, until
+
+# A script whose workers say where a module was imported, and stay until somebody ends them.
+STAYING = """
+    import os, sys
+    import marked_kit
+    from worker_kit import note, ready, stay
+    note("imported_in", marked_kit.IMPORTED_IN)
+    ready()
+    stay()
+    """
+MARKED_KIT = "import os\nIMPORTED_IN = os.getpid()\n"
+
+
+def name_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    return ""
+
+
+def started_at(pid: int) -> int:
+    """In ticks of the system's clock."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+
+
+def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pid, number)
+
+
+class Family:
+    """The processes of one agent."""
+
+    def __init__(self, bench: Bench, running: Running) -> None:
+        self._bench = bench
+        self.running = running
+        self.keeper = until(lambda: self._children_of(running.pid, "tenax-keeper"), "a keeper")[0]
+
+    def _children_of(self, parent: int, name: str) -> list[int]:
+        try:
+            listing = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+        except OSError:
+            return []
+        found = [int(word) for word in listing.split()]
+        return [pid for pid in found if is_alive(pid) and self._is_called(pid, name)]
+
+    @staticmethod
+    def _is_called(pid: int, name: str) -> bool:
+        if name_of(pid) == name:
+            return True
+        with contextlib.suppress(OSError):
+            return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0] == name.encode()
+        return False
+
+    @property
+    def root(self) -> int:
+        """The template's interpreter as it was started."""
+        return until(lambda: self._children_of(self.keeper, "tenax-template"), "a template")[0]
+
+    @property
+    def template(self) -> int:
+        """The one that has imported everything, and forks."""
+        return until(lambda: self._children_of(self.root, "tenax-template"), "a template that imports")[0]
+
+    @property
+    def midwives(self) -> list[int]:
+        return self._children_of(self.template, "tenax-template")
+
+    @property
+    def standbys(self) -> set[int]:
+        return set(self._children_of(self.keeper, "tenax-standby"))
+
+    def until_standbys(
+        self, count: int, *, without: set[int] | None = None, but_for: set[int] | None = None
+    ) -> set[int]:
+        """So many of them, and none of those; ``but_for``: who is none, whatever it calls itself."""
+
+        def there() -> set[int]:
+            found = self.standbys - (but_for or set())
+            return found if len(found) == count and not found & (without or set()) else set()
+
+        return until(there, lambda: f"{count} standbys; there are {self.standbys}, stderr is\n{self.running.err}")

@@ -1,0 +1,163 @@
+"""The same job twice: once cold, once warm, and what its workers saw of themselves.
+
+Each kind of job runs once, whoever asks first, and its findings lie in a folder that all processes of a parallel test
+run share.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from e2e.harness import Bench, Done, Running
+
+HERE = Path(__file__).parent
+WORKERS = 2
+ATTEMPTS = 2
+PRELOADED = "numpy,json,tiny_kit"
+
+# Modules that are next to the script.
+_KIT = {
+    "tiny_kit/__init__.py": """
+        import os, sys
+        from . import inner
+        TOUCHED = inner.VALUE + 1
+        IMPORTED_IN = os.getpid()
+        os.environ["TINY_KIT_WAS_HERE"] = "yes"
+        print("tiny_kit says hello")
+        """,
+    "tiny_kit/inner.py": "VALUE = 41",
+    "late_kit.py": "VALUE = 'late'",
+    "lib/sitecustomize.py": """
+        import os, sys
+        sys.customized_in = os.getpid()
+        sys.times_customized = getattr(sys, "times_customized", 0) + 1
+        """,
+}
+
+
+class Kind:
+    """A way to run the script."""
+
+    def __init__(
+        self,
+        *words: str,
+        env: dict[str, str] | None = None,
+        prepare: Callable[[Path], None] = lambda _: None,
+        terminal: bool = False,
+        heavy: bool = False,
+    ) -> None:
+        """``words``: what is written between ``tenax run`` and the script's arguments."""
+        self.words = words
+        self.env = {**({"SIGHT_HEAVY": "1"} if heavy else {}), **(env or {})}
+        self.prepare = prepare
+        self.terminal = terminal
+
+
+class Seen:
+    """What came of one run."""
+
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.code: int = data["code"]
+        self.out: str = data["out"]
+        self.err: str = data["err"]
+        self._workers: dict[str, dict[str, Any]] = data["workers"]
+        self.ended: list[str] = data["ended"]
+        self.errors: dict[str, Any] = data["errors"]
+
+    def of(self, rank: int, attempt: int) -> dict[str, Any]:
+        return self._workers[f"{rank}.{attempt}"]
+
+    def every(self, name: str) -> list[Any]:
+        return [self.of(rank, attempt)[name] for attempt in range(ATTEMPTS) for rank in range(WORKERS)]
+
+
+class Pair:
+    def __init__(self, data: dict[str, Any]) -> None:
+        self.cold = Seen(data["cold"])
+        self.warm = Seen(data["warm"])
+
+
+def pair(kind: Kind, name: str, shared: Path) -> Pair:
+    """Run it, or read what the one who ran it has found."""
+    found = shared / f"warm-pair-{name}.json"
+    with open(shared / f"warm-pair-{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not found.exists():
+            place = shared / f"warm-pair-{name}"
+            shutil.rmtree(place, ignore_errors=True)
+            found.write_text(json.dumps(_run_both(kind, place)))
+    return Pair(json.loads(found.read_text()))
+
+
+def _run_both(kind: Kind, place: Path) -> dict[str, Any]:
+    benches, begun = {}, {}
+    try:
+        for temper, modules in (("cold", "none"), ("warm", PRELOADED)):
+            home = place / temper
+            home.mkdir(parents=True)
+            bench = benches[temper] = Bench(home, f"{os.urandom(4).hex()}")
+            _furnish(home)
+            kind.prepare(home)
+            begun[temper] = _begin(bench, kind, modules)
+        return {temper: _findings(benches[temper], begun[temper]) for temper in benches}
+    finally:
+        for bench in benches.values():
+            bench.close()
+
+
+def _furnish(home: Path) -> None:
+    for name, source in _KIT.items():
+        path = home / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    shutil.copy(HERE / "sight_main.py", home)
+    (home / "seen").mkdir()
+    (home / "input").write_text("what stands in the file\n")
+
+
+def _begin(bench: Bench, kind: Kind, modules: str) -> Any:
+    words = ["--nproc-per-node", str(WORKERS), "--max-restarts", "1", "--rdzv-id", "job", "--log-dir", "logs"]
+    words += ["--preload", modules, *kind.words, "seen", "--local-rank=${local_rank}", "two words", ""]
+    env = {"PYTHONPATH": f"{bench.home}/lib", **kind.env}
+    if kind.terminal:
+        terminal = bench.terminal(*words, env=env)
+        terminal.type(b"what is typed\n\x04" * ATTEMPTS)  # each attempt reads as far as the next end of input
+        return terminal
+    with open(bench.home / "input") as file:
+        return bench.start(*words, env=env, stdin=file)
+
+
+def _findings(bench: Bench, begun: Any) -> dict[str, Any]:
+    done = begun.wait(60) if isinstance(begun, Running) else Done(begun.wait(60), begun.seen, "")
+    home = bench.home
+    data = {
+        "code": done.code,
+        "out": done.out,
+        "err": done.err,
+        "workers": {path.stem: json.loads(path.read_text()) for path in (home / "seen").glob("*.json")},
+        "ended": sorted(path.name for path in (home / "seen").glob("ended.*")),
+        "errors": {
+            str(path.relative_to(bench.run_dir())): json.loads(path.read_text())
+            for path in bench.run_dir().glob("attempt_*/*/error.json")
+        },
+    }
+    return json.loads(_alike(json.dumps(data), home, bench))  # type: ignore[no-any-return]
+
+
+def _alike(text: str, home: Path, bench: Bench) -> str:
+    """Without what two runs cannot have in common: where they are, how they are marked, their ports and pids."""
+    text = text.replace(str(home), "HOME").replace(bench.mark, "MARK")
+    text = re.sub(r"logs/job_[0-9a-f]{8}", "logs/job", text)
+    text = re.sub(r"(TENAX_KEEPER\W{1,9})[0-9a-f]{16}", r"\1KEEPER", text)
+    text = re.sub(r"(MASTER_PORT\W{1,9})\d+", r"\1PORT", text)
+    text = re.sub(r"(TORCHELASTIC_TIMER_FILE\W{1,9})[\w/.-]+", r"\1PIPE", text)
+    text = re.sub(r"/dev/pts/\d+", "/dev/pts/N", text)
+    return re.sub(r"pid \d+", "pid PID", text)

@@ -1,0 +1,338 @@
+"""Anybody may be killed at any moment: a standby, the template, the keeper, the agent. Nobody is left, none hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Bench, Running, is_alive, until
+from tenax.channel import Channel
+from tenax.processes.nursery import Nursery
+
+from .family import MARKED_KIT, STAYING, Family, kill, name_of, started_at
+
+
+def _start(bench: Bench, *words: str, source: str = STAYING, modules: str = "marked_kit", restarts: int = 3) -> Family:
+    bench.script(MARKED_KIT, "marked_kit.py")
+    script = bench.script(source)
+    flags = ["--nproc-per-node", "2", "--max-restarts", str(restarts), "--preload", modules, "--shutdown-timeout", "5"]
+    return Family(bench, bench.start(*flags, *words, script))
+
+
+def _was_warm(bench: Bench, attempt: int, workers: int = 2) -> bool:
+    pids = bench.pids(workers, attempt)
+    places = [int(bench.note("imported_in", rank, attempt)) for rank in range(workers)]
+    assert [place == pid for place, pid in zip(places, pids, strict=True)] in ([True] * workers, [False] * workers)
+    return places != pids
+
+
+def _stop(running: Running) -> None:
+    running.send(signal.SIGTERM)
+    running.wait()
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_takes_the_standbys(bench: Bench) -> None:
+    family = _start(bench)
+    first = bench.pids(2)
+    standbys = family.until_standbys(2, without=set(first))
+    began = {pid: started_at(pid) for pid in standbys}
+    kill(first[0])
+    assert set(bench.pids(2, 1)) == standbys
+    assert {pid: started_at(pid) for pid in standbys} == began  # they are older than their generation, and show it
+    assert _was_warm(bench, 0)
+    assert _was_warm(bench, 1)
+    assert all(name_of(pid) != "tenax-standby" for pid in standbys)
+    family.until_standbys(2, without=standbys)  # for the next one
+    _stop(family.running)
+
+
+def test_one_attempt_on_one_node_keeps_no_standbys(bench: Bench) -> None:
+    family = _start(bench, restarts=0)
+    bench.pids(2)
+    assert _was_warm(bench, 0)
+    deadline = time.monotonic() + 1.2  # longer than the keeper waits before it has standbys bred
+    seen: set[int] = set()
+    while time.monotonic() < deadline:
+        seen |= family.standbys
+        time.sleep(0.01)
+    assert not seen
+    _stop(family.running)
+
+
+def test_a_run_that_is_asked_to_end_leaves_no_standby(bench: Bench) -> None:
+    family = _start(bench)
+    bench.pids(2)
+    family.until_standbys(2)
+    family.running.send(signal.SIGTERM)
+    assert family.running.wait().code == 128 + signal.SIGTERM
+    assert not bench.alive()
+
+
+# --- the death of one -------------------------------------------------------------------------------------------------
+
+
+def test_a_standby_that_is_killed_is_replaced(bench: Bench) -> None:
+    family = _start(bench)
+    first = bench.pids(2)
+    standbys = family.until_standbys(2)
+    victim = min(standbys)
+    kill(victim)
+    replaced = family.until_standbys(2, without={victim})
+    assert all(map(is_alive, first))
+    kill(first[1])
+    assert set(bench.pids(2, 1)) == replaced
+    _stop(family.running)
+    assert "cold" not in family.running.err
+
+
+def test_all_standbys_and_a_worker_may_die_at_once(bench: Bench) -> None:
+    family = _start(bench)
+    first = bench.pids(2)
+    standbys = family.until_standbys(2)
+    for pid in (*standbys, first[0]):
+        kill(pid)
+    assert not set(bench.pids(2, 1)) & standbys
+    assert _was_warm(bench, 1)
+    _stop(family.running)
+
+
+@pytest.mark.parametrize("which", ["root", "template"])
+def test_without_a_template_restarts_go_cold_and_somebody_says_so(bench: Bench, which: str) -> None:
+    family = _start(bench)
+    first = bench.pids(2)
+    standbys = family.until_standbys(2)
+    root, template = family.root, family.template
+    kill(root if which == "root" else template)
+    family.running.until_said("workers start cold from now on: the process that forks them was killed by SIGKILL")
+    until(lambda: not is_alive(root) and not is_alive(template), "the end of both")
+    assert all(map(is_alive, (*first, *standbys)))
+    kill(first[0])
+    second = bench.pids(2, 1)
+    assert set(second) == standbys  # those who were there can still be workers
+    kill(second[1])
+    assert not _was_warm(bench, 2)
+    assert family.running.err.count("workers start cold from now on") == 1
+    _stop(family.running)
+
+
+def test_a_template_that_is_killed_while_workers_wait_for_it(bench: Bench) -> None:
+    bench.script(
+        """
+        import os, time
+        from pathlib import Path
+        import worker_kit
+        worker_kit.note("importing", os.getpid())
+        while not worker_kit.noted("go_on"):
+            time.sleep(0.005)
+        """,
+        "slow_kit.py",
+    )
+    family = _start(bench, source="import slow_kit\n" + "from worker_kit import *\nready()\nstay()", modules="slow_kit")
+    bench.note("importing")
+    kill(family.root)
+    family.running.until_said("workers start cold from now on: the process that forks them was killed by SIGKILL")
+    bench.tell("go_on")
+    bench.tell("go_on", 1)
+    bench.pids(2)
+    _stop(family.running)
+
+
+# --- the death of all -------------------------------------------------------------------------------------------------
+
+
+def test_nobody_outlives_the_agent(bench: Bench) -> None:
+    family = _start(bench)
+    workers = bench.pids(2)
+    everybody = {*workers, *family.until_standbys(2), family.root, family.template, family.keeper}
+    kill(family.running.pid)
+    family.running.process.wait()
+    until(lambda: not any(map(is_alive, everybody)), "the end of everybody")
+    until(lambda: not bench.alive(), lambda: f"the end of {bench.alive()}")
+
+
+def test_nobody_outlives_the_keeper(bench: Bench) -> None:
+    family = _start(bench)
+    workers = bench.pids(2)
+    everybody = {*workers, *family.until_standbys(2), family.root, family.template}
+    kill(family.keeper)
+    done = family.running.wait()
+    assert done.code != 0
+    assert "keeper" in done.err
+    until(lambda: not any(map(is_alive, everybody)), "the end of everybody")
+
+
+def test_nobody_outlives_the_keeper_that_dies_while_the_template_imports(bench: Bench) -> None:
+    bench.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
+    family = _start(bench, modules="slow_kit")
+    bench.note("importing")
+    everybody = {family.root, family.template}
+    kill(family.keeper)
+    family.running.wait()
+    until(lambda: not any(map(is_alive, everybody)), "the end of everybody")
+
+
+# --- what workers leave behind ----------------------------------------------------------------------------------------
+
+LEAVING = """
+    import os, signal, sys, time
+    import marked_kit
+    from worker_kit import ATTEMPT, NOTES, RANK, daemon, note, ready, stay, wait_for
+
+    def is_there(pid):
+        try:
+            return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] not in "ZX"
+        except OSError:
+            return False
+
+    if ATTEMPT == 0:
+        if RANK == 0:
+            DAEMON
+    else:
+        left = int((NOTES / "daemon.0.0").read_text())
+        note("daemon_is_there", is_there(left))
+    note("imported_in", marked_kit.IMPORTED_IN)
+    ready()
+    stay()
+    """
+
+
+def _leaves(bench: Bench, daemon: str) -> None:
+    family = _start(bench, source=LEAVING.replace("DAEMON", daemon))
+    first = bench.pids(2)
+    left = int(bench.note("daemon"))
+    standbys = family.until_standbys(2, but_for={left, *first})
+    template = family.root, family.template
+    until(lambda: os.getsid(left) != first[0], "a session of its own")
+    kill(first[0])
+    assert set(bench.pids(2, 1)) == standbys  # they were spared
+    assert [bench.note("daemon_is_there", rank, 1) for rank in range(2)] == ["False", "False"]
+    assert not is_alive(left)
+    assert (family.root, family.template) == template
+    _stop(family.running)
+
+
+def test_a_daemon_is_gone_before_the_next_generation_starts(bench: Bench) -> None:
+    _leaves(bench, 'daemon("daemon")')
+
+
+def test_an_orphan_that_calls_itself_a_standby_is_none(bench: Bench) -> None:
+    _leaves(bench, 'open("/proc/self/comm", "w").write("tenax-standby"); daemon("daemon")')
+
+
+# --- what a standby has missed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGINT], ids=str)
+def test_a_signal_to_a_standby_is_not_one_to_the_worker_that_it_becomes(bench: Bench, number: int) -> None:
+    """Schedulers signal every process of a job; workers that handled it go on, and must be able to restart."""
+    family = _start(bench)
+    first = bench.pids(2)
+    standbys = family.until_standbys(2)
+    for pid in (*standbys, family.root, family.template):
+        kill(pid, signal.Signals(number))
+    kill(first[0])
+    until(
+        lambda: "generation 3" in family.running.err or all(bench.noted("ready", rank, 1) for rank in range(2)),
+        "the second generation",
+    )
+    assert "generation 3" not in family.running.err, family.running.err
+    assert set(bench.pids(2, 1)) == standbys
+    _stop(family.running)
+
+
+# --- what goes wrong while standbys are bred --------------------------------------------------------------------------
+
+
+def test_a_birth_that_fails_half_way_holds_up_nobody(bench: Bench) -> None:
+    """The one who forks standbys is killed before it has told the keeper of them. The next restart must not wait."""
+    bench.script(
+        """
+        import os, time
+        def hold():
+            if os.path.exists("hold"):
+                open("held", "w").close()
+                while os.path.exists("hold"):
+                    time.sleep(0.005)
+        os.register_at_fork(after_in_child=hold)
+        """,
+        "held_kit.py",
+    )
+    family = _start(bench, modules="marked_kit,held_kit")
+    first = bench.pids(2)
+    standbys = family.until_standbys(2)
+    (bench.home / "hold").touch()
+    kill(min(standbys))
+    until((bench.home / "held").exists, "the birth of another one")
+    (midwife,) = family.midwives
+    kill(midwife)
+    (bench.home / "hold").unlink()
+    until(lambda: not is_alive(midwife), "its end")
+    kill(first[0])
+    for rank in range(2):
+        bench.note("ready", rank, 1, timeout_s=10)
+    _stop(family.running)
+
+
+class _Mother:
+    """A template as the keeper knows it: played by the test on the other end of the channel."""
+
+    def __init__(self, standbys: int) -> None:
+        ours, theirs = Channel.pair()
+        self.channel = Channel(theirs)
+        self._output, printed = os.pipe()
+        os.set_blocking(self._output, False)
+        os.close(printed)
+        self.nursery = Nursery(os.getpid(), ours, self._output, standbys)
+        self.nursery.prepare(["json"], [])
+
+    def orders(self) -> list[str]:
+        found = []
+        for message, descriptors in self.channel.receive():
+            found.append(message[0])
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return found
+
+
+def test_a_template_that_cannot_fork_is_not_asked_for_ever() -> None:
+    """Where no process can be made, a cold start fails and says so; a warm one must come to that, too."""
+    mother = _Mother(standbys=2)
+    mother.channel.send(("ready", 0.1, ["json"], {}))
+    mother.nursery.listen()
+    mother.orders()
+    asked = 0
+    for _ in range(10):  # what the keeper does whenever it wakes while a worker waits
+        mother.nursery.listen()
+        mother.nursery.expect(2)
+        if not mother.nursery.is_coming:
+            break
+        asked += mother.orders().count("breed")
+        mother.channel.send(("bred", []))
+    assert not mother.nursery.is_coming, f"it was asked {asked} times, in vain"
+    mother.channel.close()
+
+
+def test_a_standby_that_died_unseen_is_passed_over(tmp_path: Path) -> None:
+    """Its death was reaped before its birth was heard of."""
+    mother = _Mother(standbys=0)
+    mother.channel.send(("ready", 0.1, ["json"], {}))
+    mother.nursery.listen()
+    mother.nursery.expect(1)
+    mother.orders()  # and its end of the socket is closed, as at its death
+    mother.nursery.has_died(4194305, -9)
+    mother.channel.send(("bred", [4194305]))
+    mother.nursery.listen()
+    spec = {"argv": [], "env": {}, "cwd": b"", "cpus": [], "numbers": []}
+    read, write = os.pipe()
+    assert mother.nursery.activate(spec, [], write) == 0
+    os.close(read)
+    os.close(write)
+    assert not mother.nursery.is_coming
+    mother.channel.close()

@@ -1,0 +1,411 @@
+"""What cannot be forked is not preloaded, and a sentence says why; everything else is.
+
+One run preloads a module for each reason, with two good ones around them. Every module notes in which process it was
+imported: one that was preloaded was imported in the same process for all workers, one that was left out in each worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import textwrap
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from e2e.harness import Bench, Done
+
+from .family import Family
+
+MARKED = "import os\nIMPORTED_IN = os.getpid()\n"
+
+# A module's source, and what is said of it.
+LEFT_OUT = {
+    "thread": (
+        "import threading\nthreading.Thread(target=threading.Event().wait, name='watcher', daemon=True).start()",
+        r"it has started a thread \(watcher\), which a forked process would not have",
+    ),
+    "threads": (
+        """
+        import threading
+        for name in ("one", "two"):
+            threading.Thread(target=threading.Event().wait, name=name, daemon=True).start()
+        """,
+        r"it has started 2 threads \(one, two\), which a forked process would not have",
+    ),
+    "file": ("KEPT = open(__file__)", r"it keeps /\S*/left_file.py open, which all workers would share"),
+    "socket": ("import socket\nKEPT = socket.socket()", r"it keeps socket:\[\d+\] open, which all workers would share"),
+    "pipe": ("KEPT = os.pipe()", r"it keeps pipe:\[\d+\] open, which all workers would share"),
+    "epoll": ("import select\nKEPT = select.epoll()", r"it keeps anon_inode:\[eventpoll\] open.*"),
+    "child": (
+        "import subprocess\nKEPT = subprocess.Popen(['sleep', '60'])",
+        r"a process that it started is alive \([\w-]+\)",
+    ),
+    "orphan": (
+        """
+        if os.fork() == 0:
+            os.setsid()
+            os.execvp("sleep", ["sleep", "60"])
+        """,
+        r"a process that it started is alive \([\w-]+\)",
+    ),
+    "reads_item": ("KEPT = 'RANK' and os.environ.get('RANK')", r"it reads RANK when it is imported, and only .*"),
+    "reads_getenv": ("KEPT = os.getenv('LOCAL_RANK', '0')", r"it reads LOCAL_RANK when it is imported, .*"),
+    "reads_in": ("KEPT = 'WORLD_SIZE' in os.environ", r"it reads WORLD_SIZE when it is imported, .*"),
+    "reads_error": (
+        """
+        try:
+            KEPT = os.environ['MASTER_ADDR']
+        except KeyError:
+            KEPT = None
+        """,
+        r"it reads MASTER_ADDR when it is imported, .*",
+    ),
+    "sets": ("os.environ['LOCAL_RANK'] = '0'", r"it sets LOCAL_RANK when it is imported, .*"),
+    "sets_default": ("os.environ.setdefault('RANK', '0')", r"it (reads|sets) RANK when it is imported, .*"),
+    "folder": ("os.chdir('/')", r"it changes the working directory \(to /\)"),
+    "mask": ("os.umask(0o27)", r"it changes the file mode creation mask"),
+    "arguments": ("import sys\nsys.argv.append('more')", r"it changes sys.argv"),
+    "path": ("import sys\nsys.path.insert(0, '/')", r"it puts a folder in front of the script's on the import path"),
+    "failing": ("raise ValueError('not today')", r"it cannot be imported \(ValueError: not today\)"),
+    "exiting": ("import sys\nsys.exit('enough')", r"it cannot be imported \(SystemExit: enough\)"),
+    "ending": ("os._exit(5)", r"the process that imported it ended with exit code 5"),
+    "killed": ("os.kill(os.getpid(), 9)", r"the process that imported it was killed by SIGKILL"),
+    "crashing": (
+        "import ctypes, faulthandler\nfaulthandler.disable()\nctypes.string_at(0)",
+        r"the process that imported it was killed by SIGSEGV",
+    ),
+    "missing": (None, r"it cannot be imported \(ModuleNotFoundError: No module named 'left_missing'\)"),
+}
+# What ends the worker that imports it, or what there is not.
+NOT_FOR_WORKERS = {"failing", "exiting", "ending", "killed", "crashing", "missing"}
+
+KEPT = {
+    "good": "",
+    "prints": "import sys\nprint('first line\\nsecond line')\nprint('to stderr', file=sys.stderr)",
+    "tidy": """
+        import socket, subprocess, tempfile, threading
+        with tempfile.TemporaryFile(), socket.socket():
+            pass
+        subprocess.run(["true"], check=True)
+        done = threading.Thread(target=int)
+        done.start()
+        done.join()
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(child, 0)
+        QUIET = open("/dev/null")
+        """,
+    "reads_lasting": "LASTING = os.environ['TORCHELASTIC_RUN_ID'], os.environ.get('PATH'), 'NOT_SET' in os.environ",
+    "last": "",
+}
+
+# A module, what a worker finds of it, and what that must be: as if the worker had imported it itself.
+AS_IF_OWN: dict[str, tuple[str, str, Callable[[int], object]]] = {
+    "copies_the_environment": ("KEPT = os.environ.copy()", "module.KEPT.get('RANK')", str),
+    "looks_through_the_environment": (
+        "KEPT = {name: value for name, value in os.environ.items() if name.endswith('RANK')}",
+        "module.KEPT.get('RANK')",
+        str,
+    ),
+    "reads_bytes": ("KEPT = os.fsdecode(os.environb.get(b'RANK', b'none'))", "module.KEPT", str),
+    "deletes_a_variable": (
+        "try:\n    del os.environ['ROLE_RANK']\nexcept KeyError:\n    pass",
+        "os.environ.get('ROLE_RANK')",
+        lambda _: None,
+    ),
+    "reads_the_path": (
+        "KEPT = os.environ.get('PYTHONPATH'), [name for name in os.environ if name.startswith('TENAX_REC')]",
+        "module.KEPT",
+        lambda _: ["/a/folder", []],
+    ),
+    "adds_to_the_path": (
+        "os.environ['PYTHONPATH'] = os.environ['PYTHONPATH'] + ':/of/the/module'",
+        "os.environ['PYTHONPATH']",
+        lambda _: "/a/folder:/of/the/module",
+    ),
+    "changes_variables": (
+        "os.environ['NEW_ONE'] = 'new'\nos.environ['CHANGED'] += ':changed'\ndel os.environ['GONE']",
+        "[os.environ.get(name) for name in ('NEW_ONE', 'CHANGED', 'GONE')]",
+        lambda _: ["new", "a:changed", None],
+    ),
+    "sets_a_timer": (
+        "import signal\nsignal.setitimer(signal.ITIMER_REAL, 3600)",
+        "__import__('signal').getitimer(0)[0] > 0",
+        lambda _: True,
+    ),
+    "blocks_a_signal": (
+        "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])",
+        "list(__import__('signal').pthread_sigmask(0, []))",
+        lambda _: [signal.SIGUSR2],
+    ),
+    "handles_a_signal": (
+        "import signal\nsignal.signal(signal.SIGUSR1, lambda *_: None)",
+        "callable(__import__('signal').getsignal(10))",
+        lambda _: True,
+    ),
+    "seeds": ("import random\nrandom.seed(7)", "__import__('random').random()", lambda _: random.Random(7).random()),
+    "seeds_numpy": (
+        "import numpy\nnumpy.random.seed(7)",
+        "__import__('numpy').random.random()",
+        lambda _: __import__("numpy").random.RandomState(7).random(),
+    ),
+    "changes_streams": (
+        "import sys\nsys.stdout.reconfigure(errors='ignore')",
+        "[sys.stdout.errors, sys.stderr.errors]",
+        lambda _: ["ignore", "backslashreplace"],
+    ),
+    "changes_a_limit": (
+        "import resource\nresource.setrlimit(resource.RLIMIT_CORE, (0, 0))",
+        "__import__('resource').getrlimit(4)[0]",
+        lambda _: 0,
+    ),
+    "adds_a_folder_at_the_end": ("import sys\nsys.path.append('/last')", "sys.path[-1]", lambda _: "/last"),
+    "wants_to_be_called_at_the_end": (
+        "import atexit\natexit.register(lambda: print('called in', os.getpid()))",
+        "__import__('atexit')._ncallbacks() > 0",
+        lambda _: True,
+    ),
+}
+
+SCRIPT = """
+    import importlib, json, os, sys
+    names = sys.argv[1].split(",")
+    finds = {}
+    for name, look in json.loads(sys.argv[2]).items():
+        module = importlib.import_module(name)
+        finds[name] = eval(look)
+    found = {}
+    for name in names:
+        module = importlib.import_module(name)
+        found[name] = module.IMPORTED_IN
+    sees = {"pid": os.getpid(), "imported": found, "finds": finds}
+    with open(os.path.join(os.environ["E2E_NOTES"], os.environ["RANK"]), "w") as file:
+        json.dump(sees, file)
+    """
+
+
+class Sight:
+    """What came of the one run."""
+
+    def __init__(self, done: Done, workers: list[dict[str, object]]) -> None:
+        self.done = done
+        self.workers = workers
+        self.cold = self  # the same run without anything preloaded
+
+    def finds(self, name: str) -> list[object]:
+        return [worker["finds"][f"own_{name}"] for worker in self.workers]  # type: ignore[index]
+
+    def places(self, name: str) -> list[int]:
+        return [worker["imported"][name] for worker in self.workers]  # type: ignore[index]
+
+    @property
+    def pids(self) -> list[object]:
+        return [worker["pid"] for worker in self.workers]
+
+
+def _write(bench: Bench, name: str, source: str) -> None:
+    bench.script(MARKED + textwrap.dedent(source), f"{name}.py")
+
+
+@pytest.fixture(scope="module")
+def sight(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sight]:
+    bench = Bench(tmp_path_factory.mktemp("safety"), "safety")
+    for name, (source, _) in LEFT_OUT.items():
+        if source is not None:
+            _write(bench, f"left_{name}", source)
+    for name, source in KEPT.items():
+        _write(bench, f"kept_{name}", source)
+    for name, (source, _, _) in AS_IF_OWN.items():
+        _write(bench, f"own_{name}", source)
+    looks = {f"own_{name}": look for name, (_, look, _) in AS_IF_OWN.items()}
+    left = [f"left_{name}" for name in LEFT_OUT]
+    kept = [f"kept_{name}" for name in KEPT]
+    preloaded = [kept[0], *left, *looks, *kept[1:]]
+    imported = [*kept, *(f"left_{name}" for name in LEFT_OUT if name not in NOT_FOR_WORKERS)]
+    script = bench.script(SCRIPT)
+    seen = []
+    try:
+        for modules in (",".join(preloaded), "none"):
+            words = ["--nproc-per-node", "2", "--preload", modules, script, ",".join(imported), json.dumps(looks)]
+            done = bench.run(*words, env={"PYTHONPATH": "/a/folder", "CHANGED": "a", "GONE": "b"})
+            assert done.code == 0, done
+            seen.append(Sight(done, [json.loads((bench.notes / str(rank)).read_text()) for rank in range(2)]))
+        seen[0].cold = seen[1]
+        yield seen[0]
+    finally:
+        bench.close()
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_it_is_left_out_and_somebody_says_why(sight: Sight, name: str) -> None:
+    why = LEFT_OUT[name][1]
+    begin = f"left_{name} is not preloaded: "
+    (sentence,) = [line for line in sight.done.said if line.startswith(begin)] or ["nobody said anything"]
+    assert re.fullmatch(re.escape(begin) + why + "; each worker imports it itself", sentence), sentence
+
+
+@pytest.mark.parametrize("name", [name for name in LEFT_OUT if name not in NOT_FOR_WORKERS])
+def test_what_is_left_out_is_imported_by_each_worker(sight: Sight, name: str) -> None:
+    assert sight.places(f"left_{name}") == sight.pids
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_others_are_preloaded(sight: Sight, name: str) -> None:
+    places = set(sight.places(f"kept_{name}"))
+    assert len(places) == 1
+    assert not places & set(sight.pids)
+    assert f"kept_{name} is not preloaded" not in sight.done.err
+
+
+def test_what_an_import_prints_is_said_by_tenax(sight: Sight) -> None:
+    """Once for each time that it was tried, and in none of the workers."""
+    assert "tenax: while importing: first line\n" in sight.done.err
+    assert "tenax: while importing: to stderr\n" in sight.done.err
+    assert "first line" not in sight.done.out
+
+
+@pytest.mark.parametrize("name", AS_IF_OWN)
+def test_it_is_as_if_the_worker_had_imported_it(sight: Sight, name: str) -> None:
+    """Whether it was preloaded or left out."""
+    expected = [AS_IF_OWN[name][2](rank) for rank in range(2)]
+    assert sight.cold.finds(name) == expected
+    assert sight.finds(name) == expected
+
+
+def test_functions_for_the_end_run_in_workers_and_nowhere_else(sight: Sight) -> None:
+    called = re.findall(r"called in (\d+)", sight.done.out + sight.done.err)
+    assert sorted(map(int, called)) == sorted(sight.pids)  # type: ignore[type-var]
+
+
+# --- what takes a run of its own --------------------------------------------------------------------------------------
+
+
+def test_an_accelerator_that_was_initialised_is_one_of_the_reasons(bench: Bench) -> None:
+    """As torch tells it; a real one opens its device, which is seen as well."""
+    bench.script("from . import cuda", "torch/__init__.py")
+    bench.script("def is_initialized(): return True", "torch/cuda.py")
+    done = bench.run("--nproc-per-node", "2", "--preload", "torch", bench.script("import torch"))
+    assert done.code == 0
+    assert "torch is not preloaded: it has initialised CUDA, which a forked process cannot use" in done.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=str)
+def test_an_import_that_hangs_does_not_hold_up_the_end(bench: Bench, number: signal.Signals) -> None:
+    bench.script("import time, worker_kit\nworker_kit.note('importing')\ntime.sleep(60)\n", "slow_kit.py")
+    words = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", "slow_kit", "--shutdown-timeout", "5"]
+    running = bench.start(*words, bench.script("import slow_kit"))
+    bench.note("importing")
+    running.send(number)
+    assert running.wait().code == 128 + number
+    assert not bench.alive()
+
+
+def test_a_trial_that_is_killed_costs_one_module(bench: Bench) -> None:
+    """As by the system when memory runs out."""
+    bench.script(
+        """
+        import os, time, worker_kit
+        worker_kit.note("importing", os.getpid())
+        while not worker_kit.noted("go_on"):
+            time.sleep(0.005)
+        """,
+        "slow_kit.py",
+    )
+    bench.script(MARKED, "good_kit.py")
+    script = bench.script("import good_kit, os\nfrom worker_kit import note\nnote('place', good_kit.IMPORTED_IN)")
+    running = bench.start("--nproc-per-node", "2", "--preload", "good_kit,slow_kit", script)
+    family = Family(bench, running)
+    pid = int(bench.note("importing"))
+    assert pid == family.template
+    os.kill(pid, signal.SIGKILL)
+    assert running.wait().code == 0
+    assert "slow_kit is not preloaded: the process that imported it was killed by SIGKILL" in running.err
+    assert bench.note("place") == bench.note("place", 1)
+
+
+def test_a_module_that_starts_the_program_anew_makes_no_worker_that_nobody_ordered(bench: Bench) -> None:
+    """Some do that to change what a process can change only at its start, such as LD_LIBRARY_PATH."""
+    bench.script(
+        """
+        import os, sys
+        if "STARTED_ANEW" not in os.environ:
+            os.environ["STARTED_ANEW"] = "1"
+            os.execv(sys.executable, sys.orig_argv)
+        """,
+        "anew_kit.py",
+    )
+    script = bench.script(
+        """
+        import anew_kit, os
+        from pathlib import Path
+        Path(os.environ["E2E_NOTES"], f"ran.{os.getpid()}").write_text(os.environ.get("RANK", "none"))
+        """
+    )
+    done = bench.run("--nproc-per-node", "2", "--preload", "anew_kit", script)
+    ran = sorted(path.read_text() for path in bench.notes.glob("ran.*"))
+    assert done.code == 0
+    assert ran == ["0", "1"]
+
+
+def test_numpy_with_threads_of_its_own_is_preloaded_and_works(bench: Bench) -> None:
+    """It ends its threads before a fork, and starts them again when it needs them."""
+    script = bench.script(
+        """
+        import os, sys
+        import numpy
+        from worker_kit import ATTEMPT, note
+        one = numpy.ones((600, 600))
+        note("sum", f"{numpy.dot(one, one).sum():.0f} {numpy.linalg.det(numpy.eye(300)):.0f}")
+        sys.exit(3 if ATTEMPT == 0 else 0)
+        """
+    )
+    env = {"OPENBLAS_NUM_THREADS": "4"}
+    done = bench.run("--max-restarts", "1", "--preload", "numpy", script, env=env)
+    assert done.code == 0, done
+    assert "workers are forked warm: numpy" in done.err
+    assert [bench.note("sum", 0, attempt) for attempt in range(2)] == ["216000000 1"] * 2
+
+
+def test_a_namespace_of_a_plugin_is_no_trouble(bench: Bench) -> None:
+    """Its name begins as those of tenax's own files in a template, and it has no file."""
+    bench.script(MARKED, "tenax_plugs/one.py")
+    script = bench.script(
+        "import tenax_plugs.one\nfrom worker_kit import note\nnote('in', tenax_plugs.one.IMPORTED_IN)"
+    )
+    done = bench.run("--nproc-per-node", "2", "--preload", "tenax_plugs.one", script)
+    assert done.code == 0, done
+    assert "Error in sitecustomize" not in done.err
+    assert bench.note("in", 0) == bench.note("in", 1)
+
+
+def test_a_folder_that_comes_later_is_looked_into(bench: Bench) -> None:
+    """One on PYTHONPATH that the first generation makes, and the second imports from."""
+    script = bench.script(
+        """
+        import os, sys
+        import good_kit
+        from worker_kit import ATTEMPT, NOTES, RANK, note, ready
+        folder = os.environ["PYTHONPATH"]
+        if ATTEMPT == 0:
+            if RANK == 0:
+                os.mkdir(folder)
+                with open(os.path.join(folder, "later_kit.py"), "w") as file:
+                    file.write("VALUE = 1")
+            ready()
+            sys.exit(3)
+        import later_kit
+        note("value", later_kit.VALUE)
+        """
+    )
+    bench.script(MARKED, "good_kit.py")
+    for modules in ("none", "good_kit"):
+        for path in bench.notes.iterdir():
+            path.unlink()
+        env = {"PYTHONPATH": str(bench.home / f"later_{modules}")}
+        done = bench.run("--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules, script, env=env)
+        assert done.code == 0, f"{modules}: {done.err}"
+    assert "forked warm" in done.err

@@ -1,0 +1,437 @@
+"""A warm worker is a worker like any other: a script cannot tell whether it was forked from what was preloaded.
+
+One script notes what it can see of itself, in two workers of two generations, cold and warm, for every way to run a
+script; each property is a test. What is known to differ, and meant to, has a test of its own at the end:
+
+    the hash seed            one for all workers, unless PYTHONHASHSEED is set
+    /proc/PID/environ        shows what the template was started with
+    the start time           is that of the moment when the standby was forked (in test_deaths.py)
+    gc.get_freeze_count()    what was preloaded is frozen, and not looked at by collections
+    sys.modules              holds what was preloaded before the script's first line
+    what an import prints    is printed once, by tenax
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.harness import Bench, Done
+
+from . import sight_main
+from .pairs import ATTEMPTS, WORKERS, Kind, Pair, Seen, pair
+
+
+def _as_folder(home: Path) -> None:
+    (home / "program").mkdir()
+    shutil.move(home / "sight_main.py", home / "program" / "__main__.py")
+    for name in ("tiny_kit", "late_kit.py"):
+        shutil.move(home / name, home / "program")
+
+
+def _as_link(home: Path) -> None:
+    (home / "place").mkdir()
+    for name in ("sight_main.py", "tiny_kit", "late_kit.py"):
+        shutil.move(home / name, home / "place")
+    (home / "link.py").symlink_to("place/sight_main.py")
+
+
+def _as_submodule(home: Path) -> None:
+    (home / "outer").mkdir()
+    (home / "outer" / "__init__.py").touch()
+    shutil.move(home / "sight_main.py", home / "outer" / "sight_main.py")
+
+
+KINDS = {
+    "plain": Kind("sight_main.py", heavy=True),
+    "module": Kind("-m", "outer.sight_main", prepare=_as_submodule, heavy=True),
+    "folder": Kind("program", prepare=_as_folder),
+    "link": Kind("link.py", prepare=_as_link),
+    "redirected": Kind("--redirects", "3", "sight_main.py"),
+    "teed": Kind("--tee", "3", "sight_main.py"),
+    "terminal": Kind("sight_main.py", terminal=True),
+    "placed": Kind(
+        "--virtual-local-rank",
+        "--numa-binding",
+        "exclusive",
+        "sight_main.py",
+        env={"CUDA_VISIBLE_DEVICES": "4,5", "OMP_NUM_THREADS": "1"},
+    ),
+    "odd": Kind(
+        "sight_main.py",
+        env={
+            "PYTHONHASHSEED": "7",
+            "PYTHONFAULTHANDLER": "0",
+            "PYTHONIOENCODING": "latin-1:replace",
+            "PYTHONWARNINGS": "error::BytesWarning",
+            "PYTHONOPTIMIZE": "1",
+            "LC_ALL": "C",
+            "TZ": "Asia/Kolkata",
+            "EMPTY": "",
+            "LINES_IN_IT": "one\ntwo",
+            "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
+        },
+    ),
+}
+
+
+def _pair(name: str, factory: pytest.TempPathFactory) -> Pair:
+    shared = factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    return pair(KINDS[name], name, shared)
+
+
+@pytest.fixture(params=KINDS, scope="module")
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return _pair(request.param, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return _pair("plain", tmp_path_factory)
+
+
+def _by_worker(seen: Seen, name: str) -> dict[str, Any]:
+    return {
+        f"rank {rank}, attempt {attempt}": seen.of(rank, attempt).get(name, "not seen")
+        for attempt in range(ATTEMPTS)
+        for rank in range(WORKERS)
+    }
+
+
+def _differences(cold: dict[str, Any], warm: dict[str, Any]) -> Iterator[str]:
+    for worker, before in cold.items():
+        after = warm[worker]
+        if isinstance(before, list) and isinstance(after, list):
+            only = [each for each in before if each not in after], [each for each in after if each not in before]
+            before, after = only if any(only) else (before, after)
+        if cold[worker] != warm[worker]:
+            yield f"{worker}: cold {before!r}, warm {after!r}"
+
+
+# --- every property ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sight_main.SAME)
+def test_it_is_as_in_a_cold_worker(runs: Pair, name: str) -> None:
+    cold, warm = _by_worker(runs.cold, name), _by_worker(runs.warm, name)
+    assert warm == cold, "\n".join(_differences(cold, warm))
+
+
+@pytest.mark.parametrize("name", sight_main.OWN)
+def test_it_is_each_workers_own(runs: Pair, name: str) -> None:
+    for seen in (runs.cold, runs.warm):
+        values = seen.every(name)
+        assert len({str(value) for value in values}) == len(values), values
+
+
+def test_the_run_ends_alike(runs: Pair) -> None:
+    assert runs.cold.code == runs.warm.code == 0
+    assert runs.cold.ended == runs.warm.ended
+    assert "ended.0.0" in runs.warm.ended  # functions for the end of a program ran, also after an exception
+
+
+def test_every_worker_was_warm(runs: Pair) -> None:
+    """Else nothing was compared."""
+    said = runs.warm.err or runs.warm.out
+    assert "workers are forked warm: numpy, json, tiny_kit" in said
+    assert len(set(runs.warm.every("imported_in"))) == 1
+    assert len(set(runs.cold.every("imported_in"))) == WORKERS * ATTEMPTS
+
+
+def test_all_have_one_parent(runs: Pair) -> None:
+    for seen in (runs.cold, runs.warm):
+        assert len(set(seen.every("parent"))) == 1
+
+
+def test_an_uncaught_exception_is_recorded_alike(runs: Pair) -> None:
+    (where,) = runs.cold.errors
+    assert list(runs.warm.errors) == [where]
+    cold, warm = (seen.errors[where]["message"] for seen in (runs.cold, runs.warm))
+    assert warm["message"] == cold["message"] == "LookupError: the first attempt is over"
+    assert warm["extraInfo"]["py_callstack"] == cold["extraInfo"]["py_callstack"]
+    assert set(warm["extraInfo"]) == set(cold["extraInfo"])
+
+
+def test_the_console_shows_the_same_of_workers(runs: Pair) -> None:
+    """The order of lines of different workers is nobody's business."""
+    if not runs.warm.err:
+        pytest.skip("a terminal shows what is done meanwhile, too")
+
+    def lines(seen: Seen) -> list[str]:
+        every = (seen.out + seen.err).replace("\r", "").splitlines()
+        ours = [line for line in every if "tiny_kit says hello" not in line and not line.startswith("tenax: ")]
+        return sorted(ours)
+
+    assert lines(runs.warm) == lines(runs.cold)
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+ENDS = {
+    "exit_code": "sys.exit(3)",
+    "exit_with_a_text": "sys.exit('that is all')",
+    "exception": "raise ValueError('ä text\\nwith two lines')",
+    "chained_exception": "exec('try: 1/0\\nexcept ZeroDivisionError as e: raise KeyError(5) from e')",
+    "exit_at_once": "os._exit(9)",
+    "abort": "os.abort()",
+    "killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "terminated": "os.kill(os.getpid(), signal.SIGTERM)",
+    "broken_pipe_signal": "signal.signal(signal.SIGPIPE, signal.SIG_DFL); os.kill(os.getpid(), signal.SIGPIPE)",
+    "interrupted": "raise KeyboardInterrupt",
+    "interrupted_by_signal": "os.kill(os.getpid(), signal.SIGINT); time.sleep(30)",
+    "segmentation_fault": "ctypes.string_at(0)",
+    "recursion": "(lambda f: f(f))(lambda f: f(f))",
+    "exception_in_a_thread_then_exit": "t = threading.Thread(target=lambda: 1/0); t.start(); t.join(); sys.exit(5)",
+    "exception_at_exit": "atexit.register(lambda: 1/0); sys.exit(6)",
+    "output_is_lost": "sys.stdout.write('half a line'); sys.exit(7)",
+    "well": "print('well')",
+}
+
+
+class Ends:
+    """One run for all ends: each attempt ends in another way."""
+
+    def __init__(self, bench: Bench, modules: str) -> None:
+        source = "import atexit, ctypes, json, os, signal, sys, threading, time\n"
+        source += "atexit.register(lambda: print('at exit', flush=True))\n"
+        source += "attempt = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
+        for number, code in enumerate(ENDS.values()):
+            source += f"def end_{number}():\n    {code}\n"
+        source += "globals()[f'end_{attempt}']()\n"
+        (bench.home / "ends.py").write_text(source)
+        restarts = str(len(ENDS) - 1)
+        words = ["--max-restarts", restarts, "--redirects", "3", "--log-dir", "logs", "--rdzv-id", "job"]
+        done = bench.run(*words, "--preload", modules, "ends.py", timeout_s=60)
+        assert done.code == 0, done
+        folder = bench.run_dir()
+        journal = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+        exits = [line["event"] for line in journal if line.get("event", {}).get("event") == "WorkerExited"]
+        self.found = {}
+        for number, name in enumerate(ENDS):
+            place = folder / f"attempt_{number}" / "0"
+            stderr = re.sub("0x[0-9a-f]+", "0xADDRESS", (place / "stderr.log").read_text())
+            stderr = re.sub(r"\nExtension modules: .*\n", "", stderr)  # which are loaded: known to differ
+            error = place / "error.json"
+            message = json.loads(error.read_text())["message"] if error.exists() else None
+            if message is not None:
+                del message["extraInfo"]["timestamp"], message["extraInfo"]["timestamp_s"]
+            text = json.dumps([exits[number]["exit_code"], (place / "stdout.log").read_text(), stderr, message])
+            self.found[name] = json.loads(text.replace(str(bench.home), "HOME"))
+        self.said = [line for line in done.said if not line.startswith("workers are forked warm")]
+        self.said = [re.sub(r"pid \d+|job_\w+", "N", line) for line in self.said]
+        self.was_warm = "workers are forked warm" in done.err
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ends]:
+    found = {}
+    for temper, modules in (("cold", "none"), ("warm", "json,ctypes")):
+        bench = Bench(tmp_path_factory.mktemp(temper), temper)
+        try:
+            found[temper] = Ends(bench, modules)
+        finally:
+            bench.close()
+    assert found["warm"].was_warm
+    return found
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_it_ends_as_a_cold_worker_does(ends: dict[str, Ends], name: str) -> None:
+    """Its exit code, its last words on both streams, and what the error file says."""
+    assert ends["warm"].found[name] == ends["cold"].found[name]
+
+
+def test_the_story_is_told_alike(ends: dict[str, Ends]) -> None:
+    assert ends["warm"].said == ends["cold"].said
+
+
+# --- what runs at the start of every interpreter ----------------------------------------------------------------------
+
+
+def _both_ways(bench: Bench, modules: str, *words: str, **env: str) -> tuple[Done, Done]:
+    """Cold and warm, with the notes of the second one left."""
+    cold = bench.run("--nproc-per-node", "2", "--preload", "none", *words, env=env)
+    warm = bench.run("--nproc-per-node", "2", "--preload", modules, *words, env=env)
+    assert cold.code == 0, cold
+    assert warm.code == 0, warm
+    assert "workers are forked warm" in warm.err
+    return cold, warm
+
+
+def test_a_profiler_of_the_environment_watches_every_worker(bench: Bench) -> None:
+    """As coverage does it: started by sitecustomize, writes what it has counted at the end of each process."""
+    bench.script(
+        """
+        import atexit, os, sys
+        counted = {"main": 0, "kit": 0}
+        def count(frame, event, argument):
+            name = os.path.basename(frame.f_code.co_filename)
+            if event == "call" and name in ("train.py", "counted_kit.py"):
+                counted["main" if name == "train.py" else "kit"] += 1
+        def tell():
+            print("counted", counted["main"], counted["kit"] > 0)
+        if "RANK" in os.environ:
+            sys.setprofile(count)
+            atexit.register(tell)
+        """,
+        "lib/sitecustomize.py",
+    )
+    bench.script("def work(): return 1", "counted_kit.py")
+    script = bench.script("import counted_kit\ndef work(): return 1\nwork()\nwork()\ncounted_kit.work()\n")
+    cold, warm = _both_ways(bench, "counted_kit", script, PYTHONPATH=str(bench.home / "lib"))
+    assert cold.out.splitlines() == ["counted 3 True"] * 2
+    assert warm.out.splitlines() == cold.out.splitlines()
+
+
+def test_a_folder_that_the_environment_puts_in_front_comes_first(bench: Bench) -> None:
+    """A sitecustomize that chooses between two versions of a module, as on machines with many of them."""
+    bench.script("import sys\nsys.path.insert(0, sys.path[0] + '/../new')", "lib/sitecustomize.py")
+    bench.script("VERSION = 'old'", "old/chosen_kit.py")
+    bench.script("VERSION = 'new'", "new/chosen_kit.py")
+    script = bench.script("import chosen_kit\nprint(chosen_kit.VERSION)")
+    path = f"{bench.home}/lib{os.pathsep}{bench.home}/old"
+    cold = bench.run("--nproc-per-node", "2", "--preload", "none", script, env={"PYTHONPATH": path})
+    warm = bench.run("--nproc-per-node", "2", "--preload", "chosen_kit", script, env={"PYTHONPATH": path})
+    assert cold.out.split() == ["new", "new"]
+    assert warm.out.split() == cold.out.split()
+
+
+def test_an_import_hook_of_the_environment_sees_every_import(bench: Bench) -> None:
+    """A sitecustomize that changes modules when they are imported, as tools that observe programs do."""
+    bench.script(
+        """
+        import sys
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "plain_kit":
+                    sys.seen_by_hook = True
+        sys.meta_path.insert(0, Finder())
+        """,
+        "lib/sitecustomize.py",
+    )
+    bench.script("", "plain_kit.py")
+    script = bench.script("import sys\nimport plain_kit\nprint(getattr(sys, 'seen_by_hook', False))")
+    env = {"PYTHONPATH": str(bench.home / "lib")}
+    for modules in ("none", "plain_kit"):
+        assert bench.run("--nproc-per-node", "2", "--preload", modules, script, env=env).out.split() == ["True"] * 2
+
+
+@pytest.fixture
+def other_python(bench: Bench) -> str:
+    """An interpreter in an environment of its own, without tenax, that runs something at its start."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bench.home / "venv"], check=True, timeout=60)
+    (site,) = (bench.home / "venv").glob("lib/python*/site-packages")
+    (site / "at_start.pth").write_text("import at_start_kit\n")
+    (site / "at_start_kit.py").write_text("import os, sys\nsys.started = os.environ.get('RANK', 'none'), os.getpid()\n")
+    return str(bench.home / "venv" / "bin" / "python")
+
+
+def test_another_python_is_forked_warm_as_well(bench: Bench, other_python: str) -> None:
+    bench.script("import os\nIMPORTED_IN = os.getpid()", "plain_kit.py")
+    script = bench.script("import sys, plain_kit\nprint(sys.executable, 'tenax' in sys.modules, plain_kit.IMPORTED_IN)")
+    cold, warm = _both_ways(bench, "plain_kit", script, PYTHON_EXEC=other_python)
+    assert [line.split()[:2] for line in warm.out.splitlines()] == [line.split()[:2] for line in cold.out.splitlines()]
+    assert warm.out.split()[0] == other_python
+    assert len(set(warm.out.splitlines())) == 1
+    assert len(set(cold.out.splitlines())) == 2
+
+
+def test_what_a_pth_file_runs_knows_its_rank(bench: Bench, other_python: str) -> None:
+    """Coverage and its like start there, in each process, and look at the environment."""
+    bench.script("", "plain_kit.py")
+    script = bench.script("import os, sys, plain_kit\nprint(sys.started[0], sys.started[1] == os.getpid())")
+    env = {"PYTHON_EXEC": other_python}
+    for modules in ("none", "plain_kit"):
+        done = bench.run("--nproc-per-node", "2", "--preload", modules, script, env=env)
+        assert sorted(done.out.splitlines()) == ["0 True", "1 True"], modules
+
+
+# --- torch ------------------------------------------------------------------------------------------------------------
+
+
+def test_torch_that_was_imported_once_works_as_if_each_had_imported_it(bench: Bench) -> None:
+    pytest.importorskip("torch")
+    script = bench.script(
+        """
+        import json, os, sys
+        import torch
+        import torch.distributed as dist
+        from worker_kit import ATTEMPT, RANK, note
+        dist.init_process_group("gloo")
+        total = torch.ones(3) * (RANK + 1)
+        dist.all_reduce(total)
+        model = torch.nn.Linear(4, 2)
+        model(torch.ones(2, 4)).sum().backward()
+        loader = torch.utils.data.DataLoader(list(range(8)), batch_size=4, num_workers=1)
+        note("seen", json.dumps({
+            "sum": total.tolist(), "threads": torch.get_num_threads(), "interop": torch.get_num_interop_threads(),
+            "seed": torch.initial_seed(), "random": torch.rand(2).tolist(), "cuda": torch.cuda.is_initialized(),
+            "grad": model.weight.grad.tolist(), "loaded": [batch.tolist() for batch in loader],
+            "matmul": torch.matmul(torch.ones(300, 300), torch.ones(300, 300)).sum().item(),
+            "threads of python": __import__("threading").active_count(),
+        }))
+        dist.destroy_process_group()
+        sys.exit(3 if ATTEMPT + 1 < int(sys.argv[1]) and RANK == 0 else 0)
+        """
+    )
+    seen: dict[str, list[Any]] = {}
+    for modules, attempts in (("none", 1), ("torch", 2)):
+        words = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules]
+        done = bench.run(*words, script, str(attempts), timeout_s=100)
+        assert done.code == 0, done
+        seen[modules] = [
+            json.loads(bench.note("seen", rank, attempt)) for attempt in range(attempts) for rank in (0, 1)
+        ]
+        assert ("workers are forked warm: torch" in done.err) == (modules == "torch")
+        for name in ("seed", "random"):
+            drawn = [str(each.pop(name)) for each in seen[modules]]
+            assert len(set(drawn)) == len(drawn), (modules, name, drawn)
+    assert seen["torch"] == seen["none"] * 2
+
+
+# --- what is known to differ ------------------------------------------------------------------------------------------
+
+
+def test_the_hash_seed_is_shared(plain: Pair) -> None:
+    assert len(set(plain.warm.every("hash_of_text"))) == 1
+    assert len(set(plain.cold.every("hash_of_text"))) == WORKERS * ATTEMPTS
+
+
+def test_the_hash_seed_of_the_environment_holds(tmp_path_factory: pytest.TempPathFactory) -> None:
+    runs = _pair("odd", tmp_path_factory)
+    assert set(runs.warm.every("hash_of_text")) == set(runs.cold.every("hash_of_text"))
+    assert len(set(runs.warm.every("hash_of_text"))) == 1
+
+
+def test_the_environment_at_the_start_is_the_templates(plain: Pair) -> None:
+    assert all("RANK" in names for names in plain.cold.every("environment_at_start"))
+    assert all("RANK" not in names for names in plain.warm.every("environment_at_start"))
+
+
+def test_what_was_preloaded_is_frozen(plain: Pair) -> None:
+    assert set(plain.cold.every("frozen_objects")) == {0}
+    assert all(count > 1000 for count in plain.warm.every("frozen_objects"))
+
+
+def test_what_was_preloaded_is_there_before_the_first_line(plain: Pair) -> None:
+    for names in plain.cold.every("loaded_at_first"):
+        assert not {"numpy", "tiny_kit"} & set(names)
+    for names in plain.warm.every("loaded_at_first"):
+        assert {"numpy", "tiny_kit", "tiny_kit.inner"} <= set(names)
+
+
+def test_what_an_import_prints_is_printed_once(plain: Pair) -> None:
+    assert plain.cold.out.count("tiny_kit says hello") == WORKERS * ATTEMPTS
+    assert plain.warm.out.count("tiny_kit says hello") == 0
+    assert plain.warm.err.count("tenax: while importing: tiny_kit says hello") == 1
