@@ -9,6 +9,7 @@ raw stamps. Needs torch with CUDA; it is not part of ``./dev bench``, whose mach
 
 from __future__ import annotations
 
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,7 +26,8 @@ WHO = {
 }
 CASES = {"1 worker, NCCL": (1, "nccl"), "4 workers on one GPU, gloo": (4, "gloo")}
 DEATHS = 2
-TELLING = ("warm", "cold", "preload", "Error: ", "exited with")
+PATIENCE_S = 75
+TELLING = ("warm", "cold", "preload", "Error: ", "the launcher ")
 Stamps = list[tuple[str, int, int, int]]
 
 
@@ -35,17 +37,20 @@ def launch(command: list[str], workers: int, backend: str) -> tuple[int, Stamps,
         path = Path(folder) / "stamps"
         flags = ["--standalone", f"--nproc-per-node={workers}", f"--max-restarts={DEATHS}"]
         began = time.monotonic_ns()
-        done = subprocess.run(
-            [*command, *flags, str(HERE / "gpu_worker.py"), str(path), str(DEATHS), backend],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=False,
-        )
+        words = [*command, *flags, str(HERE / "gpu_worker.py"), str(path), str(DEATHS), backend]
+        with open(Path(folder) / "said", "w+") as said_file:
+            running = subprocess.Popen(words, stdout=said_file, stderr=said_file)
+            try:
+                how = f"exited with {running.wait(PATIENCE_S)}"
+            except subprocess.TimeoutExpired:
+                running.send_signal(signal.SIGTERM)
+                running.wait(60)
+                how = f"was still at it after {PATIENCE_S} s and was stopped"
+            said_file.seek(0)
+            said = said_file.read()
         lines = [line.split() for line in path.read_text().splitlines()]
         stamps = [(event, int(restarts), int(rank), int(ns)) for event, restarts, rank, ns in lines]
-        said = done.stderr + (f"\nthe launcher exited with {done.returncode}" if done.returncode else "")
-        return began, stamps, said
+        return began, stamps, f"{said}\nthe launcher {how}"
 
 
 def figures(began: int, stamps: Stamps) -> dict[str, list[float]]:

@@ -35,11 +35,7 @@ _KIT = {
         """,
     "tiny_kit/inner.py": "VALUE = 41",
     "late_kit.py": "VALUE = 'late'",
-    "lib/sitecustomize.py": """
-        import os, sys
-        sys.customized_in = os.getpid()
-        sys.times_customized = getattr(sys, "times_customized", 0) + 1
-        """,
+    "lib/on_the_path.py": "",
 }
 
 

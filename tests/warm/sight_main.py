@@ -389,7 +389,7 @@ def recursion() -> object:
 @same
 def sitecustomize() -> object:
     module = sys.modules.get("sitecustomize")
-    return getattr(module, "__file__", None), getattr(sys, "customized_in", None) == os.getpid(), sys.times_customized  # type: ignore[attr-defined]
+    return getattr(module, "__file__", None)
 
 
 @same

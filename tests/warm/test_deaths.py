@@ -110,7 +110,7 @@ def test_without_a_template_restarts_go_cold_and_somebody_says_so(bench: Bench, 
     standbys = family.until_standbys(2)
     root, template = family.root, family.template
     kill(root if which == "root" else template)
-    family.running.until_said("workers start cold from now on: the process that forks them was killed by SIGKILL")
+    family.running.until_said("workers start cold: the process that forks them was killed by SIGKILL")
     until(lambda: not is_alive(root) and not is_alive(template), "the end of both")
     assert all(map(is_alive, (*first, *standbys)))
     kill(first[0])
@@ -118,7 +118,7 @@ def test_without_a_template_restarts_go_cold_and_somebody_says_so(bench: Bench, 
     assert set(second) == standbys  # those who were there can still be workers
     kill(second[1])
     assert not _was_warm(bench, 2)
-    assert family.running.err.count("workers start cold from now on") == 1
+    assert family.running.err.count("workers start cold") == 1
     _stop(family.running)
 
 
@@ -137,7 +137,7 @@ def test_a_template_that_is_killed_while_workers_wait_for_it(bench: Bench) -> No
     family = _start(bench, source="import slow_kit\n" + "from worker_kit import *\nready()\nstay()", modules="slow_kit")
     bench.note("importing")
     kill(family.root)
-    family.running.until_said("workers start cold from now on: the process that forks them was killed by SIGKILL")
+    family.running.until_said("workers start cold: the process that forks them was killed by SIGKILL")
     bench.tell("go_on")
     bench.tell("go_on", 1)
     bench.pids(2)

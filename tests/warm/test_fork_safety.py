@@ -118,9 +118,9 @@ AS_IF_OWN: dict[str, tuple[str, str, Callable[[int], object]]] = {
         lambda _: None,
     ),
     "reads_the_path": (
-        "KEPT = os.environ.get('PYTHONPATH'), [name for name in os.environ if name.startswith('TENAX_REC')]",
+        "KEPT = os.environ.get('PYTHONPATH'), os.environ.get('TENAX_RECORD_UNCAUGHT')",
         "module.KEPT",
-        lambda _: ["/a/folder", []],
+        lambda _: ["/a/folder", None],
     ),
     "adds_to_the_path": (
         "os.environ['PYTHONPATH'] = os.environ['PYTHONPATH'] + ':/of/the/module'",

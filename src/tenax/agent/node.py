@@ -256,9 +256,11 @@ class Node:
             plan.places.place(rank, plan.entrypoint.launch(rank, {**os.environ, **lasting}))
             for rank in range(plan.settings.local_world_size)
         ]
-        first = msgspec.structs.replace(launches[0], descriptors=inherited_stdin())
+        # The command line of a process cannot grow: the template has the longest.
+        longest = max(launches, key=lambda launch: sum(map(len, launch.argv or ())))
+        first = msgspec.structs.replace(longest, descriptors=inherited_stdin())
         standbys = plan.settings.local_world_size if plan.keep_standbys else 0
-        template = template_of(first, launches[1:], plan.preload, [*late, *_LATE], standbys)
+        template = template_of(first, launches, plan.preload, [*late, *_LATE], standbys)
         if isinstance(template, Template):
             self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {harmless(sentence)}"))
         else:

@@ -125,7 +125,7 @@ def sentences(message: tuple[Any, ...]) -> list[str]:
         case ("cold", left_out):
             whole = left_out.get("")
             if whole:
-                return [f"workers start cold from now on: {whole}"]
+                return [f"workers start cold: {whole}"]
             return _left_out(left_out)
         case ("said", text):
             return [f"while importing: {line}" for line in text.splitlines() if line.strip()]

@@ -15,7 +15,7 @@ import sys
 def _leave_no_trace(here: str) -> None:
     sys.path[:] = [entry for entry in sys.path if entry != here]
     for name in [name for name in sys.modules if name.startswith("tenax_")]:
-        if getattr(sys.modules[name], "__file__", "").startswith(here):
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(here):
             del sys.modules[name]
 
 
@@ -41,4 +41,6 @@ if _channel:
         sys.excepthook(*sys.exc_info())
         os._exit(70)
 _leave_no_trace(_here)
+if _channel:
+    __import__("signal").pthread_sigmask(2, ())  # SIG_SETMASK: what came since the order is heard from here on
 _run_the_real_one()

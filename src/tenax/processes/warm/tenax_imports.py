@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MOST_FILES = 500
+_WITH_STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 
 
 def of_others(script: "tuple[str, bool]") -> "list[str]":
     """Dotted names, in the order in which they would be imported. The script's folder is first on ``sys.path``."""
     name, is_module = script
     found: dict[str, None] = {}
-    path = _main_module(name) if is_module else _main_file(name)
-    waiting = [(path, name if is_module else "")] if path else []
+    waiting = _main_module(name) if is_module else _main_file(name)
     seen: set[str] = set()
     while waiting and len(seen) < _MOST_FILES:
         path, module = waiting.pop(0)
@@ -34,21 +34,32 @@ def of_others(script: "tuple[str, bool]") -> "list[str]":
             if folder is None:
                 continue
             if not _holds_packages(folder):
-                own = _file_of(imported, [folder])
-                if own is not None:
-                    waiting.append((own, imported))
-            elif _is_module(imported, folder):
+                waiting += _own_files(imported, folder)
+            elif "." not in imported or _file_of(imported, folder) or _compiled(imported, folder):
                 found[imported] = None
     return list(found)
 
 
-def _main_file(script: str) -> "str | None":
+def _main_file(script: str) -> "list[tuple[str, str]]":
+    """With the name of its module, for relative imports: a script has none."""
     path = os.path.join(script, "__main__.py") if os.path.isdir(script) else script
-    return os.path.abspath(path) if os.path.isfile(path) else None
+    return [(os.path.abspath(path), "")] if os.path.isfile(path) else []
 
 
-def _main_module(module: str) -> "str | None":
-    return _file_of(f"{module}.__main__", sys.path) or _file_of(module, sys.path)
+def _main_module(module: str) -> "list[tuple[str, str]]":
+    folder = _folder_of(module)
+    if folder is None:
+        return []
+    path = _file_of(f"{module}.__main__", folder)
+    inside = _own_files(module, folder)
+    return [*inside, (path, f"{module}.__main__")] if path else inside
+
+
+def _own_files(module: str, folder: str) -> "list[tuple[str, str]]":
+    """What is run when it is imported: its packages, then itself."""
+    parts = module.split(".")
+    names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    return [(path, name) for name in names if (path := _file_of(name, folder)) is not None]
 
 
 def _holds_packages(folder: str) -> bool:
@@ -76,9 +87,7 @@ def _imports(path: str, module: str) -> "Iterator[str]":
         elif isinstance(node, ast.If) and _is_for_types(node.test):
             waiting[:0] = node.orelse
         elif not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-            waiting[:0] = [
-                child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.stmt, ast.excepthandler))
-            ]
+            waiting[:0] = [child for child in ast.iter_child_nodes(node) if isinstance(child, _WITH_STATEMENTS)]
 
 
 def _imports_from(node: ast.ImportFrom, package: str) -> "Iterator[str]":
@@ -107,7 +116,7 @@ def _folder_of(module: str) -> "str | None":
         base = os.path.join(folder or os.curdir, top)
         if os.path.isdir(base) or os.path.isfile(base + ".py"):
             return folder or os.curdir
-        if any(entry.startswith(top + ".") and entry.endswith(".so") for entry in _entries(folder or os.curdir)):
+        if _compiled(top, folder or os.curdir):
             return folder or os.curdir
     return None
 
@@ -119,17 +128,18 @@ def _entries(folder: str) -> "list[str]":
         return []
 
 
-def _file_of(module: str, folders: "list[str]") -> "str | None":
+def _file_of(module: str, folder: str) -> "str | None":
     """The source file of a dotted name, found without importing anything."""
-    inside = os.path.join(*module.split("."))
-    for folder in folders:
-        base = os.path.join(folder or os.curdir, inside)
-        for path in (os.path.join(base, "__init__.py"), base + ".py"):
-            if os.path.isfile(path):
-                return os.path.abspath(path)
+    base = os.path.join(folder, *module.split("."))
+    for path in (os.path.join(base, "__init__.py"), base + ".py"):
+        if os.path.isfile(path):
+            return os.path.abspath(path)
     return None
 
 
-def _is_module(module: str, folder: str) -> bool:
-    """A module or package, and not a name inside one: ``from torch import nn`` and ``from torch import Tensor``."""
-    return "." not in module or _file_of(module, [folder]) is not None
+def _compiled(module: str, folder: str) -> bool:
+    """``from package import name``: is the name a compiled module?"""
+    *packages, name = module.split(".")
+    return any(
+        entry.startswith(f"{name}.") and entry.endswith(".so") for entry in _entries(os.path.join(folder, *packages))
+    )

@@ -3,18 +3,23 @@
 A module is left out, with a sentence that says why, when a worker forked after its import would differ from one that
 imported it itself: a thread that would be missing, an open file, socket or device that would be shared, a process that
 would be somebody else's child, an accelerator that was initialised, a variable that was read (or set) before the
-worker had its own, a working directory or an import path that is not the script's any more.
+worker had its own, random numbers that were seeded, a timer, a working directory or an import path that is not the
+script's any more.
 """
 
 import contextlib
+import importlib.machinery
 import os
+import random
+import signal
 import sys
 import threading
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+    from typing import Any
 
 # Modules that do at import what leaves no trace that we could see.
 _KNOWN = {
@@ -22,6 +27,7 @@ _KNOWN = {
     "horovod.common.basics": "it may start its own runtime when it is imported",
 }
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
+_DELIBERATE = 1 << 32  # torch draws a seed of 64 bits
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/davinci")
 
 
@@ -84,6 +90,29 @@ def script_folder_first() -> "Iterator[None]":
 # --- the environment --------------------------------------------------------------------------------------------------
 
 
+_HOOK_MARK = "TENAX_RECORD_UNCAUGHT"  # what PYTHONPATH was before the hooks of tenax: "unset", or "=" and the text
+
+
+def show_own_path() -> None:
+    """PYTHONPATH as the script will see it: hooks of tenax have put themselves in front, and leave again."""
+    before = os.environ.pop(_HOOK_MARK, "unset")
+    if before == "unset":
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = before[1:]
+
+
+def change_environment(changes: "tuple[tuple[str, str | None], ...]") -> None:
+    """In a worker: what the imports did."""
+    for name, value in changes:
+        if name == "PYTHONPATH" and _HOOK_MARK in os.environ:  # the hook that comes next will set it to this
+            os.environ[_HOOK_MARK] = "unset" if value is None else f"={value}"
+        elif value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
 class Environment:
     """Which variables were read or set that only a worker can know, and what was changed otherwise."""
 
@@ -93,8 +122,9 @@ class Environment:
         self.touched: list[tuple[str, str]] = []  # what was done, to which variable
 
     def note(self, deed: str, name: object) -> None:
-        if name in self._late:
-            self.touched.append((deed, str(name)))
+        text = os.fsdecode(name) if isinstance(name, bytes) else name
+        if text in self._late:
+            self.touched.append((deed, str(text)))
 
     def changes(self) -> "list[tuple[str, str | None]]":
         """What is different now; None: it is not set any more."""
@@ -110,23 +140,68 @@ def watched_environment(late: "frozenset[str]") -> "Iterator[Environment]":
     kind = type(os.environ)
 
     class Watched(kind):  # type: ignore[valid-type, misc]
-        def __getitem__(self, key: str) -> str:
+        def __getitem__(self, key: "str | bytes") -> "Any":
             seen.note("reads", key)
-            return super().__getitem__(key)  # type: ignore[no-any-return]
+            return super().__getitem__(key)
+
+        def __iter__(self) -> "Iterator[Any]":
+            seen.touched.append(("looks through", "the whole environment"))
+            return iter(super().__iter__())
 
         def __contains__(self, key: object) -> bool:
             seen.note("reads", key)
             return bool(super().__contains__(key))
 
-        def __setitem__(self, key: str, value: str) -> None:
+        def __setitem__(self, key: "Any", value: "Any") -> None:
             seen.note("sets", key)
             super().__setitem__(key, value)
 
-    os.environ.__class__ = Watched
+        def __delitem__(self, key: "Any") -> None:
+            seen.note("deletes", key)
+            super().__delitem__(key)
+
+    for environ in (os.environ, os.environb):
+        environ.__class__ = Watched
     try:
         yield seen
     finally:
-        os.environ.__class__ = kind
+        for environ in (os.environ, os.environb):
+            environ.__class__ = kind
+
+
+@contextlib.contextmanager
+def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
+    """Calls of which nothing can be seen afterwards. Who took a reference meanwhile has one that does the same."""
+    own = os.getpid()
+    is_watching = True
+
+    def watch(owner: "Any", name: str, why: str, is_meant: "Callable[..., bool]" = lambda *_, **__: True) -> "Any":
+        function = getattr(owner, name)
+
+        def call(*args: "Any", **options: "Any") -> "Any":
+            if is_watching and os.getpid() == own and is_meant(*args, **options):
+                leave_out(why)
+            return function(*args, **options)
+
+        setattr(owner, name, call)
+        return owner, name, function
+
+    def is_given(*args: "Any", **options: "Any") -> bool:
+        return bool(args or options)
+
+    anew = "it starts the program anew when it is imported"
+    replaced = [
+        watch(random, "seed", "it seeds the random numbers when it is imported", is_given),
+        watch(os, "execv", anew),
+        watch(os, "execve", anew),
+        watch(signal, "pthread_sigmask", "it changes which signals are blocked", lambda _, mask: bool(mask)),
+    ]
+    try:
+        yield
+    finally:
+        is_watching = False
+        for owner, name, function in replaced:
+            setattr(owner, name, function)
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -151,6 +226,7 @@ class Condition:
             or _by_accelerator()
             or _by_children()
             or _by_threads()
+            or _by_seeds()
             or self._by_surroundings()
         )
 
@@ -159,7 +235,7 @@ class Condition:
         if not environment.touched:
             return ""
         deed, name = environment.touched[0]
-        return f"it {deed} {name} when it is imported, and only a worker knows that"
+        return f"it {deed} {name} when it is imported, and only a worker has that"
 
     def _by_descriptors(self) -> str:
         opened = {number: path for number, path in _descriptors().items() if self._descriptors.get(number) != path}
@@ -180,14 +256,50 @@ class Condition:
             return "it changes sys.argv"
         if sys.path[:1] != self._first_on_path:
             return "it puts a folder in front of the script's on the import path"
+        if any(signal.getitimer(kind)[0] for kind in (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)):
+            return "it sets a timer, which a forked process does not have"
         return ""
 
 
 def why_no_template(own: "set[int]") -> str:
     """What runs at the start of every interpreter here (.pth files) may have done what cannot be forked already."""
+    why = _by_customization()
+    if why:
+        return why
     strange = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
     why = _by_threads() or _by_children() or (f"it keeps {strange[0]} open" if strange else "")
     return f"of what this Python runs at its start: {why}" if why else ""
+
+
+def _by_customization() -> str:
+    """Code of this environment that changes what an import means has to run before anything is imported."""
+    library = os.path.dirname(os.__file__)
+    for name in ("sitecustomize", "usercustomize"):
+        spec = importlib.machinery.PathFinder.find_spec(name, [entry for entry in sys.path if not _is_hook(entry)])
+        place = getattr(spec, "origin", None)
+        if place and os.path.dirname(os.path.realpath(place)) != os.path.realpath(library) and not _is_system(place):
+            return f"this Python has a {name} ({place}), which has to run before anything is imported"
+    return ""
+
+
+def _is_hook(folder: str) -> bool:
+    """A folder of ours."""
+    return os.path.exists(os.path.join(folder, "sitecustomize.py")) and os.path.basename(folder) in ("hook", "warm")
+
+
+def _is_system(place: str) -> bool:
+    """What a distribution brings along, which only reports crashes."""
+    return os.path.realpath(place).startswith("/etc/python3")
+
+
+def _by_seeds() -> str:
+    """Random numbers that a worker would draw in vain, or all workers alike."""
+    numpy_random = sys.modules.get("numpy.random.mtrand")
+    torch = sys.modules.get("torch")
+    is_seeded = (
+        numpy_random is not None and getattr(numpy_random._rand._bit_generator, "_seed_seq", "unknown") is None
+    ) or (torch is not None and hasattr(torch, "initial_seed") and torch.initial_seed() < _DELIBERATE)
+    return "it seeds the random numbers when it is imported" if is_seeded else ""
 
 
 def _by_reputation() -> str:
@@ -259,6 +371,13 @@ def begin_anew() -> None:
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:
         numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "default_generator"):
+        torch.default_generator.seed()
+    sys.path_importer_cache.clear()  # a folder that was not there then may be there now
+    main_thread = threading.main_thread()
+    if hasattr(main_thread, "_set_native_id"):
+        main_thread._set_native_id()
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None:
         processes.current_process().authkey = os.urandom(32)

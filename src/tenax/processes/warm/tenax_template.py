@@ -58,6 +58,7 @@ def become_worker_when_asked(number: int) -> None:
         os._exit(0)
     _, modules, late = message
     _answer_for_torchelastic()
+    tenax_preload.show_own_path()
     title = _Title()
     _be_template(channel, modules, frozenset(late))
     # From here on: a standby.
@@ -68,6 +69,7 @@ def become_worker_when_asked(number: int) -> None:
     assert sock is not None
     _die_with_keeper(keeper)
     order, descriptors = _wait_for_order(sock)
+    _forget_signals(keeper)
     title.restore()
     _show_name(own_name)
     _become_worker(order, descriptors)
@@ -158,7 +160,17 @@ def _be_trial(
     """Import everything. Returns in standbys only."""
     began = time.monotonic()
     own = os.getpid()
-    with tenax_preload.watched_environment(late) as environment, tenax_preload.script_folder_first():
+
+    def leave_out(name: str, why: str) -> None:
+        os.write(say, f"left {name} {why}\0".encode())
+        os._exit(0)
+
+    name = ""
+    with (
+        tenax_preload.watched_environment(late) as environment,
+        tenax_preload.script_folder_first(),
+        tenax_preload.watched_calls(lambda why: leave_out(name, why)),
+    ):
         before = tenax_preload.Condition()
         for name in modules:
             os.write(say, f"import {name}\0".encode())
@@ -167,8 +179,7 @@ def _be_trial(
                 os._exit(0)  # the import has forked, and this is a process that it has no use for
             why = why or before.why_it_cannot_be_forked(environment)
             if why:
-                os.write(say, f"left {name} {why}\0".encode())
-                os._exit(0)
+                leave_out(name, why)
     _Changes.made = tuple(environment.changes())
     gc.collect()
     gc.freeze()  # what is here now is everybody's: a collection in a worker must not make its own copy of it
@@ -204,8 +215,8 @@ def _breed(channel: "_Channel", descriptors: "list[int]") -> bool:
         os._exit(0)
     for descriptor in descriptors:
         os.close(descriptor)
-    if midwife > 0:
-        os.waitpid(midwife, 0)
+    if midwife > 0 and os.waitpid(midwife, 0)[1]:  # killed, perhaps before it could say whom it had delivered
+        channel.send(("bred", []))
     return False
 
 
@@ -264,6 +275,17 @@ def _wait_for_order(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]"
     return order, [complain, *rest]
 
 
+def _forget_signals(keeper: int) -> None:
+    """What was sent to all processes of the job while we stood by was not meant for the worker that we are to be.
+
+    But the keeper signals workers only, and may have done so since its order.
+    """
+    while (heard := signal.sigtimedwait(_CATCHABLE, 0)) is not None:
+        if heard.si_pid == keeper:
+            os.kill(os.getpid(), heard.si_signo)
+            return
+
+
 def _become_worker(order: "dict[str, Any]", descriptors: "list[int]") -> None:
     """Everything that the keeper does for a worker between fork and exec, and what exec does."""
     complain, *received = descriptors
@@ -283,15 +305,10 @@ def _become_worker(order: "dict[str, Any]", descriptors: "list[int]") -> None:
         os._exit(_CANNOT_START)
     os.environb.clear()
     os.environb.update(order["env"])
-    for name, value in _Changes.made:
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    tenax_preload.change_environment(_Changes.made)
     _take_arguments([os.fsdecode(word) for word in order["argv"]])
     tenax_preload.begin_anew()
     os.close(complain)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _take_arguments(argv: "list[str]") -> None:
