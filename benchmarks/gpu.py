@@ -24,7 +24,7 @@ WHO = {
     "tenax, cold": [sys.executable, "-m", "tenax", "run", "--preload=none"],
     "tenax, warm": [sys.executable, "-m", "tenax", "run", "--preload=auto"],
 }
-CASES = {"1 worker, NCCL": (1, "nccl"), "4 workers on one GPU, gloo": (4, "gloo")}
+CASES = {"1 worker, NCCL": (1, "nccl")}  # NCCL takes no two workers on one GPU
 DEATHS = 2
 PATIENCE_S = 75
 TELLING = ("warm", "cold", "preload", "Error: ", "the launcher ")

