@@ -22,7 +22,7 @@ from tenax.loop import Loop
 from tenax.ports import ControlledNode
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
 from tenax.rendezvous.tcp.linked import LinkedRendezvous, LinkedSettings
-from tenax.runtime.run_journal import RunJournal
+from tenax.runtime.run_journal import NAME, RunJournal
 
 WORKERS = 2
 
@@ -56,7 +56,8 @@ class Node:
         self.control.open(self._loop, self.emit, node)
 
     def _record_run(self, run: RunSettings) -> Callable[..., None]:
-        journal = RunJournal(self._folder)
+        journal = RunJournal(os.path.join(self._folder, f"{os.getpid()}-{id(self)}-{NAME}"))
+        assert journal.path, "the journal cannot be written"
         journal.begin_run(run, self._loop.now())
         return journal.run_step
 
