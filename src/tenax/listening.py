@@ -15,7 +15,9 @@ def listen(host: str, port: int = 0) -> socket.socket:
     """
     if not host:
         return _listen_everywhere(port)
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # As bytes: for text Python loads its tables of international names first, also for an address.
+    asked = host.encode() if host.isascii() else host
+    found = socket.getaddrinfo(asked, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, _, _, _, address in found[:-1]:
         try:
             return _bound(family, address)

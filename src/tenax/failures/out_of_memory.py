@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # fixed in the kernel's sources
-_COUNTER = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+# Patterns are compiled when they are needed, which most starts never do.
+_COUNTER = rb"(?m)^oom_kill (\d+)$"
 # A record of the log: "priority,number,time,flags;text". Below 8: the kernel itself wrote it, not a process with root's
 # rights that likes to write there too.
-_KILLED = re.compile(
-    rb"^[0-7],\d+,\d+,[^;\n]*;((?:[^\n]*[Oo]ut of memory[^\n:]*: )?Killed process (\d+) \([^\n]*?\))[^\n]*",
-    re.MULTILINE,
-)
+_KILLED = rb"(?m)^[0-7],\d+,\d+,[^;\n]*;((?:[^\n]*[Oo]ut of memory[^\n:]*: )?Killed process (\d+) \([^\n]*?\))[^\n]*"
 _RECORD_SIZE = 8192  # a read with less fails for a long record
 _MOST_RECORDS = 20_000
 
@@ -88,7 +86,7 @@ class OutOfMemoryWatch:
         self.close()
 
     def _read_counter(self) -> int | None:
-        match = _COUNTER.search(_read(self._counter_file))
+        match = re.search(_COUNTER, _read(self._counter_file))
         return int(match.group(1)) if match else None
 
     def _read_log(self) -> None:
@@ -106,7 +104,7 @@ class OutOfMemoryWatch:
             if not part:
                 break
             text += part
-        for match in _KILLED.finditer(text):
+        for match in re.finditer(_KILLED, text):
             self._victims[int(match.group(2))] = match.group(1).decode("utf-8", "backslashreplace")
 
 
@@ -129,7 +127,7 @@ def _find_counter(cgroup_file: str, root: str) -> tuple[str, str]:
         names = ("memory.events", "memory.events.local")
         candidates += [(path, f"{root}{path}/{name}") for path in (version_2, "") for name in names]
     for group, file in candidates:
-        if _COUNTER.search(_read(file)):
+        if re.search(_COUNTER, _read(file)):
             return group or "/", file
     return "", ""
 

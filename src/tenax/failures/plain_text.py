@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import re
 
+# Patterns are compiled when they are needed (``re`` keeps them): most starts never do, and it takes a millisecond.
 # Colours are dropped without a trace: a coloured traceback should read like a plain one.
-_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_COLOUR = r"\x1b\[[0-9;:]*m"
 # Everything else that acts on a terminal, or on the eye, is shown as its code: C0 and C1 controls except tab and
 # newline, line and paragraph separators, the marks that change the direction of text, and lone surrogates.
-_ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_ACTING = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def _as_code(match: re.Match[str]) -> str:
@@ -23,7 +24,9 @@ def _as_code(match: re.Match[str]) -> str:
 
 def harmless(text: str) -> str:
     """The text as any terminal may show it. Keeps tabs and newlines; drops colours; shows the rest as codes."""
-    return _ACTING.sub(_as_code, _COLOUR.sub("", text.replace("\r\n", "\n")))
+    if text.isascii() and text.isprintable():
+        return text
+    return re.sub(_ACTING, _as_code, re.sub(_COLOUR, "", text.replace("\r\n", "\n")))
 
 
 def storable(text: str) -> str:

@@ -30,6 +30,7 @@ _CALM_S = 0.5  # after the last start, before standbys are bred for the next one
 _MARSHAL_VERSION = 2  # the worker's Python may be another one
 _MOST_AT_ONCE = 200  # sockets in a message
 _MOST_SAID = 4096
+_MOST_LOST = 10  # standbys, besides as many as are wanted twice over
 _SIGNALLED = 128  # more than this, as an exit code: the process below died of that signal
 
 
@@ -47,6 +48,7 @@ class Nursery:
         self._unborn: list[socket.socket] = []  # our ends of the sockets of those being bred
         self._refill_at: float | None = None
         self._heard: list[tuple[Any, ...]] = []  # for the agent
+        self._lost = 0  # standbys that died since one became a worker
         self._is_mute = False  # the template is ending, which we hear of as its parent
         self.is_open = True
 
@@ -105,22 +107,25 @@ class Nursery:
             pid = next(iter(self._standbys))
             with self._standbys.pop(pid) as sock:
                 if self._hand_over(sock, spec, descriptors, complain):
+                    self._lost = 0
                     self._refill_at = time.monotonic() + _CALM_S if self._wanted else None
                     return pid
         return 0
 
     @staticmethod
     def _hand_over(sock: socket.socket, spec: dict[str, Any], descriptors: list[int], complain: int) -> bool:
-        page = os.memfd_create("tenax-order", os.MFD_CLOEXEC)
+        page = -1
         try:
+            page = os.memfd_create("tenax-order", os.MFD_CLOEXEC)
             order = {name: spec[name] for name in ("argv", "env", "cwd", "cpus", "numbers")}
             with open(page, "wb", closefd=False) as file:
                 file.write(marshal.dumps(order, _MARSHAL_VERSION))
             socket.send_fds(sock, [b"!"], [complain, page, *descriptors])
-        except BrokenPipeError:
-            return False  # it died while it waited
+        except OSError:  # it died while it waited; or we have too many open files, which a cold start will tell
+            return False
         finally:
-            os.close(page)
+            if page >= 0:
+                os.close(page)
         return True
 
     # --- family ---------------------------------------------------------------------------------------------------
@@ -130,7 +135,10 @@ class Nursery:
         sock = self._standbys.pop(pid, None)
         if sock is not None:
             sock.close()
-            if self.is_open and self._wanted:
+            self._lost += 1
+            if self._lost > 2 * self._wanted + _MOST_LOST:
+                self._close("processes that stand by die by themselves")
+            elif self.is_open and self._wanted:
                 self._refill_at = time.monotonic() + _CALM_S
         elif pid == self._pid:
             self._pid = 0

@@ -262,12 +262,20 @@ class Condition:
 
 def why_no_template(own: "set[int]") -> str:
     """What runs at the start of every interpreter here (.pth files) may have done what cannot be forked already."""
-    why = _by_customization()
+    why = _by_customization() or _by_system()
     if why:
         return why
     strange = [path for number, path in _descriptors().items() if number not in own and path not in _HARMLESS]
     why = _by_threads() or _by_children() or (f"it keeps {strange[0]} open" if strange else "")
     return f"of what this Python runs at its start: {why}" if why else ""
+
+
+def _by_system() -> str:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:  # a container may forbid it
+        return f"this system does not give handles of processes (pidfd_open: {error.strerror})"
+    return ""
 
 
 def _by_customization() -> str:

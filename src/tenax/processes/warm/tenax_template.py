@@ -136,12 +136,14 @@ def _listen(descriptor: int, trial: int) -> "list[str]":
     """What a trial says, until it has said how it went, or is gone: what it has left behind may hold the pipe open."""
     os.set_blocking(descriptor, False)
     end = os.pidfd_open(trial)
+    waited = [end, descriptor]
     text = b""
     while True:
-        ready = select.select([descriptor, end], [], [])[0]
+        ready = select.select(waited, [], [])[0]
         with contextlib.suppress(BlockingIOError):
             while data := os.read(descriptor, 1 << 16):
                 text += data
+            waited = [end]  # closed: it has become another program
         lines = text.decode(errors="replace").split("\0")[:-1]
         if end in ready or lines[-1:] == ["ready"] or (lines and lines[-1].startswith("left ")):
             os.close(end)
