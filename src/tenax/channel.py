@@ -76,7 +76,14 @@ class Channel:
         body = marshal.dumps(message)
         packet = _HEADER.pack(len(body), len(descriptors)) + body
         # Descriptors that must wait in the queue are duplicated, because the caller may close its own at once.
-        copies = [os.dup(fd) for fd in descriptors] if descriptors else []
+        copies: list[int] = []
+        try:
+            for descriptor in descriptors:
+                copies.append(os.dup(descriptor))
+        except OSError:
+            for copy in copies:
+                os.close(copy)
+            raise
         self._outgoing.append((packet, copies))
         self.queued_bytes += len(packet)
         self.flush()

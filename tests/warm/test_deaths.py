@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,11 @@ import pytest
 
 from e2e.harness import Bench, Running, is_alive, until
 from tenax.channel import Channel
+from tenax.core.events import NodeCleared, WorkerExited, WorkerStarted
+from tenax.ports import Launch
+from tenax.processes.keeper import KeeperProcess
 from tenax.processes.nursery import Nursery
+from tenax.processes.template import Template, template_of
 
 from .family import MARKED_KIT, STAYING, Family, kill, name_of, started_at
 
@@ -314,7 +320,7 @@ def test_a_template_that_cannot_fork_is_not_asked_for_ever() -> None:
         if not mother.nursery.is_coming:
             break
         asked += mother.orders().count("breed")
-        mother.channel.send(("bred", []))
+        mother.channel.send(("bred", 1, []))
     assert not mother.nursery.is_coming, f"it was asked {asked} times, in vain"
     mother.channel.close()
 
@@ -327,7 +333,7 @@ def test_a_standby_that_died_unseen_is_passed_over(tmp_path: Path) -> None:
     mother.nursery.expect(1)
     mother.orders()  # and its end of the socket is closed, as at its death
     mother.nursery.has_died(4194305, -9)
-    mother.channel.send(("bred", [4194305]))
+    mother.channel.send(("bred", 1, [4194305]))
     mother.nursery.listen()
     spec = {"argv": [], "env": {}, "cwd": b"", "cpus": [], "numbers": []}
     read, write = os.pipe()
@@ -336,3 +342,35 @@ def test_a_standby_that_died_unseen_is_passed_over(tmp_path: Path) -> None:
     os.close(write)
     assert not mother.nursery.is_coming
     mother.channel.close()
+
+
+def test_a_worker_that_is_still_its_midwifes_child_dies_before_its_node_is_clear(tmp_path: Path) -> None:
+    """A library whose processes take their time to end keeps the midwife, and so the parent of a warm worker, alive."""
+    (tmp_path / "slow_end_kit.py").write_text(
+        "import os, time\nend = os._exit\ndef slowly(code):\n    time.sleep(0.5)\n    end(code)\nos._exit = slowly\n"
+    )
+    (tmp_path / "late.py").write_text("import os\nopen(f'ran-{os.getpid()}', 'w').close()\n")
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    launch = Launch(env=env, argv=[sys.executable, "-u", "late.py"], cwd=str(tmp_path), descriptors={})
+    template = template_of(launch, [launch], "slow_end_kit", [], 0)
+    assert isinstance(template, Template)
+    facts: list[object] = []
+    keeper = KeeperProcess()
+    keeper.open(facts.append)
+    try:
+        keeper.prepare(template, lambda _: None)
+        for rank in range(2):
+            keeper.start(1, rank, launch)
+        is_killed = False
+        while not any(isinstance(fact, NodeCleared) for fact in facts):
+            assert select.select([keeper.fileno()], [], [], 30)[0], facts
+            keeper.on_readable()
+            if not is_killed and sum(isinstance(fact, WorkerStarted) for fact in facts) == 2:
+                is_killed = True
+                keeper.kill(1)
+        pids = [fact.pid for fact in facts if isinstance(fact, WorkerStarted)]
+        assert [fact.exit_code for fact in facts if isinstance(fact, WorkerExited)] == [-signal.SIGKILL] * 2
+        assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
+        assert not list(tmp_path.glob("ran-*"))
+    finally:
+        keeper.close()

@@ -33,9 +33,10 @@ that is stopped itself cannot see to it. 0 seconds: no limit.
 "Keep" gives us a copy of one of the agent's connections. Its other end sees it closed when the last copy is, so it
 learns of the agent's death when nothing that the agent started is alive any more, and not before.
 
-"Cleared" has a proof: ``waitpid`` says that this process has no children, or the list of our children holds none but
-the nursery's. (Children leave that list when we reap them, so nobody can be missing in it.) Every descendant is below a
-child of ours or, as an orphan, is one.
+"Cleared" has a proof: ``waitpid`` says that this process has no children, or every worker was reaped and the list of
+our children holds none but the nursery's. (Children leave that list when we reap them, so nobody can be missing in it.)
+Every descendant is below a child of ours or, as an orphan, is one; but for a warm worker in its first moment, which is
+still its midwife's child. That one we know by its number, which nobody else can have before we have reaped it.
 """
 
 from __future__ import annotations
@@ -64,6 +65,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STUBBORN_S = 2.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
 _MOST_THREADS_SHOWN = 100  # by faulthandler, the newest
+_ENOUGH_FILES = 65536
 _MOST_LOOKS = 1000  # at a tree that grows while it is cut; deaths make us come back anyway
 
 # Python ignores these two at start and a program started from here would inherit that.
@@ -98,10 +100,22 @@ class Keeper:
         self._is_fenced = False  # ... and what is alive is being killed
         self._kept: dict[str, int] = {}
         self._inherited_ignored = [number for number in _catchable() if signal.getsignal(number) is signal.SIG_IGN]
+        self._open_files: tuple[int, int] | None = None  # the limit that workers have, where ours was raised
         self._pid = os.getpid()
         self._prctl = _prctl()
         if self._prctl is not None:
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def run_with_many_files(self) -> None:
+        """Serve, with as many open files as may be had: those of workers that wait to be started are with us."""
+        import resource
+
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = before[1] if before[1] != resource.RLIM_INFINITY else _ENOUGH_FILES
+        if before[0] < min(most, _ENOUGH_FILES):
+            _limit_open_files((min(most, _ENOUGH_FILES), before[1]))
+            self._open_files = before
+        self.run()
 
     def run(self) -> None:
         """Serve until the agent is gone, then leave nothing behind."""
@@ -394,7 +408,8 @@ class Keeper:
     def _has_strangers(self, nursery: Nursery) -> bool:
         found = children(self._pid)
         nursery.listen()  # in this order: who was born before we looked is known by name now
-        return bool(set(found) - nursery.children())
+        is_alive = any(worker.alive for worker in self._workers.values())
+        return is_alive or bool(set(found) - nursery.children())
 
     def _say_ended(self, worker: _Worker, exit_code: int) -> None:
         worker.alive = False
@@ -419,16 +434,18 @@ class Keeper:
         seen = {self._pid}
         for _ in range(_MOST_LOOKS):  # who was forked while we looked is found by the next look
             below = [pid for pid in descendants(self._pid) if pid not in seen]
+            workers = {worker.pid for worker in self._workers.values() if worker.alive}
             if self._nursery is not None:
-                self._nursery.listen()  # as above
                 spared = self._nursery.members()
+                self._nursery.listen()  # as above
+                spared = (spared | self._nursery.members()) - workers
                 below = [pid for pid in below if pid not in spared]
             if not below:
                 return
             seen.update(below)
             for pid in below:
                 if not spared_groups or _group_of(pid) not in spared_groups:
-                    _kill(pid, seen)
+                    _kill(pid, seen | {parent_of(pid)} if pid in workers else seen)  # a worker is ours to reap
 
     def _say_cleared(self) -> None:
         self._is_fenced = False
@@ -475,6 +492,8 @@ class Keeper:
                 trying = f"CPUs {spec['cpus']}"
                 os.sched_setaffinity(0, spec["cpus"])
             self._restore_signals(is_function=not spec["argv"])
+            if self._open_files is not None:
+                _limit_open_files(self._open_files)
             if spec["argv"]:
                 trying = os.fsdecode(spec["argv"][0])
                 signal.pthread_sigmask(signal.SIG_SETMASK, ())
@@ -521,8 +540,14 @@ class Keeper:
 
 def main(descriptor: int) -> None:
     """Entry of the helper process."""
-    Keeper(Channel.from_descriptor(descriptor)).run()
+    Keeper(Channel.from_descriptor(descriptor)).run_with_many_files()
     os._exit(0)  # nothing is left to tear down, and the agent waits for our end
+
+
+def _limit_open_files(limits: tuple[int, int]) -> None:
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def _catchable() -> list[signal.Signals]:

@@ -34,6 +34,14 @@ _MOST_LOST = 10  # standbys, besides as many as are wanted twice over
 _SIGNALLED = 128  # more than this, as an exit code: the process below died of that signal
 
 
+def _how_it_ended(exit_code: int) -> str:
+    number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
+    try:
+        return f"was killed by {signal.Signals(number).name}"
+    except ValueError:  # no signal, or one without a name
+        return f"ended with exit code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
+
+
 class Nursery:
     """One template and its standbys."""
 
@@ -46,6 +54,8 @@ class Nursery:
         self._is_ready = False
         self._standbys: dict[int, socket.socket] = {}  # by pid
         self._unborn: list[socket.socket] = []  # our ends of the sockets of those being bred
+        self._births = 0  # orders to breed
+        self._stillborn: set[int] = set()
         self._refill_at: float | None = None
         self._heard: list[tuple[Any, ...]] = []  # for the agent
         self._lost = 0  # standbys that died since one became a worker
@@ -76,6 +86,7 @@ class Nursery:
         if not self.is_open or self._is_mute:
             return
         try:
+            self._channel.flush()
             for message, _ in self._channel.receive():
                 self._hear(message)
                 if not self.is_open:
@@ -140,12 +151,13 @@ class Nursery:
                 self._close("processes that stand by die by themselves")
             elif self.is_open and self._wanted:
                 self._refill_at = time.monotonic() + _CALM_S
-        elif pid == self._pid:
+        elif pid != self._pid:
+            if self._unborn:  # perhaps one of those whose numbers we are about to hear
+                self._stillborn.add(pid)
+        else:
             self._pid = 0
             self.listen()
-            number = -exit_code if exit_code < 0 else exit_code - _SIGNALLED
-            how = f"was killed by {signal.Signals(number).name}" if number > 0 else "ended"
-            self._close(f"the process that forks them {how}")
+            self._close(f"the process that forks them {_how_it_ended(exit_code)}")
 
     def children(self) -> set[int]:
         """Children of the keeper that are no workers and left behind by none."""
@@ -166,9 +178,13 @@ class Nursery:
             case ("refused", left_out):
                 self._heard.append(("cold", left_out))
                 self._close("")
-            case ("bred", pids):
+            case ("bred", number, pids) if number == self._births and self._unborn:
                 for pid, sock in zip(pids, self._unborn, strict=False):
-                    self._standbys[pid] = sock
+                    if pid in self._stillborn:
+                        sock.close()
+                    else:
+                        self._standbys[pid] = sock
+                self._stillborn.clear()
                 is_short = len(pids) < len(self._unborn)
                 for sock in self._unborn[len(pids) :]:
                     sock.close()
@@ -186,7 +202,8 @@ class Nursery:
                 ours, other = socket.socketpair()
                 self._unborn.append(ours)
                 theirs.append(other)
-            self._channel.send(("breed", count), [sock.fileno() for sock in theirs])
+            self._births += 1
+            self._channel.send(("breed", self._births), [sock.fileno() for sock in theirs])
         except (OSError, ChannelClosed):  # too many open files; or gone, which will be seen
             for sock in self._unborn:
                 sock.close()

@@ -14,8 +14,8 @@ keeper as soon as the midwife is gone; and the end of a socket means the same.
 What is said to the keeper (``marshal`` in the frames of ``tenax.channel``), and heard:
 
     prepare, modules, late names     ready, seconds, names, {name: why it was left out}
-    breed, count  + sockets          refused, {name: why}
-                                     bred, pids
+    breed, number  + sockets         refused, {name: why}
+                                     bred, number, pids
 """
 
 import contextlib
@@ -159,7 +159,9 @@ def _culprit(lines: "list[str]") -> "tuple[str, str]":
 
 
 def _how_it_ended(status: int) -> str:
-    how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+    how = f"was killed by signal {-status}" if status < 0 else f"ended with exit code {status}"
+    with contextlib.suppress(ValueError):  # not every signal has a name
+        how = f"was killed by {signal.Signals(-status).name}"
     return f"the process that imported it {how}"
 
 
@@ -199,7 +201,7 @@ def _be_trial(
         message, descriptors = channel.receive()
         if message is None:
             os._exit(0)
-        if _breed(channel, descriptors):
+        if _breed(channel, message[1], descriptors):
             return
 
 
@@ -209,27 +211,27 @@ class _Changes:
     made: "tuple[tuple[str, str | None], ...]" = ()
 
 
-def _breed(channel: "_Channel", descriptors: "list[int]") -> bool:
+def _breed(channel: "_Channel", number: int, descriptors: "list[int]") -> bool:
     """Fork a standby for each socket. Is this process one of them?"""
     template = os.getpid()
     try:
         midwife = os.fork()
     except OSError:
-        channel.send(("bred", []))
+        channel.send(("bred", number, []))
         midwife = -1
     if midwife == 0:
         _die_with(template)
-        if _deliver(channel, descriptors):
+        if _deliver(channel, number, descriptors):
             return True
         os._exit(0)
     for descriptor in descriptors:
         os.close(descriptor)
     if midwife > 0 and os.waitpid(midwife, 0)[1]:  # killed, perhaps before it could say whom it had delivered
-        channel.send(("bred", []))
+        channel.send(("bred", number, []))
     return False
 
 
-def _deliver(channel: "_Channel", descriptors: "list[int]") -> bool:
+def _deliver(channel: "_Channel", birth: int, descriptors: "list[int]") -> bool:
     """In the midwife. Is this process a standby?"""
     _Birth.midwife = os.getpid()
     pids = []
@@ -246,7 +248,7 @@ def _deliver(channel: "_Channel", descriptors: "list[int]") -> bool:
             return True
         pids.append(pid)
     # Before our end: the keeper knows its new children by name when they become its own.
-    channel.send(("bred", pids))
+    channel.send(("bred", birth, pids))
     return False
 
 
@@ -274,8 +276,8 @@ def _die_with_keeper(keeper: int) -> None:
 def _wait_for_order(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]":
     _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors_in(ancillary)
-    if not descriptors:
-        os._exit(0)  # the keeper is gone, or has no use for us
+    if len(descriptors) < 2:
+        os._exit(1)  # the keeper is gone, or has no use for us
     sock.close()
     complain, page, *rest = descriptors
     with open(page, "rb") as file:
