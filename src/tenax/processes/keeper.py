@@ -160,7 +160,7 @@ class KeeperProcess:
             return
         try:
             for message, _ in self._channel.receive():
-                if message[0] in ("warm", "cold", "said"):
+                if message[0] in ("warm", "cold", "slow", "said"):
                     self._tell(message)
                     continue
                 self._note(message)

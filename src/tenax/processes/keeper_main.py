@@ -9,6 +9,7 @@ the belt to these braces should the keeper itself be killed) is tied to the thre
 Orders from the agent                                       Answers
   template, spec, modules, late, standbys  + descriptors      warm, seconds, modules, {module: why it was left out}
                                                               cold, {module: why}
+                                                              slow, seconds waited, seconds at most
                                                               said, what the template printed
   start, generation, local_rank, spec  + descriptors          started, generation, local_rank, pid
                                                               start_failed, generation, local_rank, errno, text
@@ -186,8 +187,8 @@ class Keeper:
             os.close(descriptor)
 
     def _patience_ms(self) -> float | None:
-        refill_at = self._nursery.refill_at() if self._nursery is not None else None
-        moments = [moment for moment in (self._held_until, refill_at) if moment is not None]
+        nursery_at = self._nursery.next_moment() if self._nursery is not None else None
+        moments = [moment for moment in (self._held_until, nursery_at) if moment is not None]
         return max(0.0, min(moments) - time.monotonic()) * 1000 if moments else None
 
     def _fence(self) -> None:
@@ -309,10 +310,10 @@ class Keeper:
     def _tend(self, nursery: Nursery) -> None:
         """Whatever woke us: take what the template said, breed when it is time, start who can be started."""
         nursery.listen()
-        refill_at = nursery.refill_at()
-        if refill_at is not None and time.monotonic() >= refill_at:
-            nursery.refill()
-        self._start_waiting()
+        now = time.monotonic()
+        nursery.refill(now)
+        self._start_waiting(at_once=nursery.has_waited_too_long(now))
+        nursery.is_awaited(len(self._waiting), now)
         for message in nursery.said():
             self._channel.send(message)
 

@@ -7,7 +7,7 @@ from here is started cold, at once, and somebody is told why. What the template 
          '----> gone                  nothing that could be forked was left to import
 
 Standbys are bred when workers wait for one, and otherwise a moment after the last start: while workers come up, the
-cores are theirs.
+cores are theirs. No wait is without end: for an import a minute, for a birth ten seconds, then workers start cold.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _CALM_S = 0.5  # after the last start, before standbys are bred for the next one
 _MARSHAL_VERSION = 2  # the worker's Python may be another one
 _MOST_AT_ONCE = 200  # sockets in a message
+_TELL_AFTER_S = 10.0
+_LONGEST_BIRTH_S = 10.0
+_LONGEST_IMPORT_S = 60.0
 _MOST_SAID = 4096
 _MOST_LOST = 10  # standbys, besides as many as are wanted twice over
 _SIGNALLED = 128  # more than this, as an exit code: the process below died of that signal
@@ -59,6 +62,8 @@ class Nursery:
         self._refill_at: float | None = None
         self._heard: list[tuple[Any, ...]] = []  # for the agent
         self._lost = 0  # standbys that died since one became a worker
+        self._awaited_since: float | None = None
+        self._has_told = False  # that the import takes long
         self._is_mute = False  # the template is ending, which we hear of as its parent
         self.is_open = True
 
@@ -71,11 +76,41 @@ class Nursery:
         watched = [self._channel.fileno()] if self.is_open and not self._is_mute else []
         return watched + ([self._output] if self._output >= 0 else [])
 
-    def refill_at(self) -> float | None:
-        return self._refill_at
+    def next_moment(self) -> float | None:
+        """When we must be looked after at the latest."""
+        moments = [] if self._refill_at is None else [self._refill_at]
+        if self._awaited_since is not None and self.is_coming:
+            longest = _LONGEST_BIRTH_S if self._is_ready else _LONGEST_IMPORT_S
+            moments += [self._awaited_since + limit for limit in (_TELL_AFTER_S, longest)]
+            if self._has_told:
+                moments.remove(self._awaited_since + _TELL_AFTER_S)
+        return min(moments, default=None)
 
-    def refill(self) -> None:
-        """The moment has come: have as many ready as the next start will take."""
+    def has_waited_too_long(self, now: float) -> bool:
+        """Whether who waits for us should not any more."""
+        if self._awaited_since is None or not self.is_coming:
+            return False
+        waited = now - self._awaited_since
+        if self._is_ready:
+            if waited >= _LONGEST_BIRTH_S:
+                self._close("the process that forks them does not answer")
+            return waited >= _LONGEST_BIRTH_S
+        if waited >= _TELL_AFTER_S and not self._has_told:
+            self._has_told = True
+            self._heard.append(("slow", _TELL_AFTER_S, _LONGEST_IMPORT_S))
+        return waited >= _LONGEST_IMPORT_S
+
+    def is_awaited(self, by: int, now: float) -> None:
+        """So many workers wait for a standby."""
+        if not by:
+            self._awaited_since = None
+        elif self._awaited_since is None:
+            self._awaited_since = now
+
+    def refill(self, now: float) -> None:
+        """If the moment has come: have as many ready as the next start will take."""
+        if self._refill_at is None or now < self._refill_at:
+            return
         self._refill_at = None
         if self._is_ready and not self._unborn:
             self._breed(self._wanted - len(self._standbys))

@@ -125,6 +125,8 @@ def sentences(message: tuple[Any, ...]) -> list[str]:
         case ("cold", left_out):
             whole = left_out.pop("", "")
             return [*_left_out(left_out), *([f"workers start cold: {whole}"] if whole else [])]
+        case ("slow", waited, most):
+            return [f"the import takes long: workers have waited {waited:g} s for it, and start cold after {most:g} s"]
         case ("said", text):
             return [f"while importing: {line}" for line in text.splitlines() if line.strip()]
     raise AssertionError(f"the keeper said {message!r}")
