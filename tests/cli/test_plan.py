@@ -24,6 +24,7 @@ A dry run: nothing is started. The command would run 2 workers on this machine.
 
 script      train.py
 interpreter /opt/python (the one that runs tenax)
+preload     what the script imports, once; workers are forked from there (--preload)
 folder      /home/me
 run id      job7
 role        default

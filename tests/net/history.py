@@ -3,9 +3,9 @@
 Numbers are those of the promises: S1 one group per generation, S2 no process of an earlier generation, S3 ranks are a
 permutation and everybody is told the same, S5 the budget is counted once for the whole run, S10 generations only grow.
 
-Times are those of the system, on the one clock that all hosts of a lab share. A worker was made at ``born_at``, which
-is known to a hundredth of a second, and was alive at its last line; what a worker of the next generation still finds
-alive is a violation, whatever the times are.
+Times are those of the system, on the one clock that all hosts of a lab share. A worker's first line was run at
+``born_at``, and it was alive at its last line in the trace; what a worker of the next generation still finds alive is a
+violation, whatever the times are.
 """
 
 from __future__ import annotations

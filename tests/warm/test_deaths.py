@@ -296,7 +296,7 @@ class _Mother:
         os.set_blocking(self._output, False)
         os.close(printed)
         self.nursery = Nursery(os.getpid(), ours, self._output, standbys)
-        self.nursery.prepare(["json"], [])
+        self.nursery.prepare(["json"], [], has_own_arguments=False)
 
     def orders(self) -> list[str]:
         found = []

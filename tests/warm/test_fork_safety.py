@@ -421,3 +421,70 @@ def test_what_is_below_a_module_that_was_left_out_is_not_tried_again(bench: Benc
     assert done.code == 0
     assert done.err.count("is not preloaded") == 1
     assert len(list(bench.notes.iterdir())) == 3  # one trial, two workers
+
+
+# --- what only ``auto`` must not do -----------------------------------------------------------------------------------
+
+
+def _installed(bench: Bench, name: str, source: str) -> dict[str, str]:
+    """A package of others, where others are installed; returns the environment in which it is found."""
+    bench.script(textwrap.dedent(source), f"site-packages/{name}.py")
+    return {"PYTHONPATH": str(bench.home / "site-packages")}
+
+
+def _both(bench: Bench, script: str, env: dict[str, str], *words: str) -> tuple[Done, Done]:
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1")
+    cold = bench.run(*flags, "--preload", "none", script, *words, env=env)
+    warm = bench.run(*flags, "--preload", "auto", script, *words, env=env)
+    assert (cold.code, warm.code) == (0, 0), (cold, warm)
+    return cold, warm
+
+
+def test_auto_imports_what_was_installed(bench: Bench) -> None:
+    env = _installed(bench, "others_kit", "import os\nIMPORTED_IN = os.getpid()")
+    cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.IMPORTED_IN)"), env)
+    assert len(set(cold.out.split())) == 2
+    assert len(set(warm.out.split())) == 1
+
+
+def test_a_script_that_chooses_its_modules_gets_them(bench: Bench) -> None:
+    """It changes the import path first: what was installed is not what it is going to import."""
+    env = _installed(bench, "others_kit", "WHO = 'installed'")
+    bench.script("WHO = 'vendored'", "vendored/others_kit.py")
+    script = bench.script("import sys\nsys.path.insert(0, 'vendored')\nimport others_kit\nprint(others_kit.WHO)")
+    cold, warm = _both(bench, script, env)
+    assert cold.out.split() == warm.out.split() == ["vendored"] * 2
+    why = "others_kit is not preloaded: train.py, line 2, comes before its import and may change it"
+    assert f"{why}; --preload others_kit does it anyway" in warm.err
+
+
+def test_a_variable_that_the_script_sets_is_there_when_it_imports(bench: Bench) -> None:
+    env = _installed(bench, "others_kit", "import os\nLEVEL = os.environ.get('LEVEL')")
+    script = bench.script("import os\nos.environ['LEVEL'] = '9'\nimport others_kit\nprint(others_kit.LEVEL)")
+    cold, warm = _both(bench, script, env)
+    assert cold.out.split() == warm.out.split() == ["9", "9"]
+
+
+def test_files_of_the_user_are_not_preloaded_by_way_of_others(bench: Bench) -> None:
+    env = _installed(bench, "others_kit", "import own_settings")
+    bench.script("import os\nIMPORTED_IN = os.getpid()", "own_settings.py")
+    script = bench.script("import os, others_kit, own_settings\nprint(own_settings.IMPORTED_IN == os.getpid())")
+    cold, warm = _both(bench, script, env)
+    assert cold.out.split() == warm.out.split() == ["True", "True"]
+    assert f"it imports own_settings ({bench.home}/own_settings.py), a file of yours, which may change" in warm.err
+
+
+def test_arguments_of_another_worker_are_nobodys(bench: Bench) -> None:
+    env = _installed(bench, "others_kit", "import sys\nKEPT = sys.argv[1:]")
+    script = bench.script("import sys, others_kit\nprint(others_kit.KEPT == sys.argv[1:])")
+    cold, warm = _both(bench, script, env, "--local-rank=${local_rank}")
+    assert cold.out.split() == warm.out.split() == ["True", "True"]
+    assert "it reads the arguments when it is imported, and each worker has its own" in warm.err
+
+
+def test_a_temporary_folder_is_every_workers_own(bench: Bench) -> None:
+    source = "import atexit, shutil, tempfile\nPLACE = tempfile.mkdtemp()\natexit.register(shutil.rmtree, PLACE)"
+    env = _installed(bench, "others_kit", source)
+    cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.PLACE)"), env)
+    assert len(set(cold.out.split())) == len(set(warm.out.split())) == 2
+    assert "it makes a temporary file or folder when it is imported" in warm.err

@@ -91,7 +91,13 @@ class KeeperProcess:
         """Fork workers from this template, once it has imported. ``say`` hears how that went."""
         self._say = say
         spec, descriptors = self._spec(template.launch)
-        self._send(("template", spec, template.modules, template.late, template.standbys), descriptors)
+        plan = {
+            "modules": template.modules,
+            "late": template.late,
+            "has_own_arguments": template.has_own_arguments,
+            "standbys": template.standbys,
+        }
+        self._send(("template", spec, plan), descriptors)
 
     def start(self, generation: int, local_rank: int, launch: Launch) -> None:
         spec, descriptors = self._spec(launch)

@@ -7,7 +7,7 @@ for the start method ``fork``, where it is a copy of the agent), and has one thr
 the belt to these braces should the keeper itself be killed) is tied to the thread that forked it.
 
 Orders from the agent                                       Answers
-  template, spec, modules, late, standbys  + descriptors      warm, seconds, modules, {module: why it was left out}
+  template, spec, plan  + descriptors                         warm, seconds, modules, {module: why it was left out}
                                                               cold, {module: why}
                                                               slow, seconds waited, seconds at most
                                                               said, what the template printed
@@ -157,8 +157,8 @@ class Keeper:
                 case ("start", generation, local_rank, spec):
                     self._waiting.append((generation, local_rank, spec, descriptors))
                     self._start_waiting()
-                case ("template", spec, modules, late, standbys):
-                    self._open_nursery(spec, descriptors, modules, late, standbys)
+                case ("template", spec, plan):
+                    self._open_nursery(spec, descriptors, plan)
                 case ("signal", generation, number):
                     self._signal(generation, number)
                 case ("dump", generation, local_rank, number):
@@ -273,9 +273,7 @@ class Keeper:
 
     # --- warm workers -------------------------------------------------------------------------------------------------
 
-    def _open_nursery(
-        self, spec: dict[str, Any], descriptors: list[int], modules: list[str], late: list[str], standbys: int
-    ) -> None:
+    def _open_nursery(self, spec: dict[str, Any], descriptors: list[int], plan: dict[str, Any]) -> None:
         """Start the template as a worker is started, with a channel to it."""
         from tenax.processes.nursery import Nursery
         from tenax.processes.warm import CHANNEL_DESCRIPTOR
@@ -296,8 +294,8 @@ class Keeper:
                 os.close(descriptor)
         os.close(complaint)
         os.set_blocking(output, False)
-        self._nursery = Nursery(pid, ours, output, standbys)
-        self._nursery.prepare(modules, late)
+        self._nursery = Nursery(pid, ours, output, plan["standbys"])
+        self._nursery.prepare(plan["modules"], plan["late"], plan["has_own_arguments"])
 
     def _watch_nursery(self, poll: select.poll, watched: set[int]) -> set[int]:
         wanted = set(self._nursery.descriptors()) if self._nursery is not None else set()

@@ -67,8 +67,8 @@ class Nursery:
         self._is_mute = False  # the template is ending, which we hear of as its parent
         self.is_open = True
 
-    def prepare(self, modules: list[str], late: list[str]) -> None:
-        self._channel.send(("prepare", modules, late))
+    def prepare(self, modules: list[str], late: list[str], has_own_arguments: bool) -> None:
+        self._channel.send(("prepare", modules, late, has_own_arguments))
 
     # --- what the keeper's loop needs -----------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Template(msgspec.Struct, frozen=True):
     modules: list[str]  # to import; "auto": what the script imports
     late: list[str]  # variables that only a worker has
     standbys: int  # how many to keep ready for the next start
+    has_own_arguments: bool = False  # each worker has arguments of its own
 
 
 def template_of(
@@ -54,7 +55,7 @@ def template_of(
     env[VARIABLE] = str(CHANNEL_DESCRIPTOR)
     same_cpus = all(other.cpus == launch.cpus for other in others)
     made = msgspec.structs.replace(launch, env=env, cpus=launch.cpus if same_cpus else ())
-    return Template(made, names, sorted(late), standbys)
+    return Template(made, names, sorted(late), standbys, any(other.argv != launch.argv for other in others))
 
 
 def _imports_of_others(argv: Sequence[str], cwd: str) -> bool:

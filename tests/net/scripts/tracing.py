@@ -12,6 +12,7 @@ import socket
 import time
 from pathlib import Path
 
+_BEGAN_AT = time.monotonic()  # not when the process was made: a warm worker stood by before it was one
 RANK = int(os.environ.get("RANK", "0"))
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 GENERATION = int(os.environ.get("TENAX_GENERATION", "0"))
@@ -26,12 +27,6 @@ def _stat(pid: int | str) -> list[str]:
     except OSError:
         return []
     return [] if fields[_STATE] in "ZX" else fields
-
-
-def _started_at() -> float:
-    """When the system made this process, on the monotonic clock; up to a hundredth of a second too early."""
-    since_boot = int(_stat("self")[_STARTED_AT]) / os.sysconf("SC_CLK_TCK")
-    return since_boot - (time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic())
 
 
 def _alive_before(folder: Path) -> list[int]:
@@ -70,7 +65,7 @@ class Trace:
         self._write(
             event="start",
             step=0,
-            born_at=_started_at(),
+            born_at=_BEGAN_AT,
             birth_mark=_stat("self")[_STARTED_AT],
             alive_before=self._alive_before,
         )

@@ -13,8 +13,11 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
+
+import tenax_imports  # type: ignore[import-not-found]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,18 +34,34 @@ _DELIBERATE = 1 << 32  # torch draws a seed of 64 bits
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/davinci")
 
 
-def wanted(modules: "list[str]") -> "list[str]":
-    """The modules by name, in order; what the script imports itself where ``auto`` stands."""
-    names: list[str] = []
-    for name in modules:
-        if name == "auto":
-            import tenax_imports  # type: ignore[import-not-found]
+class Wanted:
+    """What is to be imported."""
 
-            with script_folder_first():
-                names += tenax_imports.of_others(_script())
-        else:
-            names.append(name)
-    return list(dict.fromkeys(names))
+    def __init__(self, modules: "list[str]") -> None:
+        """``modules``: names; what the script imports itself where ``auto`` stands."""
+        self.names: list[str] = []  # in order
+        self.left_out: dict[str, str] = {}
+        self._chosen: set[str] = set()  # by us, and not by name
+        for name in modules:
+            if name == "auto":
+                with script_folder_first():
+                    found, late = tenax_imports.of_others(_script())
+                self._chosen.update(found)
+                self.left_out.update({name: why for name, why in late.items() if name not in modules})
+                self.names += found
+            else:
+                self.names.append(name)
+        self.names = list(dict.fromkeys(self.names))
+
+    def why_not(self, name: str, before: "set[str]") -> str:
+        """What its import brought in that nobody has named: files of the user may change between two generations."""
+        if name not in self._chosen:
+            return ""
+        for other in [other for other in sys.modules if other not in before]:
+            path = getattr(sys.modules.get(other), "__file__", None)
+            if isinstance(path, str) and tenax_imports.is_own(os.path.abspath(path)):
+                return f"it imports {other} ({path}), a file of yours, which may change"
+        return ""
 
 
 def bring_in(name: str) -> str:
@@ -85,6 +104,57 @@ def script_folder_first() -> "Iterator[None]":
         yield
     finally:
         sys.path.remove(folder)
+
+
+@contextlib.contextmanager
+def script_as_main() -> "Iterator[None]":
+    """Some libraries take a ``__main__`` without a file for a person at a prompt."""
+    name, is_module = _script()
+    main = sys.modules["__main__"]
+    if is_module:
+        yield
+        return
+    main.__file__ = os.path.abspath(name)
+    try:
+        yield
+    finally:
+        del main.__file__
+
+
+class _Arguments(list):  # type: ignore[type-arg]
+    """``sys.argv`` where each worker has its own. The first is the script, which is the same."""
+
+    def __init__(self, words: "list[str]", leave_out: "Callable[[str], None]") -> None:
+        super().__init__(words)
+        self._leave_out = leave_out
+
+    def __getitem__(self, index: "Any") -> "Any":
+        if index != 0:
+            self._tell()
+        return super().__getitem__(index)
+
+    def __iter__(self) -> "Iterator[Any]":
+        self._tell()
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self._tell()
+        return super().__len__()
+
+    def _tell(self) -> None:
+        self._leave_out("it reads the arguments when it is imported, and each worker has its own")
+
+
+@contextlib.contextmanager
+def watched_arguments(is_needed: bool, leave_out: "Callable[[str], None]") -> "Iterator[None]":
+    before = sys.argv
+    if is_needed:
+        sys.argv = _Arguments(before, leave_out)
+    try:
+        yield
+    finally:
+        if is_needed:
+            sys.argv = before
 
 
 # --- the environment --------------------------------------------------------------------------------------------------
@@ -188,11 +258,26 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
     def is_given(*args: "Any", **options: "Any") -> bool:
         return bool(args or options)
 
+    def watch_made(name: str, path_of: "Callable[[Any], str]") -> "Any":
+        function = getattr(tempfile, name)
+
+        def make(*args: "Any", **options: "Any") -> "Any":
+            made = function(*args, **options)
+            if is_watching and os.getpid() == own:
+                _made.append(path_of(made))
+            return made
+
+        setattr(tempfile, name, make)
+        return tempfile, name, function
+
     anew = "it starts the program anew when it is imported"
     replaced = [
         watch(random, "seed", "it seeds the random numbers when it is imported", is_given),
         watch(os, "execv", anew),
         watch(os, "execve", anew),
+        watch_made("mkdtemp", os.fsdecode),
+        watch_made("mkstemp", lambda made: os.fsdecode(made[1])),
+        watch_made("_mkstemp_inner", lambda made: os.fsdecode(made[1])),
         watch(signal, "pthread_sigmask", "it changes which signals are blocked", lambda _, mask: bool(mask)),
     ]
     try:
@@ -201,6 +286,9 @@ def watched_calls(leave_out: "Callable[[str], None]") -> "Iterator[None]":
         is_watching = False
         for owner, name, function in replaced:
             setattr(owner, name, function)
+
+
+_made: "list[str]" = []  # temporary files and folders
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -212,7 +300,7 @@ class Condition:
     def __init__(self) -> None:
         self._folder = os.getcwd()
         self._mask = _umask()
-        self._arguments = list(sys.argv)
+        self._arguments = sys.argv, list.copy(sys.argv)
         self._first_on_path = sys.path[:1]
         self._descriptors = _descriptors()
 
@@ -226,6 +314,7 @@ class Condition:
             or _by_children()
             or _by_threads()
             or _by_seeds()
+            or _by_temporary_files()
             or self._by_surroundings()
         )
 
@@ -251,7 +340,7 @@ class Condition:
             return f"it changes the working directory (to {os.getcwd()})"
         if _umask() != self._mask:
             return "it changes the file mode creation mask"
-        if sys.argv != self._arguments:
+        if sys.argv is not self._arguments[0] or list.copy(sys.argv) != self._arguments[1]:
             return "it changes sys.argv"
         if sys.path[:1] != self._first_on_path:
             return "it puts a folder in front of the script's on the import path"
@@ -307,6 +396,13 @@ def _by_seeds() -> str:
         numpy_random is not None and getattr(numpy_random._rand._bit_generator, "_seed_seq", "unknown") is None
     ) or (torch is not None and hasattr(torch, "initial_seed") and torch.initial_seed() < _DELIBERATE)
     return "it seeds the random numbers when it is imported" if is_seeded else ""
+
+
+def _by_temporary_files() -> str:
+    left = [path for path in _made if os.path.exists(path)]
+    if not left:
+        return ""
+    return f"it makes a temporary file or folder when it is imported ({left[0]}), which every worker would remove"
 
 
 def _by_reputation() -> str:

@@ -13,7 +13,8 @@ keeper as soon as the midwife is gone; and the end of a socket means the same.
 
 What is said to the keeper (``marshal`` in the frames of ``tenax.channel``), and heard:
 
-    prepare, modules, late names     ready, seconds, names, {name: why it was left out}
+    prepare, modules, late names,    ready, seconds, names, {name: why it was left out}
+      whether arguments differ
     breed, number  + sockets         refused, {name: why}
                                      bred, number, pids
 """
@@ -57,11 +58,11 @@ def become_worker_when_asked(number: int) -> None:
     message = channel.receive()[0]
     if message is None:
         os._exit(0)
-    _, modules, late = message
+    _, modules, late, has_own_arguments = message
     _answer_for_torchelastic()
     tenax_preload.show_own_path()
     title = _Title()
-    _be_template(channel, modules, frozenset(late))
+    _be_template(channel, modules, frozenset(late), has_own_arguments)
     # From here on: a standby.
     channel.close()
     _show_name(b"tenax-standby")
@@ -96,14 +97,12 @@ _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 # --- root and trials --------------------------------------------------------------------------------------------------
 
 
-def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str]") -> None:
+def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str]", has_own_arguments: bool) -> None:
     """Returns in standbys only."""
-    left_out: dict[str, str] = {}
     why = tenax_preload.why_no_template({0, 1, 2, channel.fileno()})
-    wanted = [] if why else tenax_preload.wanted(modules)
-    if why:
-        left_out[""] = why
-    rest = wanted
+    wanted = tenax_preload.Wanted([] if why else modules)
+    left_out: dict[str, str] = {"": why} if why else dict(wanted.left_out)
+    rest = wanted.names
     began = time.monotonic()
     while True:
         if left_out and time.monotonic() - began > _LONGEST_TRYING_S:
@@ -118,7 +117,8 @@ def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str
         if trial == 0:
             os.close(heard)
             _die_with(root)
-            _be_trial(channel, rest, late, left_out, say)
+            wanted.names = rest
+            _be_trial(channel, wanted, late, has_own_arguments, left_out, say)
             return
         os.close(say)
         lines = _listen(heard, trial)
@@ -166,7 +166,12 @@ def _how_it_ended(status: int) -> str:
 
 
 def _be_trial(
-    channel: "_Channel", modules: "list[str]", late: "frozenset[str]", left_out: "dict[str, str]", say: int
+    channel: "_Channel",
+    wanted: "tenax_preload.Wanted",
+    late: "frozenset[str]",
+    has_own_arguments: bool,
+    left_out: "dict[str, str]",
+    say: int,
 ) -> None:
     """Import everything. Returns in standbys only."""
     began = time.monotonic()
@@ -180,15 +185,18 @@ def _be_trial(
     with (
         tenax_preload.watched_environment(late) as environment,
         tenax_preload.script_folder_first(),
+        tenax_preload.script_as_main(),
+        tenax_preload.watched_arguments(has_own_arguments, lambda why: leave_out(name, why)),
         tenax_preload.watched_calls(lambda why: leave_out(name, why)),
     ):
         before = tenax_preload.Condition()
-        for name in modules:
+        for name in wanted.names:
+            loaded = set(sys.modules)
             os.write(say, f"import {name}\0".encode())
             why = tenax_preload.bring_in(name)
             if os.getpid() != own:
                 os._exit(0)  # the import has forked, and this is a process that it has no use for
-            why = why or before.why_it_cannot_be_forked(environment)
+            why = why or before.why_it_cannot_be_forked(environment) or wanted.why_not(name, loaded)
             if why:
                 leave_out(name, why)
     _Changes.made = tuple(environment.changes())
@@ -196,7 +204,7 @@ def _be_trial(
     gc.freeze()  # what is here now is everybody's: a collection in a worker must not make its own copy of it
     os.write(say, b"ready\0")
     os.close(say)
-    channel.send(("ready", time.monotonic() - began, modules, left_out))
+    channel.send(("ready", time.monotonic() - began, wanted.names, left_out))
     while True:
         message, descriptors = channel.receive()
         if message is None:
