@@ -441,7 +441,7 @@ def _both(bench: Bench, script: str, env: dict[str, str], *words: str) -> tuple[
 
 
 def test_auto_imports_what_was_installed(bench: Bench) -> None:
-    env = _installed(bench, "others_kit", "import os\nIMPORTED_IN = os.getpid()")
+    env = _installed(bench, "others_kit", "import multiprocessing, os\nIMPORTED_IN = os.getpid()")
     cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.IMPORTED_IN)"), env)
     assert len(set(cold.out.split())) == 2
     assert len(set(warm.out.split())) == 1

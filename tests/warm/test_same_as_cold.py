@@ -392,18 +392,18 @@ def test_torch_that_was_imported_once_works_as_if_each_had_imported_it(bench: Be
     )
     seen: dict[str, list[Any]] = {}
     short = tempfile.mkdtemp(dir="/tmp")  # torch's loaders make sockets there, whose paths must be short
-    for modules, attempts in (("none", 1), ("torch", 2)):
+    for modules, attempts in (("none", 1), ("auto", 2)):
         words = ["--nproc-per-node", "2", "--max-restarts", "1", "--preload", modules]
         done = bench.run(*words, script, str(attempts), timeout_s=100, env={"TMPDIR": short})
         assert done.code == 0, done
         seen[modules] = [
             json.loads(bench.note("seen", rank, attempt)) for attempt in range(attempts) for rank in (0, 1)
         ]
-        assert ("workers are forked warm: torch" in done.err) == (modules == "torch")
+        assert ("workers are forked warm: torch" in done.err) == (modules == "auto")
         for name in ("seed", "random"):
             drawn = [str(each.pop(name)) for each in seen[modules]]
             assert len(set(drawn)) == len(drawn), (modules, name, drawn)
-    assert seen["torch"] == seen["none"] * 2
+    assert seen["auto"] == seen["none"] * 2
     shutil.rmtree(short)
 
 

@@ -57,9 +57,10 @@ class Wanted:
         """What its import brought in that nobody has named: files of the user may change between two generations."""
         if name not in self._chosen:
             return ""
-        for other in [other for other in sys.modules if other not in before]:
+        main = sys.modules["__main__"]  # which multiprocessing gives a second name
+        for other in [other for other, module in sys.modules.items() if other not in before and module is not main]:
             path = getattr(sys.modules.get(other), "__file__", None)
-            if isinstance(path, str) and tenax_imports.is_own(os.path.abspath(path)):
+            if isinstance(path, str) and os.path.isabs(path) and tenax_imports.is_own(path):
                 return f"it imports {other} ({path}), a file of yours, which may change"
         return ""
 
