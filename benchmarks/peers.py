@@ -17,7 +17,7 @@ from benchmarks.harness import Launcher
 from benchmarks.running import HERE
 
 EVERY = 5  # they are there for the contrast: one repetition of so many
-CASES = ("launch", "idle", "restart", "torch_workers")
+CASES = ("launch", "idle", "restart")
 NO_RESTART = "does not restart"
 
 

@@ -478,7 +478,8 @@ def begin_anew() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "default_generator"):
         torch.default_generator.seed()
-    sys.path_importer_cache.clear()  # a folder that was not there then may be there now
+    for folder in [folder for folder, finder in sys.path_importer_cache.items() if finder is None]:
+        del sys.path_importer_cache[folder]  # it was not there then, and may be there now
     main_thread = threading.main_thread()
     if hasattr(main_thread, "_set_native_id"):
         main_thread._set_native_id()
