@@ -6,7 +6,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,30 +17,11 @@ from benchmarks.report import BASELINE, OURS
 from benchmarks.running import HERE
 from benchmarks.samples import Samples
 
-from benchmarks import agents, harness, hosts
+from benchmarks import agents, hosts
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
 ALONE = ("etcd",)  # in a smoke run torchrun has no part in these
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-
-
-@pytest.fixture
-def tenax() -> Launcher:
-    """The launcher beside this interpreter, with the worker that it is to start."""
-    try:
-        harness.build_worker()
-        return harness.find_launchers([OURS])[0]
-    except harness.Unusable as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.fixture
-def samples() -> Iterator[Samples]:
-    """Nothing may fail or be missing, whatever is measured."""
-    samples = Samples()
-    yield samples
-    assert samples.failures == []
-    assert samples.misses == {}
 
 
 @pytest.mark.parametrize(

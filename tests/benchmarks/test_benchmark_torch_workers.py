@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,30 +14,11 @@ from benchmarks.memory import AGENT, WARM, WORKERS, Census
 from benchmarks.report import BASELINE, OURS
 from benchmarks.samples import Samples
 
-from benchmarks import harness, memory, torch_workers
+from benchmarks import memory, torch_workers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 PATIENCE_S = 30
-
-
-@pytest.fixture
-def tenax() -> Launcher:
-    """The launcher beside this interpreter, with the worker that it is to start."""
-    try:
-        harness.build_worker()
-        return harness.find_launchers([OURS])[0]
-    except harness.Unusable as reason:
-        pytest.skip(str(reason))
-
-
-@pytest.fixture
-def samples() -> Iterator[Samples]:
-    """Nothing may fail or be missing, whatever is measured."""
-    samples = Samples()
-    yield samples
-    assert samples.failures == []
-    assert samples.misses == {}
 
 
 def taken(what: str, torchrun: float, tenax: float) -> Samples:

@@ -30,6 +30,7 @@ _KNOWN = {
     "horovod.common.basics": "it may start its own runtime when it is imported",
 }
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
+_MOST_OF_ERROR = 300  # characters
 _DELIBERATE = 1 << 32  # torch draws a seed of 64 bits
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/davinci")
 
@@ -70,7 +71,8 @@ def bring_in(name: str) -> str:
     try:
         __import__(name)
     except BaseException as error:  # SystemExit too: the worker that imports it will end by itself
-        return f"it cannot be imported ({type(error).__name__}: {error})".replace("\0", " ")
+        text = " ".join(str(error).replace("\0", " ").split())  # some explain themselves on a whole page
+        return f"it cannot be imported ({type(error).__name__}: {text[:_MOST_OF_ERROR]})"
     return ""
 
 
