@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from tenax.core.commands import AnyCommand, ExamineFailure
     from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
     from tenax.core.events import AnyEvent, ScopeExpired
-    from tenax.core.messages import FromNode, NodeInfo
+    from tenax.core.messages import FromNode, NodeInfo, WorkerProgress
     from tenax.core.model import Evidence
+    from tenax.core.requests import AnyRequest, LogsWanted, OfNode
+    from tenax.view.status import RunStatus
 
     Emit = Callable[[AnyEvent], None]
+    Reply = Callable[[Any, str], None]  # a value that can be written as JSON, or a sentence that says why there is none
     RecordRun = Callable[[float, AnyCoordinatorEvent, list[Say], CoordinatorState], None]
 
 
@@ -146,10 +149,29 @@ class Control(Protocol):
     def cancel(self, why: str) -> None:
         """An operator's wish: end the run for every node. From any thread; after the end it means nothing."""
 
+    def ask(self, request: AnyRequest, reply: Reply) -> None:
+        """An operator's request, to wherever the coordinator is. Is answered exactly once, in the loop."""
+
+    @property
+    def where(self) -> str:
+        """Where the coordinator is, for people; empty: in this process, and nowhere else."""
+
     def stays_for_others(self) -> bool:
         """This node has its verdict. Must its agent stay all the same, because others depend on it?"""
 
     def close(self) -> None: ...
+
+
+class Desk(Protocol):
+    """Next to the coordinator: shows what it knows, and takes what is wanted of it."""
+
+    def watch(self, on_step: Callable[[], None]) -> None: ...
+
+    def unwatch(self, on_step: Callable[[], None]) -> None: ...
+
+    def status(self) -> RunStatus: ...
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None: ...
 
 
 class ControlledNode(msgspec.Struct, frozen=True):
@@ -164,6 +186,9 @@ class ControlledNode(msgspec.Struct, frozen=True):
     release: Callable[[str], None]
     say: Callable[[str], None]  # a line for the person at the console
     record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # for the journal of a coordinator here
+    answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node answers nothing")
+    # The coordinator is here now, with a desk where it can be asked, made on demand; None: not any more.
+    serves: Callable[[Callable[[], Desk] | None], None] = lambda _: None
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -183,6 +208,12 @@ class Logs(Watchable, Protocol):
 
     def has_error_file(self, local_rank: int) -> bool:
         """Whether this worker of the last generation left one."""
+
+    def progress(self) -> tuple[WorkerProgress, ...]:
+        """What the workers of the last generation have written down about their steps."""
+
+    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
+        """Whoever wants to see lines. ``generation`` is the current one."""
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 

@@ -25,7 +25,7 @@ from tenax.core.model import AgentSettings, Failure
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart, RestartPolicy, Wait
 from tenax.runtime.journal import Footer, Journal, JournalUnreadable, read_journal
 from tenax.runtime.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
-from tenax.runtime.run_story import RunStory
+from tenax.view.run_story import RunStory
 from watching import leaving_nothing
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")

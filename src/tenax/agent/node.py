@@ -224,6 +224,8 @@ class Node:
             run_journal=self._open_run_journal,
             observe=observe,
             scopes=self.scopes,
+            log_dir=self.log_dir,
+            has_door=True,
         )
 
     def _open_scopes(self, watchdog: WatchdogPlan) -> None:

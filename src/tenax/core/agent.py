@@ -46,9 +46,9 @@ from tenax.core.model import (
     Verdict,
     WorkerPhase,
     WorkerRecord,
+    by_cause,
     most_of_stacks,
     told_in_full,
-    when_it_began,
 )
 
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
@@ -160,6 +160,11 @@ class AgentMachine:
             case fact.NoticeReceived(why, in_s):
                 self._tell(word.NodeWillLeave(self.state.generation, why, in_s))
                 self._pass_on_notice("", why, in_s)
+            case fact.LeaveRequested():
+                self._on_signal(SIGTERM, self.state.settings.grace_s, now)
+            case fact.ProgressSeen(generation, workers):
+                if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
+                    self._tell(word.NodeProgress(generation, now, workers))
             case fact.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
             case fact.WorkerStartFailed(_, local_rank, reason, exit_code):
@@ -272,6 +277,8 @@ class AgentMachine:
         if worker is not None and worker.phase is WorkerPhase.REQUESTED:
             worker.phase = WorkerPhase.RUNNING
             worker.pid = pid
+            if self.state.phase is Phase.RUNNING and is_started(self.state):
+                self._tell(running_message(self.state))
 
     def _on_worker_ended(
         self,
@@ -537,7 +544,7 @@ class AgentMachine:
         state = self.state
         if state.phase is not Phase.STOPPING or not state.cleared or state.unexamined:
             return
-        state.failures.sort(key=when_it_began)
+        state.failures.sort(key=by_cause)
         self._tell(stopped_message(state, now))
         if state.decided is not None:
             self._end_as_decided(state.decided)
@@ -611,7 +618,7 @@ class AgentMachine:
         return Verdict(
             outcome=outcome,
             why=why,
-            failures=tuple(sorted(state.failures, key=when_it_began)),
+            failures=tuple(sorted(state.failures, key=by_cause)),
             stopped=stopped_workers(state),
             restarts_used=state.restarts_used,
             generation=state.generation,
@@ -659,6 +666,14 @@ def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
     return (*stopped[:_MOST_STACKS], *(each.brief() for each in stopped[_MOST_STACKS:]))
 
 
+def is_started(state: AgentState) -> bool:
+    return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
+
+
+def running_message(state: AgentState) -> word.WorkersRunning:
+    return word.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
+
+
 def stopped_message(state: AgentState, now: float) -> word.NodeStopped:
     return word.NodeStopped(
         state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off
@@ -685,7 +700,9 @@ def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> l
             store=part.store if part else "",
         )
     ]
-    if state.phase is Phase.STOPPING:
+    if state.phase is Phase.RUNNING and is_started(state):
+        words.append(running_message(state))
+    elif state.phase is Phase.STOPPING:
         words += [word.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.cancelled_by:
             words.append(word.NodeDraining(state.generation, state.settings.grace_s, "the agent was asked to stop"))

@@ -20,6 +20,8 @@ C5  When a generation ends, every live member is told, with the reason; the firs
 C6  When the run is over, every node that is there is told the same verdict, and nothing is formed any more.
 C7  Nobody waits without a deadline: too few nodes for too long end the run with a reason.
 C8  A word about another generation changes nothing but the number of the next one.
+C9  An operator's restart ends a generation that runs, and is free; a drain asks one node to leave. Neither ends a run
+    that goes on without it.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ import msgspec
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.events import FromCoordinator
-from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, told_in_full, when_it_began
+from tenax.core.ledger import Ledger
+from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, by_cause, told_in_full, when_it_began
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 from tenax.core.ranks import Candidate, arrange, choose, number
 from tenax.core.record import RunRecord
@@ -118,11 +121,33 @@ class CancelRequested(CoordinatorEvent, frozen=True):
     why: str
 
 
+class RestartRequested(CoordinatorEvent, frozen=True):
+    """An operator wants all workers to be started again."""
+
+    why: str
+
+
+class DrainRequested(CoordinatorEvent, frozen=True):
+    """An operator wants a node to leave the run."""
+
+    node_id: str
+    why: str
+
+
 class TimeWentBy(CoordinatorEvent, frozen=True):
     """Some deadline may be due."""
 
 
-AnyCoordinatorEvent = Opened | Heard | NodeLost | EarlierCoordinatorGone | CancelRequested | TimeWentBy
+AnyCoordinatorEvent = (
+    Opened
+    | Heard
+    | NodeLost
+    | EarlierCoordinatorGone
+    | CancelRequested
+    | RestartRequested
+    | DrainRequested
+    | TimeWentBy
+)
 
 
 class Say(msgspec.Struct, frozen=True):
@@ -166,6 +191,7 @@ class Ending(enum.Enum):
     LOSS = "loss"
     DRAIN = "drain"
     JOIN = "join"
+    REQUEST = "request"
 
 
 class NodeRecord(msgspec.Struct):
@@ -181,6 +207,9 @@ class NodeRecord(msgspec.Struct):
     store_addr: str = ""
     store_port: int = 0
     is_agent_store: bool = False
+    since: float = 0.0  # it is in this phase
+    pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
+    progress: tuple[word.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock
 
 
 class CoordinatorState(msgspec.Struct):
@@ -213,6 +242,9 @@ class CoordinatorState(msgspec.Struct):
     restarts_used: int = 0
     membership_changes: int = 0
     drains: int = 0
+    requests: int = 0
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    unstarted: set[str] = set()  # members whose workers have not all been started
     earlier: list[Failure] = []
     longest_s: float = 0.0
     # Of an earlier coordinator's generation.
@@ -283,6 +315,11 @@ class CoordinatorMachine:
             case CancelRequested(why):
                 if self.state.phase is not RunPhase.OVER:
                     self._over(Outcome.CANCELLED, why, now)
+            case RestartRequested(why):
+                self._on_restart_requested(why, now)
+            case DrainRequested(node_id, why):
+                if node_id in self.state.nodes and self.state.phase is not RunPhase.OVER:
+                    self._say(fact.LeaveRequested(why), node_id)
         return self._says
 
     def _say(self, event: FromCoordinator, *to: str) -> None:
@@ -318,6 +355,12 @@ class CoordinatorMachine:
         match message:
             case word.NodeReady():
                 self._on_ready(record, message, now)
+            case word.WorkersRunning(generation, pids):
+                if self._is_ours(record, generation):
+                    self._on_running(record, pids, now)
+            case word.NodeProgress(generation, sent_at, workers):
+                if self._is_ours(record, generation):
+                    self._on_progress(record, workers, now - sent_at, now)
             case word.FailureSeen(generation, failure, sent_at):
                 if self._is_ours(record, generation):
                     self._take_failures(record, (failure,), now - sent_at, now)
@@ -370,6 +413,8 @@ class CoordinatorMachine:
             state.arrivals += 1
             record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals, self._label(node))
             self._take_places(node)
+            record.since = now
+            state.ledger.begin(now)
             record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
         joined = self._without_namesake(joined)
@@ -547,6 +592,7 @@ class CoordinatorMachine:
         state = self.state
         state.settled, state.world_size, state.next_why = record.settled, record.world_size, record.next_why
         state.membership_changes, state.drains = record.membership_changes, record.drains
+        state.requests, state.ledger.before = record.requests, record.spent
         state.earlier, state.longest_s = list(record.earlier), record.longest_s
         state.ranks_by_name = dict(record.ranks_by_name)
 
@@ -645,6 +691,8 @@ class CoordinatorMachine:
             self._gather(state.next_why, now)
             return
         state.phase = RunPhase.RUNNING
+        workers = sum(state.nodes[each].info.slots for each in state.members if each in state.nodes)
+        state.ledger.found(state.generation, len(state.members), workers, now)
         missing = [f"node {rank}" for rank in sorted(set(range(state.expected)) - set(state.members.values()))]
         if state.is_recorded:
             missing = list(state.awaited.values())
@@ -681,7 +729,7 @@ class CoordinatorMachine:
         if record.phase is NodePhase.READY:
             return
         is_member = self._is_member(node_id)
-        record.phase = NodePhase.READY
+        record.phase, record.since = NodePhase.READY, now
         state.ready[node_id] = True
         match state.phase:
             case RunPhase.RUNNING if is_member:
@@ -751,13 +799,15 @@ class CoordinatorMachine:
         state.is_recorded, state.is_deserted = False, False
         state.formed_at = now
         state.deadlines.clear()
+        state.unstarted = set(state.members)
+        state.ledger.formed(state.generation, state.next_why, len(state.members), state.world_size, now)
         for record in state.nodes.values():
-            record.last_rank = -1
+            record.last_rank, record.pids, record.progress = -1, (), ()
         self._remember_ranks()
         coordinator_rank = state.members.get(settings.serving_node, -1)
         for place in places:
             record = state.nodes[place.node_id]
-            record.phase = NodePhase.MEMBER
+            record.phase, record.since = NodePhase.MEMBER, now
             record.is_draining = False
             record.last_rank = place.group_rank
             del state.ready[place.node_id]
@@ -793,6 +843,20 @@ class CoordinatorMachine:
         record = self.state.nodes[node_id]
         info = record.info
         return Candidate(node_id, record.arrival, record.last_rank, info.rank, info.order, info.slots, info.role)
+
+    def doing_in_words(self, now: float) -> str:
+        """What the run does now, for people."""
+        state = self.state
+        if state.verdict is not None:
+            return f"the run is over: {state.verdict.why}"
+        if state.phase is not RunPhase.RUNNING:
+            return self._waiting_in_words(now)
+        if state.unstarted:
+            whom = _some([state.member_labels.get(each, each[:8]) for each in sorted(state.unstarted)])
+            return f"generation {state.generation} is starting; waiting for the workers of {whom}"
+        done = f"; {_nodes(len(state.done))} of {len(state.members)} done" if state.done else ""
+        workers = "1 worker" if state.world_size == 1 else f"{state.world_size} workers"
+        return f"generation {state.generation} is running, {workers} on {_nodes(len(state.members))}{done}"
 
     def _waiting_in_words(self, now: float) -> str:
         state, settings = self.state, self.state.settings
@@ -833,6 +897,24 @@ class CoordinatorMachine:
 
     # --- a generation at work -----------------------------------------------------------------------------------------
 
+    def _on_running(self, record: NodeRecord, pids: tuple[int, ...], now: float) -> None:
+        record.pids = pids
+        self.state.unstarted.discard(record.info.node_id)
+        if not self.state.unstarted and self.state.phase is RunPhase.RUNNING:
+            self.state.ledger.running(now)
+
+    def _on_progress(
+        self, record: NodeRecord, workers: tuple[word.WorkerProgress, ...], by_s: float, now: float
+    ) -> None:
+        record.progress = tuple(
+            msgspec.structs.replace(each, first_at=each.first_at + by_s, last_at=each.last_at + by_s)
+            for each in workers
+        )
+        if record.progress:
+            first = min(record.progress, key=lambda each: each.first_step)
+            last = max(record.progress, key=lambda each: each.last_step)
+            self.state.ledger.stepped(first.first_step, first.first_at, last.last_step, last.last_at, now)
+
     def _take_stopped(self, record: NodeRecord, stopped: tuple[Stopped, ...]) -> None:
         """A node that lost its link says it again."""
         known = self._stopped_ranks.of(self.state.stopped)
@@ -863,14 +945,14 @@ class CoordinatorMachine:
             self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
 
     def _first_cause_in_words(self) -> str:
-        first = min(self.state.failures, key=when_it_began)
+        first = min(self.state.failures, key=by_cause)
         return f"rank {first.global_rank} on {first.host} failed"
 
     def _on_succeeded(self, record: NodeRecord, now: float) -> None:
         state = self.state
         if state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING) or record.phase is NodePhase.READY:
             return
-        record.phase = NodePhase.DONE
+        record.phase, record.since = NodePhase.DONE, now
         state.done.add(record.info.node_id)
         if state.phase is RunPhase.RUNNING and len(state.done) == len(state.members):
             self._succeeded(now)
@@ -923,6 +1005,13 @@ class CoordinatorMachine:
 
     # --- a generation ends --------------------------------------------------------------------------------------------
 
+    def _on_restart_requested(self, why: str, now: float) -> None:
+        match self.state.phase:
+            case RunPhase.RUNNING:
+                self._end_generation(Ending.REQUEST, why, now)
+            case RunPhase.PAUSED:
+                self._gather(self.state.next_why, now)
+
     def _end_generation(self, kind: Ending, why: str, now: float) -> None:
         state = self.state
         self._begin_ending(kind, why, now)
@@ -942,6 +1031,8 @@ class CoordinatorMachine:
         state = self.state
         state.phase = RunPhase.ENDING
         state.ended_by, state.ended_why, state.ended_at = kind, why, now
+        began_at = min(map(when_it_began, state.failures), default=None) if kind is Ending.FAILURE else None
+        state.ledger.ended(kind.value if kind is not None else "latecomer", why, began_at, now)
         state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
 
     def _after_generation_if_stopped(self, now: float) -> None:
@@ -952,6 +1043,7 @@ class CoordinatorMachine:
         """Every member has stopped or is gone, and all evidence is in: what now, and who pays?"""
         state = self.state
         state.settled = state.generation
+        state.ledger.settled(now)
         lived_s = state.ended_at - state.formed_at  # of this one; what follows may form the next
         if state.ended_by is None:  # none of ours: only a latecomer was waited for, and nobody pays
             self._gather(state.ended_why, now)
@@ -959,6 +1051,9 @@ class CoordinatorMachine:
         if state.drained and not state.lost:
             state.drains += 1
             self._gather(f"{_some(state.drained)} {_was(len(state.drained))} asked to leave", now)
+        elif state.ended_by is Ending.REQUEST and not state.lost:
+            state.requests += 1
+            self._gather(state.ended_why, now)
         elif state.lost or not state.failures or state.is_free or state.ended_by in (Ending.JOIN, Ending.LOSS):
             state.membership_changes += 1
             # A worker's failure is not why, if it is free because a node was lost.
@@ -970,7 +1065,7 @@ class CoordinatorMachine:
 
     def _after_failure(self, now: float) -> None:
         state = self.state
-        state.failures = sorted(state.failures, key=when_it_began)
+        state.failures = sorted(state.failures, key=by_cause)
         first = state.failures[0]
         history = History(
             state.restarts_used,
@@ -1042,7 +1137,8 @@ class CoordinatorMachine:
         state = self.state
         state.phase = RunPhase.OVER
         state.deadlines.clear()
-        failures = told_in_full(sorted(state.failures, key=when_it_began))
+        state.ledger.over(outcome.value, why, now)
+        failures = told_in_full(sorted(state.failures, key=by_cause))
         failed = {failure.global_rank for failure in state.failures}
         stopped = tuple(each for each in state.stopped if each.global_rank not in failed)
         state.verdict = Verdict(
@@ -1055,6 +1151,8 @@ class CoordinatorMachine:
             earlier=tuple(state.earlier),
             membership_changes=state.membership_changes,
             drains=state.drains,
+            requests=state.requests,
+            goodput=state.ledger.goodput(now),
         )
         self._say(fact.RunEnded(state.verdict, now), *state.nodes)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.messages import WorkerProgress
 from tenax.core.model import Assignment, Evidence, Verdict
 
 
@@ -64,6 +65,12 @@ class LeaveNoticed(Event, frozen=True):
     in_s: float | None = None  # how soon, if that is known
 
 
+class LeaveRequested(Event, frozen=True):
+    """An operator wants this node to leave the run, as if its agent had got SIGTERM."""
+
+    why: str
+
+
 # --- what the hold on the coordinator says ----------------------------------------------------------------------------
 
 
@@ -81,6 +88,13 @@ class WorkerStarted(Event, frozen=True):
     generation: int
     local_rank: int
     pid: int
+
+
+class ProgressSeen(Event, frozen=True):
+    """What the workers have written down about their steps."""
+
+    generation: int
+    workers: tuple[WorkerProgress, ...]
 
 
 class WorkerStartFailed(Event, frozen=True):
@@ -168,6 +182,8 @@ AnyEvent = (
     | JoinRefused
     | Waiting
     | LeaveNoticed
+    | LeaveRequested
+    | ProgressSeen
     | Fenced
     | WorkerStarted
     | WorkerStartFailed
@@ -182,4 +198,4 @@ AnyEvent = (
     | TimePassed
 )
 # What a coordinator says to a node.
-FromCoordinator = GenerationFormed | GenerationEnded | RunEnded | JoinRefused | Waiting | LeaveNoticed
+FromCoordinator = GenerationFormed | GenerationEnded | RunEnded | JoinRefused | Waiting | LeaveNoticed | LeaveRequested

@@ -54,6 +54,32 @@ class NodeReady(Message, frozen=True):
     is_agent_store: bool = False
 
 
+class WorkersRunning(Message, frozen=True):
+    """All our workers of this generation have been started."""
+
+    generation: int
+    pids: tuple[int, ...]  # by local rank
+
+
+class WorkerProgress(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one worker has said of its steps (``tenax.progress``). Times are on its host's clock."""
+
+    local_rank: int
+    first_step: int
+    last_step: int
+    first_at: float
+    last_at: float
+    phase: str = ""  # what it does besides training, if it says so: "checkpoint"
+
+
+class NodeProgress(Message, frozen=True):
+    """How far our workers of this generation have got."""
+
+    generation: int
+    sent_at: float
+    workers: tuple[WorkerProgress, ...]
+
+
 class FailureSeen(Message, frozen=True):
     """A worker failed. Sent at once; what can be found out about it follows with ``NodeStopped``."""
 
@@ -101,4 +127,15 @@ class NodeLeft(Message, frozen=True):
     is_clear: bool = True  # False: a process of ours survived SIGKILL, and this host needs attention
 
 
-FromNode = NodeJoined | NodeReady | FailureSeen | NodeStopped | NodeSucceeded | NodeDraining | NodeWillLeave | NodeLeft
+FromNode = (
+    NodeJoined
+    | NodeReady
+    | WorkersRunning
+    | NodeProgress
+    | FailureSeen
+    | NodeStopped
+    | NodeSucceeded
+    | NodeDraining
+    | NodeWillLeave
+    | NodeLeft
+)

@@ -9,6 +9,8 @@ import enum
 
 import msgspec
 
+from tenax.core.ledger import Goodput
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,6 +106,9 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     log_file: str = ""  # where the worker's stderr (or output) was kept, if it was
     raised_at: float | None = None  # on the agent's clock: when the error file says the exception was raised
     stacks: str = ""  # where each of its threads was when a scope had expired, innermost call first
+    cause: str = ""  # the kind of failure, as ``failures/cause.py`` names it; empty: not known
+    is_consequence: bool = False  # what such a worker says follows from what happened to another
+    proof: str = ""  # the line that shows the cause, or what the system says of it
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -171,6 +176,11 @@ def when_it_began(failure: Failure) -> float:
     return failure.seen_at if raised_at is None else min(raised_at, failure.seen_at)
 
 
+def by_cause(failure: Failure) -> tuple[bool, float]:
+    """The order of a report: causes before what follows from another's, and the earlier before the later."""
+    return failure.evidence.is_consequence, when_it_began(failure)
+
+
 class Stopped(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker that we ended because another one failed or the run was stopped. Never a failure."""
 
@@ -208,3 +218,5 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     earlier: tuple[Failure, ...] = ()  # the first cause of each generation that was tried again
     membership_changes: int = 0  # generations that ended because nodes came or went: free of charge
     drains: int = 0  # ... because a node was asked to leave
+    requests: int = 0  # ... because an operator wanted a restart
+    goodput: Goodput | None = None  # what the time was spent on; None: this node left before the end

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.ledger import Spent
 from tenax.core.model import Failure, Verdict
 
 TYPE_CHECKING = False
@@ -37,6 +38,8 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     restarts_used: int = 0
     membership_changes: int = 0
     drains: int = 0
+    requests: int = 0
+    spent: Spent = Spent()  # on what the time went, as far as generations have settled
     earlier: tuple[Failure, ...] = ()
     longest_s: float = 0.0
     ranks_by_name: dict[str, int] = {}
@@ -74,6 +77,8 @@ def record_of(state: CoordinatorState) -> RunRecord:
         restarts_used=state.restarts_used,
         membership_changes=state.membership_changes,
         drains=state.drains,
+        requests=state.requests,
+        spent=state.ledger.spent_on_settled(),
         earlier=tuple(state.earlier),
         longest_s=state.longest_s,
         ranks_by_name=dict(state.ranks_by_name),

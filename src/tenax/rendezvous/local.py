@@ -17,10 +17,15 @@ from tenax.rendezvous.store_place import StorePlace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tenax.core.coordinator import Say
     from tenax.core.messages import FromNode
-    from tenax.ports import ControlledNode, Emit, EventLoop
+    from tenax.core.requests import AnyRequest, OfNode
+    from tenax.ports import ControlledNode, Emit, EventLoop, Reply
+    from tenax.rendezvous.desk import Desk
 
+_NODE_ID = "local"
 LOOPBACK = "127.0.0.1"
 
 
@@ -33,18 +38,19 @@ class LocalRendezvous:
         self._emit: Emit = lambda _: None
         self._loop: EventLoop | None = None
         self._seat: CoordinatorSeat | None = None
-        self._node_id = ""
+        self._desk: Desk | None = None
+        self._answer: Callable[[OfNode, Reply], None]
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         settings = node.settings
         self._emit, self._loop = emit, loop
         if self._place is not None:
             self._place.open(loop, node.say)
-        self._seat = CoordinatorSeat(
-            RunSettings(self.run_id, max_restarts=settings.max_restarts), node.policy, loop, self._deliver
-        )
-        info = NodeInfo("local", os.uname().nodename, settings.local_world_size, settings.role)
-        self._node_id = info.node_id
+        run = RunSettings(self.run_id, max_restarts=settings.max_restarts, serving_node=_NODE_ID)
+        self._seat = CoordinatorSeat(run, node.policy, loop, self._deliver, node.record_run(run))
+        self._answer = node.answer
+        node.serves(self.desk)
+        info = NodeInfo(_NODE_ID, os.uname().nodename, settings.local_world_size, settings.role)
         self._seat.step(Opened())
         self._seat.step(Heard(info.node_id, NodeJoined(info)))
 
@@ -56,7 +62,7 @@ class LocalRendezvous:
             except OSError as error:
                 self._emit(JoinRefused(f"there is no port for the workers' store: {error.strerror or error}"))
                 return
-        self._seat.step(Heard(self._node_id, message))
+        self._seat.step(Heard(_NODE_ID, message))
 
     def _deliver(self, say: Say) -> None:
         if isinstance(say.event, GenerationFormed) and self._place is not None:
@@ -70,6 +76,22 @@ class LocalRendezvous:
     def _cancel(self, why: str) -> None:
         if self._seat is not None:
             self._seat.step(CancelRequested(why))
+
+    def desk(self) -> Desk:
+        if self._desk is None:
+            from tenax.rendezvous.desk import Desk
+
+            assert self._seat is not None, "opened before"
+            assert self._loop is not None, "opened before"
+            self._desk = Desk(self._seat, self._loop, lambda _, request, reply: self._answer(request, reply))
+        return self._desk
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None:
+        self.desk().ask(request, reply)
+
+    @property
+    def where(self) -> str:
+        return ""
 
     def stays_for_others(self) -> bool:
         return False

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from tenax.ports import Cancellable, EventLoop, RecordRun
 
 
+_RECENT_KEPT = 256  # steps, for whoever asks what happened last
+
+
 class CoordinatorSeat:
     """One coordinator. Not thread-safe: its owner is one loop."""
 
@@ -40,10 +43,16 @@ class CoordinatorSeat:
         self._timer_at: float | None = None
         self._facts: deque[AnyCoordinatorEvent] = deque()
         self._is_busy = False
+        self.recent: deque[tuple[float, AnyCoordinatorEvent, list[Say]]] = deque(maxlen=_RECENT_KEPT)
+        self.watchers: list[Callable[[], None]] = []  # called after every step
 
     @property
     def state(self) -> CoordinatorState:
         return self._machine.state
+
+    def doing_in_words(self) -> str:
+        """What the run does now, and for whom it waits."""
+        return self._machine.doing_in_words(self._loop.now())
 
     def step(self, event: AnyCoordinatorEvent) -> None:
         self._facts.append(event)
@@ -61,8 +70,12 @@ class CoordinatorSeat:
         now = self._loop.now()
         says = self._machine.step(event, now)
         self._record(now, event, says, self._machine.state)
+        if says or not isinstance(event, TimeWentBy):
+            self.recent.append((now, event, says))
         for say in says:
             self._deliver(say)
+        for watch in self.watchers:
+            watch()
 
     def _keep_deadline(self) -> None:
         wanted = self._machine.state.next_deadline()

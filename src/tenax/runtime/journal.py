@@ -20,7 +20,7 @@ from tenax.core.events import AnyEvent
 from tenax.core.model import AgentSettings
 from tenax.core.text import encodable
 
-FORMAT = 2
+FORMAT = 3
 _LIMIT_BYTES = 16 << 20
 
 

@@ -16,7 +16,6 @@ from tenax import __version__
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say
 from tenax.core.policy import AnyDecision, GiveUp, History
 from tenax.runtime.journal import FORMAT, Footer, Journal, read_lines
-from tenax.runtime.run_story import RunStory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -97,6 +96,8 @@ def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[floa
     """The story of the run, with the time since its beginning, and where this tenax would have spoken differently."""
     recorded = RecordedPolicy([step.decision for step in steps if step.decision is not None])
     machine = CoordinatorMachine(header.settings, recorded)
+    from tenax.view.run_story import RunStory
+
     story: list[tuple[float, str]] = []
     differences: list[str] = []
     told = RunStory()

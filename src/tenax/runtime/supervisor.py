@@ -27,10 +27,15 @@ if TYPE_CHECKING:
     from tenax.core.messages import FromNode, NodeInfo
     from tenax.core.model import AgentSettings, Evidence, Verdict
     from tenax.core.policy import RestartPolicy
+    from tenax.core.requests import AnyRequest, OfNode
     from tenax.loop import Loop
-    from tenax.ports import Control, Entrypoint, Launch, Logs, Processes, RecordRun, ScopeWatch
+    from tenax.ports import Control, Desk, Entrypoint, Launch, Logs, Processes, RecordRun, Reply, ScopeWatch
+    from tenax.runtime.door import Door
     from tenax.runtime.journal import Journal
     from tenax.runtime.run_journal import RunJournal
+
+
+_DOOR_AFTER_S = 0.25  # nobody asks sooner, and until then there is more important work
 
 
 class Supervisor:
@@ -53,6 +58,9 @@ class Supervisor:
         run_journal: Callable[[], RunJournal] | None = None,
         observe: Callable[[Step, AgentState], None] = lambda *_: None,
         scopes: ScopeWatch | None = None,
+        serves: Callable[[Callable[[], Desk] | None], None] = lambda _: None,
+        log_dir: str = "",
+        has_door: bool = False,
     ) -> None:
         self.machine = AgentMachine(settings)
         self._loop = loop
@@ -70,6 +78,11 @@ class Supervisor:
         self._observe = observe
         self._scopes = scopes  # which workers must leave in time; None: nobody watches
         self._verdict: Verdict | None = None
+        self._serves = serves  # what else happens when the coordinator is here
+        self._log_dir = log_dir
+        self._is_coordinator = False
+        self._has_door = has_door
+        self._door: Door | None = None
 
     def run(self) -> Verdict:
         """From the first join to the verdict. Everything that was opened here is closed here."""
@@ -83,6 +96,8 @@ class Supervisor:
         self._journal.begin(self.machine.state.settings, self._entrypoint.name, loop.now())
         loop.post(fact.RunRequested())
         try:
+            if self._has_door:
+                loop.at(loop.now() + _DOOR_AFTER_S, self._open_door)
             self._control.open(loop, loop.post, self._node())
             while self._verdict is None:
                 event = loop.next_event(self._next_deadline)
@@ -95,6 +110,9 @@ class Supervisor:
             self._processes.close()
             self._entrypoint.close()
             self._control.close()
+            if self._door is not None:
+                self._door.close()
+                self._door = None
             if self._scopes is not None:
                 loop.unwatch(self._scopes)
                 self._scopes.close()
@@ -132,7 +150,52 @@ class Supervisor:
             release=self._processes.release,
             say=self._say,
             record_run=self._record_run,
+            answer=self._answer_of_node,
+            serves=self._on_serving,
         )
+
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    def _open_door(self) -> None:
+        from tenax.runtime.door import Door
+
+        self._door = Door(self._answer, self._say)
+        self._door.open(self._loop)
+
+    def _on_serving(self, make_desk: Callable[[], Desk] | None) -> None:
+        self._is_coordinator = make_desk is not None
+        self._serves(make_desk)
+
+    def _answer(self, request: AnyRequest, reply: Reply) -> None:
+        """To somebody at the door."""
+        from tenax.core.requests import AgentWanted
+
+        if isinstance(request, AgentWanted):
+            reply(self._who_we_are(), "")
+        else:
+            self._control.ask(request, reply)
+
+    def _who_we_are(self) -> dict[str, object]:
+        state = self.machine.state
+        return {
+            "run_id": state.settings.run_id,
+            "host": os.uname().nodename,
+            "pid": os.getpid(),
+            "role": state.settings.role,
+            "entrypoint": self._entrypoint.name,
+            "phase": state.phase.value,
+            "generation": state.generation,
+            "workers": state.settings.local_world_size,
+            "rank": state.assignment.group_rank if state.assignment is not None else -1,
+            "is_coordinator": self._is_coordinator,
+            "coordinator": self._control.where,
+            "log_dir": self._log_dir,
+            "journal": self._journal.path,
+        }
+
+    def _answer_of_node(self, request: OfNode, reply: Reply) -> None:
+        """What only this node knows, to the coordinator."""
+        self._logs.answer(request, self.machine.state.generation, reply)
 
     def _record_run(self, settings: RunSettings) -> RecordRun:
         """This node begins to serve the coordinator: its journal is kept here too. One each time, should it resign."""
@@ -156,6 +219,10 @@ class Supervisor:
     def _from_processes(self, event: AnyEvent) -> None:
         """A worker that ended is asked for its result before anybody judges it."""
         match event:
+            case fact.NodeCleared(generation):
+                # How far they got is told before their end is.
+                if progress := self._logs.progress():
+                    self._loop.post(fact.ProgressSeen(generation, progress))
             case fact.WorkerStarted(_, local_rank) | fact.WorkerStartFailed(_, local_rank):
                 self._entrypoint.release(local_rank)
             case fact.WorkerExited(generation, local_rank, exit_code):

@@ -20,8 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax.core.commands import ExamineFailure
+    from tenax.core.messages import WorkerProgress
+    from tenax.core.requests import LogsWanted
     from tenax.failures.out_of_memory import OutOfMemoryWatch
     from tenax.logs.specs import LogsSpecs
+    from tenax.ports import Reply
 
 _STDOUT, _STDERR = 1, 2
 _TAIL_BYTES = 64 << 10  # what the scribe keeps of each stream
@@ -136,6 +139,20 @@ class WorkerLogs:
     def has_error_file(self, local_rank: int) -> bool:
         return os.path.exists(self.destination.error_files.get(local_rank, ""))
 
+    def progress(self) -> tuple[WorkerProgress, ...]:
+        """Of those that say it (``tenax.progress``); most do not, and then nothing is even imported."""
+        files = {rank: _progress_file(path) for rank, path in self.destination.error_files.items() if path}
+        files = {rank: path for rank, path in files.items() if os.path.exists(path)}
+        if not files:
+            return ()
+        from tenax.runtime.progress_file import read_progress
+
+        found = (read_progress(path, rank) for rank, path in files.items())
+        return tuple(each for each in found if each is not None)
+
+    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:  # noqa: ARG002 - comes next
+        reply(None, "logs cannot be asked for yet")
+
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
         """Ask for the last lines and, when they are here, say what they prove."""
         if command.asked_to_end and not self.has_error_file(command.local_rank):
@@ -225,6 +242,10 @@ class WorkerLogs:
 
     def on_writable(self) -> None:
         self._scribe.on_writable()
+
+
+def _progress_file(error_file: str) -> str:
+    return os.path.join(os.path.dirname(error_file), "progress")
 
 
 def _watch_memory() -> OutOfMemoryWatch:

@@ -386,6 +386,8 @@ def describe_say(say: Say, state: CoordinatorState) -> list[str]:
             return [f"{to}refused: {reason}"]
         case fact.Waiting(why):
             return [f"{to}waiting: {why}"]
+        case fact.LeaveRequested(why):
+            return [f"{to}asked to leave: {why}"]
         case fact.LeaveNoticed(_, host, why, in_s):
             return [f"{to}{host} will leave{f', in {in_s:g} s' if in_s is not None else ''}: {why}"]
 

@@ -184,6 +184,8 @@ class TcpRendezvous(LinkedRendezvous):
         for index, listener in enumerate(listeners):  # so that nobody serves here before what we started is gone
             self._node.keep(f"endpoint {index}", listener.fileno())
         self._say_that_we_serve(is_heir)
+        server = self._server
+        self._node.serves(lambda: server.desk)
         self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_heir else 0.0))
         return True
 

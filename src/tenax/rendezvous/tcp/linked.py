@@ -24,6 +24,7 @@ from tenax.core.coordinator import RunSettings
 from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
 from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.messages import NodeInfo, NodeReady
+from tenax.core.requests import OfNode
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 
     from tenax.core.messages import FromNode
     from tenax.core.model import Assignment
-    from tenax.ports import Cancellable, ControlledNode, Emit, EventLoop
+    from tenax.core.requests import AnyRequest
+    from tenax.ports import Cancellable, ControlledNode, Emit, EventLoop, Reply
     from tenax.rendezvous.tcp.server import CoordinatorServer
 
 _GREETING_S = 5.0
@@ -101,6 +103,8 @@ class LinkedRendezvous(ABC):
         self._is_finished = False
         self._linger_until: float | None = None
         self._timers: dict[str, Cancellable] = {}
+        self._asked: dict[int, Reply] = {}  # what operators here wait for, by number
+        self._asks = 0
 
     # --- what differs -------------------------------------------------------------------------------------------------
 
@@ -185,6 +189,35 @@ class LinkedRendezvous(ABC):
         if self._is_linked and self._link is not None:
             self._link.send(wire.encode(wire.Cancel(why)))
 
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None:
+        """If the coordinator is not here, over our own link: who asks here need not know the secret."""
+        if self._server is not None:
+            self._server.desk.ask(request, reply)
+        elif self._link is None or not self._is_linked:
+            reply(None, f"this node is not linked to {self._where} just now")
+        else:
+            self._asks += 1
+            self._asked[self._asks] = reply
+            self._link.send(wire.encode(wire.Ask(self._asks, request)))
+
+    def _on_ask(self, number: int, request: AnyRequest) -> None:
+        link = self._link
+
+        def reply(value: object, error: str) -> None:
+            if link is not None and link is self._link:
+                link.send(wire.encode_answer(number, value, error))
+
+        if isinstance(request, OfNode):
+            self._node.answer(request, reply)
+        else:
+            reply(None, "this is asked of the coordinator, not of a node")
+
+    @property
+    def where(self) -> str:
+        return self._where
+
     def stays_for_others(self) -> bool:
         server = self._server
         if server is None or not server.others(self._info.node_id):
@@ -205,6 +238,7 @@ class LinkedRendezvous(ABC):
             self._loop.unwatch(link)
             link.finish(1.0)
         if self._server is not None:
+            self._node.serves(None)
             self._server.close()
         self._place.close()
 
@@ -283,6 +317,11 @@ class LinkedRendezvous(ABC):
         match frame:
             case wire.Event(event) if self._is_linked:
                 self._on_event(event)
+            case wire.Answer(number, value, error) if self._is_linked:
+                if number in self._asked:
+                    self._asked.pop(number)(value, error)
+            case wire.Ask(number, request) if self._is_linked:
+                self._on_ask(number, request)
             case wire.BeatAnswer(number, counts) if self._is_linked:
                 self._seen = max(self._seen, number)
                 if counts:
@@ -378,6 +417,9 @@ class LinkedRendezvous(ABC):
             self._loop.unwatch(link)
         self._hello = None
         self._node.release("link")
+        asked, self._asked = self._asked, {}
+        for reply in asked.values():
+            reply(None, f"the link to {self._where} was lost before it answered")
         for name in ("beat", "greeting"):
             if name in self._timers:
                 self._timers.pop(name).cancel()

@@ -21,6 +21,7 @@ import msgspec
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
 from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeStopped
+from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
     from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
     from tenax.core.lease import LeaseTerms
     from tenax.core.policy import RestartPolicy
-    from tenax.ports import Cancellable, EventLoop, RecordRun
+    from tenax.core.requests import OfNode
+    from tenax.ports import Cancellable, EventLoop, RecordRun, Reply
 
     HoldBack = Callable[[Say, CoordinatorState], None]
 
@@ -47,6 +49,8 @@ _ACCEPTS_AT_ONCE = 256
 _ANSWERS_KEPT = 16  # that a node has not acknowledged
 _LAST_WORDS_S = 1.0  # for all links together, when the server closes
 _CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
+_MOST_ASKED = 1024  # requests that nodes have not answered
+_OPERATOR_S = 60.0  # how long an operator's link may be quiet
 _RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
 
 
@@ -60,6 +64,7 @@ class _Peer:
         self.hello: wire.Hello | None = None
         self.nonce = b""
         self.is_trusted = False
+        self.is_operator = False
         self.is_leaving = False  # it got its last word
         self.since = since
         self.heard_at = since
@@ -138,6 +143,9 @@ class CoordinatorServer:
         # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
         self._absent: dict[str, tuple[float, str]] = {}
         self._seat = CoordinatorSeat(settings, policy, loop, self._say_if_known, self._before_saying)
+        self.desk = Desk(self._seat, loop, self._pass_on)
+        self._asked: dict[int, tuple[str, Reply]] = {}  # of nodes, that have not answered; by our number
+        self._asks = 0
         self._record = record
         self._timer: Cancellable | None = None
         self._tick_at = 0.0
@@ -302,6 +310,11 @@ class CoordinatorServer:
             self._refuse(peer, WRONG_SECRET)
             return
         peer.is_trusted = True
+        peer.is_operator = hello.is_operator
+        if peer.is_operator:
+            self._strangers -= 1
+            self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s)))
+            return
         peer.node_id = hello.node_id
         peer.link.trust()
         self._strangers -= 1
@@ -322,6 +335,14 @@ class CoordinatorServer:
 
     def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
         match frame:
+            case wire.Ask(number, request):
+                self.desk.ask(request, lambda value, error: self._answer(peer, number, value, error))
+            case _ if peer.is_operator:
+                raise wire.WireError("an operator only asks")
+            case wire.Answer(number, value, error):
+                node_id, reply = self._asked.pop(number, ("", None))
+                if reply is not None and node_id == peer.node_id:
+                    reply(value, error)
             case wire.Beat(number, at, seen):
                 peer.clocks.compare(at, peer.heard_at)
                 peer.answer(number, seen, self._loop.now())
@@ -359,6 +380,27 @@ class CoordinatorServer:
                 peer.is_leaving |= is_last_word
                 self._send(peer, data)
 
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, peer: _Peer, number: int, value: object, error: str) -> None:
+        if not peer.link.is_closed:
+            self._send(peer, wire.encode_answer(number, value, error))
+
+    def _pass_on(self, node_id: str, request: OfNode, reply: Reply) -> None:
+        peer = self._nodes.get(node_id)
+        if peer is None or len(self._asked) >= _MOST_ASKED:
+            reply(None, "that node is not linked just now" if peer is None else "too many requests are under way")
+            return
+        self._asks += 1
+        self._asked[self._asks] = (node_id, reply)
+        self._send(peer, wire.encode(wire.Ask(self._asks, request)))
+
+    def _nobody_answers(self, node_id: str) -> None:
+        for number, (asked, reply) in list(self._asked.items()):
+            if asked == node_id:
+                del self._asked[number]
+                reply(None, "the link to that node was lost before it answered")
+
     def cancel(self, why: str) -> None:
         self._seat.step(CancelRequested(why))
 
@@ -376,6 +418,7 @@ class CoordinatorServer:
                 self._seat.step(NodeLost(peer.node_id, why))
             else:
                 self._absent[peer.node_id] = (peer.heard_at, why)
+            self._nobody_answers(peer.node_id)
             self._on_fewer()
 
     def _forget(self, peer: _Peer, *, is_flushed: bool = False) -> None:
@@ -411,6 +454,9 @@ class CoordinatorServer:
                 if now - peer.since > self._stranger_s:
                     self.refused += 1
                     self._forget(peer)
+            elif peer.is_operator:
+                if now - peer.heard_at > _OPERATOR_S:
+                    peer.link.close("it asked nothing for too long")
             elif now - peer.heard_at > self._terms.lease_s:
                 peer.link.reset(f"it was silent for {self._terms.lease_s:g} s")
         for node_id, (heard_at, why) in list(self._absent.items()):

@@ -9,6 +9,9 @@ sides that the other knows the job's secret, without sending it, and name the ru
     Proof(proof)                            ->
                                             <-  Accepted(terms)              or Refused(reason)
     Word(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
+    Ask(n, ...)                             <-> Answer(n, ...)               either way: see ``core/requests.py``
+
+An operator's greeting says so: it may ask, and is no node.
 
 Pure: bytes and values. Whatever cannot be understood raises ``WireError``, and the connection is over. Nothing that
 arrives here is ever executed or unpickled.
@@ -20,6 +23,7 @@ import msgspec
 
 from tenax.core.events import FromCoordinator
 from tenax.core.messages import FromNode
+from tenax.core.requests import AnyRequest
 from tenax.core.text import encodable
 
 VERSION = 1
@@ -41,6 +45,7 @@ class Hello(Frame, frozen=True):
     run_id: str
     node_id: str
     nonce: bytes
+    is_operator: bool = False  # a person's tool, not a node
 
 
 class Proof(Frame, frozen=True):
@@ -94,8 +99,21 @@ class BeatAnswer(Frame, frozen=True):
     counts: bool = True  # False: this coordinator may have a successor, and its word prolongs nobody's life
 
 
-FromAgent = Hello | Proof | Word | Beat | Cancel
-FromServer = Challenge | Accepted | Refused | Event | BeatAnswer
+class Ask(Frame, frozen=True):
+    """A request. The other side answers once, with the same number."""
+
+    number: int
+    request: AnyRequest
+
+
+class Answer(Frame, frozen=True):
+    number: int
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""  # why there is none
+
+
+FromAgent = Hello | Proof | Word | Beat | Cancel | Ask | Answer
+FromServer = Challenge | Accepted | Refused | Event | BeatAnswer | Ask | Answer
 
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
@@ -110,6 +128,17 @@ def encode(frame: FromAgent | FromServer) -> bytes:
     except UnicodeEncodeError:  # a worker's last words may be any bytes
         body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
     return len(body).to_bytes(4, "big") + body
+
+
+def encode_answer(number: int, value: object, error: str) -> bytes:
+    """An answer that always fits: one that does not says so instead."""
+    try:
+        raw = _encoder.encode(value)
+    except UnicodeEncodeError:
+        raw = _encoder.encode(encodable(msgspec.to_builtins(value)))
+    if len(raw) > MOST_BYTES // 2:
+        raw, error = b"null", f"the answer has {len(raw)} bytes, which is too long; ask for less"
+    return encode(Answer(number, msgspec.Raw(raw), error))
 
 
 def decode_from_agent(body: bytes) -> FromAgent:

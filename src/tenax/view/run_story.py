@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from tenax.core import coordinator as run
 from tenax.core import messages as word
-from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, LeaveNoticed, RunEnded, Waiting
+from tenax.core.events import (
+    GenerationEnded,
+    GenerationFormed,
+    JoinRefused,
+    LeaveNoticed,
+    LeaveRequested,
+    RunEnded,
+    Waiting,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tenax.core.coordinator import AnyCoordinatorEvent, Say
 
 _MOST_NAMES = 4
@@ -19,7 +29,9 @@ _MOST_NAMES = 4
 class RunStory:
     """``tell`` every step, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, str] = {}) -> None:
+        """``names``: what nodes are called whose arrival is not among the steps."""
+        self._names_given = names
         self._hosts: dict[str, list[str]] = {}  # host -> its nodes, in the order they came
         self._host_of: dict[str, str] = {}
         self._is_over = False
@@ -37,6 +49,8 @@ class RunStory:
             self._hosts.setdefault(node.host, []).append(node.node_id)
 
     def name(self, node_id: str) -> str:
+        if node_id in self._names_given:
+            return self._names_given[node_id]
         host = self._host_of.get(node_id)
         if host is None:
             return f"node {node_id[:8]}"
@@ -45,6 +59,8 @@ class RunStory:
 
     def _happened(self, event: AnyCoordinatorEvent) -> str:
         match event:
+            case run.Heard(_, word.NodeProgress()):
+                return ""  # too often, and told elsewhere
             case run.Heard(node_id, message):
                 return f"{self.name(node_id)} {_in_words(message)}"
             case run.NodeLost(node_id) if self._is_over:
@@ -55,6 +71,10 @@ class RunStory:
                 return f"an agent that served the coordinator before is dead: {self.name(node_id)}" if node_id else ""
             case run.CancelRequested(why):
                 return f"an operator ended the run: {why}"
+            case run.RestartRequested(why):
+                return f"an operator wants a restart: {why}"
+            case run.DrainRequested(node_id, why):
+                return f"an operator wants {self.name(node_id)} to leave: {why}"
             case run.Opened(generation=0):
                 return "this node begins to serve the coordinator"
             case run.Opened(generation=generation):
@@ -90,6 +110,8 @@ def _said_in_words(say: Say) -> str:
             return f"refused: {reason}"
         case LeaveNoticed(_, host, why):
             return f"{host} will leave: {why}"
+        case LeaveRequested(why):
+            return f"asked to leave: {why}"
         case Waiting(why):
             return why
     return ""
@@ -101,6 +123,10 @@ def _in_words(message: word.FromNode) -> str:
             doing = " and runs" if is_running else " and is done with" if has_succeeded else " and was in"
             workers = "1 worker" if node.slots == 1 else f"{node.slots} workers"
             return f"came, with {workers}" + (f"{doing} generation {generation}" if generation else "")
+        case word.WorkersRunning(generation, pids):
+            return f"has started its {'worker' if len(pids) == 1 else f'{len(pids)} workers'}"
+        case word.NodeProgress():
+            return "told how far its workers are"
         case word.NodeReady():
             return "is ready for a generation"
         case word.FailureSeen(generation, failure):

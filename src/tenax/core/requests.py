@@ -1,0 +1,55 @@
+"""What an operator may want of a run. These travel, so they are typed and tagged.
+
+The coordinator answers; what only a node knows (``OfNode``) it passes on to that node.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Request(msgspec.Struct, frozen=True, tag=True, tag_field="request", omit_defaults=True):
+    """Base of all of them."""
+
+
+class AgentWanted(Request, frozen=True):
+    """Who are you? Answered by the agent that was asked, whether it has a coordinator or not."""
+
+
+class StatusWanted(Request, frozen=True):
+    """What is the run doing?"""
+
+
+class StopWanted(Request, frozen=True):
+    """End the run on every node."""
+
+    why: str
+
+
+class RestartWanted(Request, frozen=True):
+    """Start all workers again. Costs no restart of the budget."""
+
+    why: str
+
+
+class DrainWanted(Request, frozen=True):
+    """Let one node leave."""
+
+    node: str  # its name, host, rank or id
+    why: str
+
+
+class LogsWanted(Request, frozen=True):
+    """What workers of one node have printed."""
+
+    node: str
+    local_rank: int = -1  # -1: all of the node
+    generation: int = 0  # 0: the last one
+    stream: str = ""  # "stdout", "stderr"; empty: both
+    cursor: str = ""  # where the last answer ended; empty: the end of what there is
+    last: int = 100  # lines, if there is no cursor
+    wait_s: float = 0.0  # how long the answer may wait until there is something new
+
+
+OfNode = LogsWanted
+AnyRequest = AgentWanted | StatusWanted | StopWanted | RestartWanted | DrainWanted | LogsWanted

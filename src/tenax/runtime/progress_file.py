@@ -1,0 +1,34 @@
+"""The other side of ``tenax.progress``: what a worker has written down about its steps. Never raises, never waits."""
+
+from __future__ import annotations
+
+import os
+
+from tenax.core.messages import WorkerProgress
+from tenax.progress import LAYOUT, MAGIC
+
+_TRIES = 8  # a reader may meet a writer; not eight times in a row
+
+
+def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
+    """None: it said nothing, or nothing that can be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        for _ in range(_TRIES):
+            data = os.pread(descriptor, LAYOUT.size, 0)
+            if len(data) < LAYOUT.size:
+                return None
+            magic, sequence, first, last, first_at, last_at, said, phase = LAYOUT.unpack(data)
+            if magic != MAGIC:
+                return None
+            if sequence % 2 == 0 and os.pread(descriptor, LAYOUT.size, 0) == data:
+                name = phase.rstrip(b"\0").decode("utf-8", "replace")
+                return WorkerProgress(local_rank, first, last, first_at, last_at, name) if said or name else None
+    except OSError:  # a disk that went away
+        return None
+    finally:
+        os.close(descriptor)
+    return None
