@@ -9,7 +9,20 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = ("run", "replay", "ask", "version", "help")
+# Where each command is, besides those that this file knows itself.
+_ELSEWHERE = {
+    "replay": ("replay", "replay_command"),
+    "ask": ("ask", "ask_command"),
+    "status": ("status", "status_command"),
+    "ps": ("ps", "ps_command"),
+    "logs": ("logs", "logs_command"),
+    "stop": ("operate", "stop_command"),
+    "drain": ("operate", "drain_command"),
+    "restart": ("operate", "restart_command"),
+    "timeline": ("timeline", "timeline_command"),
+    "report": ("report", "report_command"),
+}
+COMMANDS = ("run", *_ELSEWHERE, "version", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,14 +59,8 @@ def _obey(words: list[str]) -> int:
             from tenax.cli.run import run_command
 
         return run_command(rest, os.environ)
-    if command == "replay":
-        from tenax.cli.replay import replay_command
-
-        return replay_command(rest)
-    if command == "ask":
-        from tenax.cli.ask import ask_command
-
-        return ask_command(rest)
+    if command in _ELSEWHERE:
+        return _elsewhere(command, rest)
     if command in ("version", "--version", "-V"):
         return _version()
     if command in ("help", "--help", "-h"):
@@ -63,6 +70,13 @@ def _obey(words: list[str]) -> int:
 
     tell(f"tenax: {_unknown(command, words)}\ntry: tenax help")
     return WRONG_USAGE
+
+
+def _elsewhere(command: str, words: list[str]) -> int:
+    from importlib import import_module
+
+    module, name = _ELSEWHERE[command]
+    return int(getattr(import_module(f"tenax.cli.{module}"), name)(words))
 
 
 class _Undisturbed:
@@ -111,7 +125,7 @@ def _version() -> int:
 
 
 def _help(words: list[str]) -> int:
-    if words and words[0] in ("run", "replay", "ask"):
+    if words and words[0] in ("run", *_ELSEWHERE):
         return _obey([words[0], "--help"])
     from tenax.cli.help import OVERVIEW
     from tenax.cli.run import print_page
