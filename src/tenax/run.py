@@ -66,6 +66,10 @@ def get_args_parser() -> argparse.ArgumentParser:
         store: Any = env if flag.from_environment else "store"
         default = list(flag.default) if flag.kind == "list" else flag.default
         kind = _argparse_type(flag)
+        if flag.alone is not None:
+            more = {"nargs": "?", "const": flag.alone}
+            parser.add_argument(*flag.spellings, action=store, type=kind, default=default, help=text, **more)
+            continue
         parser.add_argument(
             *flag.spellings, action=store, type=kind, default=default, choices=flag.choices or None, help=text
         )

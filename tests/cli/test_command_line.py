@@ -33,6 +33,10 @@ GOOD = {
     "rdzv_backend": "c10d",
     "duplicate_stdout_filters": "a,b",
     "duplicate_stderr_filters": "a,b",
+    "dashboard": "8080",
+    "on_hang": "report",
+    "hang_after": "60",
+    "trace": "otel",
 }
 WITH_VALUE = [flag for flag in FLAGS if flag.kind != "switch"]
 SWITCHES = [flag for flag in FLAGS if flag.kind == "switch"]

@@ -21,6 +21,7 @@ FIELDS = [
     *("metrics_cfg", "local_addr", "event_log_handler", "numa_options", "signals_to_handle"),
     *("duplicate_stdout_filters", "duplicate_stderr_filters", "virtual_local_rank", "shutdown_timeout"),
     *("restart_policy", "notice_signals", "notice_s", "preload"),
+    *("dashboard", "on_hang", "hang_after", "trace"),
 ]
 
 
@@ -59,6 +60,10 @@ def test_defaults() -> None:
         "notice_signals": "",
         "notice_s": None,
         "preload": "none",
+        "dashboard": "",
+        "on_hang": "off",
+        "hang_after": 300.0,
+        "trace": "",
     }
 
 
@@ -89,6 +94,10 @@ def test_the_fields_are_torchelastics() -> None:
         "notice_signals",
         "notice_s",
         "preload",
+        "dashboard",
+        "on_hang",
+        "hang_after",
+        "trace",
     ]
 
 
@@ -189,6 +198,11 @@ def test_shutdown_timeout(monkeypatch) -> None:
         ({"max_restarts": -1}, "max_restarts must be at least 0, not -1"),
         ({"monitor_interval": 0}, "monitor_interval must be more than 0 seconds, not 0"),
         ({"start_method": "thread"}, "start_method must be spawn, fork or forkserver, not 'thread'"),
+        (
+            {"on_hang": "panic"},
+            "on_hang must be off, report or restart, not 'panic'",
+        ),
+        ({"hang_after": 0.0}, "hang_after must be more than 0 seconds, not 0.0"),
         (
             {"preload": "torch;numpy"},
             "preload must be names of modules with commas between them, 'auto' or 'none', not 'torch;numpy'",

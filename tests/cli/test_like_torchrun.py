@@ -83,6 +83,10 @@ OURS = {
     "notice_signals",
     "notice_seconds",
     "metrics",
+    "dashboard",
+    "on_hang",
+    "hang_after",
+    "trace",
 }
 
 

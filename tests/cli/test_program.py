@@ -70,7 +70,11 @@ def test_usage_mistakes(words, sentence, tmp_path) -> None:
         (["t.py", "--x"], "tenax: there is no command 't.py'; did you mean: tenax run t.py --x"),
         (["--tee", "3", "t.py"], "tenax: there is no command '--tee'; did you mean: tenax run --tee 3 t.py"),
         (["rnu"], "tenax: there is no command 'rnu'; did you mean 'tenax run'?"),
-        (["launch"], "tenax: there is no command 'launch'; there are run, replay, ask, version, help"),
+        (
+            ["launch"],
+            "tenax: there is no command 'launch'; there are run, replay, ask, status, ps, logs, "
+            "stop, drain, restart, timeline, report, version, help",
+        ),
     ],
 )
 def test_unknown_commands(words, sentence, tmp_path) -> None:

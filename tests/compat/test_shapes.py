@@ -55,7 +55,9 @@ DIFFERENT |= {
     )
 }
 # What ours has besides: torch's bases, fields and abstract methods must all be there.
-MORE = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"}
+MORE = {"SelfReport", "redirects", "tee", "restart_policy", "notice_signals", "notice_s", "preload"} | {
+    *("dashboard", "on_hang", "hang_after", "trace"),
+}
 
 
 @pytest.fixture(scope="module")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from tenax.agent.seeing import Seeing
     from tenax.agent.watchdog import WatchdogPlan
     from tenax.control_plane.sockets import WorkerSockets
     from tenax.core.agent import AgentState
@@ -71,6 +72,8 @@ class NodePlan(msgspec.Struct, frozen=True):
     outlets: Outlets | None = None  # where metrics and events go; None: to the handlers that are configured
     tells_its_end: bool = True  # whether the end of this agent is an event
     watchdog: WatchdogPlan | None = None  # None: nobody watches whether workers leave their scopes in time
+    dashboard: str = ""  # where the page of the run is served, HOST:PORT; empty: nowhere
+    trace: str = ""  # where a trace of the run goes; empty: nowhere
     health: HealthCheck | None = None  # opened before this node meets others, closed last
     narrate: bool = False  # tell the story on the console while it happens
     live_line: bool = True  # ... with a live line, on a terminal
@@ -89,6 +92,7 @@ class Node:
         self._cold_because = ""  # why workers are not forked from what was preloaded
         self._sockets: WorkerSockets | None = None  # where workers can be asked
         self.scopes: WatchdogPipe | None = None  # where they say which scopes they enter
+        self._seeing: Seeing | None = None  # what people watch the run with, if anything is switched on
 
     def run(
         self,
@@ -130,15 +134,8 @@ class Node:
                         has_watchdog=plan.watchdog is not None,
                         now=loop.now(),
                     )
-
-                    def watch(step: Step, state: AgentState) -> None:
-                        for line in views.take(step, state):
-                            self._complain(line, logs)
-                        if plan.health is not None:
-                            plan.health.observe(state)
-                        observe(step, state)
-
-                    supervisor = self._supervisor(loop, logs, watch)
+                    self._open_seeing(loop, logs)
+                    supervisor = self._supervisor(loop, logs, self._watcher(views, logs, observe))
                     if plan.narrate:
                         outlets.speak_through(lambda line: loop.soon(lambda: logs.say(line)))
                     for place in outlets.places:
@@ -150,6 +147,8 @@ class Node:
                 finally:
                     # Still under our signal handlers: an impatient Ctrl-C must not cost the report.
                     self._keeper.close()
+                    if self._seeing is not None:
+                        self._seeing.close()
                     lost = outlets.close()
                     loop.run_calls()  # what console handlers had to say
                     for line in lost:
@@ -167,6 +166,30 @@ class Node:
             if self.scopes is not None:
                 self.scopes.close()
             loop.close()
+
+    def _watcher(
+        self, views: Views, logs: WorkerLogs, observe: Callable[[Step, AgentState], None]
+    ) -> Callable[[Step, AgentState], None]:
+        """Everybody who looks at the steps of this run."""
+        plan = self._plan
+
+        def watch(step: Step, state: AgentState) -> None:
+            for line in views.take(step, state):
+                self._complain(line, logs)
+            if plan.health is not None:
+                plan.health.observe(state)
+            if self._seeing is not None:
+                self._seeing.observe(step, state)
+            observe(step, state)
+
+        return watch
+
+    def _open_seeing(self, loop: Loop, logs: WorkerLogs) -> None:
+        plan = self._plan
+        if plan.dashboard or plan.trace or plan.settings.on_hang != "off":
+            from tenax.agent.seeing import Seeing
+
+            self._seeing = Seeing(plan, loop, logs, lambda line: self._complain(line, logs))
 
     def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
         health = self._plan.health
@@ -226,6 +249,7 @@ class Node:
             scopes=self.scopes,
             log_dir=self.log_dir,
             has_door=True,
+            serves=self._seeing.serves if self._seeing is not None else lambda _: None,
         )
 
     def _open_scopes(self, watchdog: WatchdogPlan) -> None:
@@ -272,11 +296,12 @@ class Node:
         return {} if self._sockets is None else self._sockets.env(global_rank)
 
     def _watched(self) -> dict[str, str]:
-        if self.scopes is None:
+        if self.scopes is None and self._plan.settings.on_hang == "off":
             return {}
         from tenax.processes.stacks import stacks_env
 
-        return {TORCHELASTIC_TIMER_FILE: self.scopes.path, **stacks_env()}
+        pipe = {TORCHELASTIC_TIMER_FILE: self.scopes.path} if self.scopes is not None else {}
+        return {**pipe, **stacks_env()}
 
     def return_values(self) -> dict[int, Any]:
         """By local rank, of the last generation."""

@@ -80,7 +80,9 @@ def _read_flags(argv: Sequence[str], values: dict[str, Any], sources: dict[str, 
                 raise UsageError(f"{name} takes no value, but {word!r} gives it one; write it alone or leave it out")
             values[flag.dest] = True
         else:
-            if text is None:
+            if text is None and flag.alone is not None and not _is_place(argv, position):
+                text = flag.alone
+            elif text is None:
                 text = _value_word(flag, name, argv, position)
                 position += 1
             values[flag.dest] = convert(flag, text, name)
@@ -112,6 +114,12 @@ def _value_word(flag: Flag, name: str, argv: Sequence[str], position: int) -> st
             f"{name} needs a value, but {word!r} follows; if that is the value, write '{name}={word}' in one word"
         )
     raise UsageError(f"{name} needs a value: {name} {flag.value}")
+
+
+def _is_place(argv: Sequence[str], position: int) -> bool:
+    """Whether the next word is a port, or a host and a port: no script is called so."""
+    word = argv[position] if position < len(argv) else ""
+    return word.rpartition(":")[2].isdecimal() and not word.startswith("-")
 
 
 def _is_number(word: str) -> bool:

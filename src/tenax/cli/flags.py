@@ -23,7 +23,8 @@ STOPPING = "restarts and stopping"
 LOGS = "logs"
 PLACEMENT = "placement"
 NODES = "names and nodes"
-GROUPS = (WHAT, MANY, STOPPING, LOGS, PLACEMENT, NODES)
+SEEING = "seeing"
+GROUPS = (WHAT, MANY, STOPPING, LOGS, SEEING, PLACEMENT, NODES)
 
 
 class UsageError(ValueError):
@@ -45,6 +46,7 @@ class Flag(msgspec.Struct, frozen=True):
     most: int | None = None
     from_environment: bool = True  # whether PET_<NAME> supplies its default
     ours: bool = False  # torchrun has no such flag
+    alone: str | None = None  # the value if none follows; None: one must
 
     @property
     def dest(self) -> str:
@@ -283,6 +285,48 @@ FLAGS = (
         "Where events go: 'console', 'jsonl:PATH', a handler that an installed package offers, or several, with commas "
         "between them.",
         value="NAME",
+    ),
+    Flag(
+        "--dashboard",
+        SEEING,
+        "text",
+        "",
+        "Serve a live page of the whole run: where the coordinator is, on this PORT of the loopback address, or on "
+        "HOST:PORT. Without a value: on any free port. The link that is printed has a secret in it.",
+        value="[PORT]",
+        ours=True,
+        alone="0",
+    ),
+    Flag(
+        "--on-hang",
+        SEEING,
+        "text",
+        "off",
+        "What to do when nothing moves any more on any machine: 'report' takes the stacks of all workers and says who "
+        "is where, 'restart' does that and starts all workers again, 'off' does not look.",
+        value="WHAT",
+        choices=("off", "report", "restart"),
+        ours=True,
+    ),
+    Flag(
+        "--hang-after",
+        SEEING,
+        "number",
+        300.0,
+        "Seconds in which nothing may move before that can be called a hang. What the job has shown to be its own "
+        "rhythm counts, if that is slower.",
+        value="SECONDS",
+        ours=True,
+    ),
+    Flag(
+        "--trace",
+        SEEING,
+        "text",
+        "",
+        "Where a trace of the run goes, its generations, starts and restarts as spans: 'otel' or 'otel:URL'. Needs "
+        "tenax[otel].",
+        value="HANDLER",
+        ours=True,
     ),
     Flag(
         "--metrics",

@@ -86,6 +86,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     event_log_handler: str = "null"
     metrics: str = ""  # handlers of metrics, by name
 
+    dashboard: str = ""  # where the page is served; empty: nowhere
+    on_hang: str = "off"
+    hang_after_s: float = 300.0
+    trace: str = ""
+
     virtual_local_rank: bool = False
     numa_binding: str | None = None
 
@@ -159,6 +164,10 @@ def decide(
         logs_specs=values["logs_specs"],
         event_log_handler=values["event_log_handler"],
         metrics=values.get("metrics") or "",
+        dashboard=_dashboard(asked),
+        on_hang=values.get("on_hang") or "off",
+        hang_after_s=values.get("hang_after") or 300.0,
+        trace=_trace(asked),
         virtual_local_rank=values["virtual_local_rank"],
         numa_binding=values["numa_binding"],
         run_id="" if values["rdzv_id"] == "none" and most == 1 else values["rdzv_id"],
@@ -559,6 +568,24 @@ def _note_what_has_no_effect(asked: Asked, script_args: tuple[str, ...]) -> None
             if word.partition("=")[0] in flag.spellings:
                 asked.notes.append(f"{word!r} stands behind the script, so it goes to the script and not to tenax")
                 break
+
+
+def _dashboard(asked: Asked) -> str:
+    """As HOST:PORT. A parser of others, for torchrun's flags, has none of these."""
+    text = (asked.values.get("dashboard") or "").strip()
+    if not text:
+        return ""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise UsageError(f"{asked.words('dashboard')} names no port; write --dashboard 8080, or --dashboard HOST:8080")
+    return f"{host or '127.0.0.1'}:{int(port)}"
+
+
+def _trace(asked: Asked) -> str:
+    text = (asked.values.get("trace") or "").strip()
+    if text and text.partition(":")[0] != "otel":
+        raise UsageError(f"{asked.words('trace')} names no handler of traces; write --trace otel, or --trace otel:URL")
+    return text
 
 
 def _preload(asked: Asked) -> str:

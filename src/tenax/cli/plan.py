@@ -98,6 +98,7 @@ def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ
     yield from _lines("stopping", _stopping(options))
     yield from _lines("logs", _logs(options))
     yield from _handlers(options, environ)
+    yield from _seeing(options)
     yield from _watching(environ)
     yield from _lines("threads", [_threads(places, environ)])
     yield from _lines(
@@ -272,6 +273,17 @@ def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
             yield from _lines("events", [_without_secrets(options.event_log_handler)])
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def _seeing(options: Options) -> Iterable[str]:
+    if options.dashboard:
+        where = options.dashboard.removesuffix(":0") + (", any free port" if options.dashboard.endswith(":0") else "")
+        yield from _lines("page", [f"served at {where}, where the coordinator is (--dashboard)"])
+    if options.on_hang != "off":
+        what = "stacks are taken" if options.on_hang == "report" else "stacks are taken, and all workers started again"
+        yield from _lines("hangs", [f"if nothing moves for {options.hang_after_s:g} s, {what} (--on-hang)"])
+    if options.trace:
+        yield from _lines("trace", [f"{_without_secrets(options.trace)} (--trace)"])
 
 
 def _without_secrets(names: str) -> str:

@@ -137,6 +137,10 @@ def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypo
         notice_signals=options.notice_signals,
         notice_s=options.notice_s,
         preload=options.preload,
+        dashboard=options.dashboard,
+        on_hang=options.on_hang,
+        hang_after=options.hang_after_s,
+        trace=options.trace,
     )
     return config, entrypoint, args
 

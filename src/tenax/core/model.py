@@ -34,6 +34,10 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     examine_s: float = 2.0
     # How long a worker that did not leave a scope in time may take to write down its stacks before it is ended.
     stacks_s: float = 1.0
+    # What follows when workers seem to hang: off (nobody looks), report, restart.
+    on_hang: str = "off"
+    # How long nothing may move before that is called a hang, at the least.
+    hang_after_s: float = 300.0
 
 
 class Assignment(msgspec.Struct, frozen=True):

@@ -170,6 +170,8 @@ def launch(
                 max_restarts=config.max_restarts,
                 grace_s=_grace(config),
                 abandon_s=abandon_s_from(os.environ),
+                on_hang=config.on_hang,
+                hang_after_s=config.hang_after,
             ),
             entrypoint=make_entrypoint(
                 entrypoint, dict.fromkeys(range(config.nproc_per_node), tuple(args)), config.start_method, name
@@ -188,6 +190,8 @@ def launch(
             places=decide_places(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
             watchdog=watchdog_plan(os.environ),
+            dashboard=config.dashboard,
+            trace=config.trace,
             health=_health_check(),
             rdzv_backend=handler.get_backend(),
             outlets=outlets,

@@ -83,6 +83,9 @@ class LaunchConfig:
     ``preload``: modules that are imported once on each node, ``"torch,numpy"``, and workers are forked from there.
     ``"auto"``: what the script imports. ``"none"``: every worker imports for itself. For Python scripts only;
     TorchElastic has no such field.
+    ``dashboard``: where the coordinator's node serves the live page of the run, ``"127.0.0.1:8080"``. Empty: nowhere.
+    ``on_hang``: what follows when nothing moves any more for ``hang_after`` seconds: ``"report"``, ``"restart"``, or
+    ``"off"``. ``trace``: where a trace of the run goes, ``"otel"`` or ``"otel:URL"``. TorchElastic has none of them.
     """
 
     if TYPE_CHECKING:
@@ -120,6 +123,10 @@ class LaunchConfig:
         notice_signals: str = "",
         notice_s: float | None = None,
         preload: str = "none",
+        dashboard: str = "",
+        on_hang: str = "off",
+        hang_after: float = 300.0,
+        trace: str = "",
     ) -> None:
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
@@ -148,6 +155,10 @@ class LaunchConfig:
         self.notice_signals = notice_signals
         self.notice_s = notice_s
         self.preload = preload
+        self.dashboard = dashboard
+        self.on_hang = on_hang
+        self.hang_after = hang_after
+        self.trace = trace
         self.__post_init__()
 
     def __post_init__(self) -> None:
@@ -175,6 +186,10 @@ class LaunchConfig:
             raise ValueError(f"start_method must be spawn, fork or forkserver, not {self.start_method!r}")
         if self.notice_s is not None and not 0 < self.notice_s < float("inf"):
             raise ValueError(f"notice_s must be more than 0 seconds, not {self.notice_s}")
+        if self.on_hang not in ("off", "report", "restart"):
+            raise ValueError(f"on_hang must be off, report or restart, not {self.on_hang!r}")
+        if not 0 < self.hang_after < float("inf"):
+            raise ValueError(f"hang_after must be more than 0 seconds, not {self.hang_after}")
         for name in self.preload.split(","):
             if not all(part.isidentifier() for part in name.strip().split(".")):
                 raise ValueError(

@@ -1,0 +1,95 @@
+"""Seeing: what is opened so that people can watch a run. Made only for a run that switched something on.
+
+    the page (``--dashboard``) and the trace (``--trace``)   where the coordinator is, for as long as it is there
+    samples of workers (``--on-hang``, ``--dashboard``)      on every node
+
+Law: nothing here is needed to train. Whatever cannot be opened, or breaks, is said once, and the run goes on.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.agent.node import NodePlan
+    from tenax.core.agent import AgentState
+    from tenax.dashboard.live import Dashboard
+    from tenax.hangs.sampler import Sampler
+    from tenax.loop import Loop
+    from tenax.ports import Desk
+    from tenax.runtime.journal import Step
+    from tenax.runtime.worker_logs import WorkerLogs
+    from tenax.tracing.run_trace import RunTrace
+
+
+class Seeing:
+    """One node's. ``complain`` says what is lost."""
+
+    def __init__(self, plan: NodePlan, loop: Loop, logs: WorkerLogs, complain: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._loop = loop
+        self._logs = logs
+        self._complain = complain
+        self._dashboard: Dashboard | None = None
+        self._trace: RunTrace | None = None
+        self._sampler = self._open_sampler()
+
+    def _open_sampler(self) -> Sampler | None:
+        if not self._plan.dashboard and self._plan.settings.on_hang == "off":
+            return None
+        try:
+            from tenax.hangs.sampler import Sampler
+
+            return Sampler(self._plan.settings, self._loop, self._logs)
+        except Exception as error:
+            self._complain(f"workers are not sampled: {type(error).__name__}: {error}")
+            return None
+
+    def observe(self, step: Step, state: AgentState) -> None:
+        """Every step of the agent machine."""
+        if self._sampler is not None:
+            try:
+                self._sampler.observe(step, state)
+            except Exception as error:
+                self._sampler = None
+                self._complain(f"workers are not sampled any more: {type(error).__name__}: {error}")
+
+    def serves(self, make_desk: Callable[[], Desk] | None) -> None:
+        """The coordinator is in this process now, or not any more."""
+        self._leave_desk()
+        if make_desk is None:
+            return
+        if self._plan.dashboard:
+            self._open("the page (--dashboard)", self._open_dashboard, make_desk)
+        if self._plan.trace:
+            self._open("the trace (--trace)", self._open_trace, make_desk)
+
+    def _open(self, what: str, open_it: Callable[[Callable[[], Desk]], None], make_desk: Callable[[], Desk]) -> None:
+        try:
+            open_it(make_desk)
+        except Exception as error:
+            said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self._complain(f"{what} is not there: {said or type(error).__name__}; the job is not affected")
+
+    def _open_dashboard(self, make_desk: Callable[[], Desk]) -> None:
+        from tenax.dashboard.live import Dashboard
+
+        self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._complain)
+        self._logs.say(f"tenax: the page of this run: {self._dashboard.link}")
+
+    def _open_trace(self, make_desk: Callable[[], Desk]) -> None:
+        from tenax.tracing.run_trace import RunTrace
+
+        self._trace = RunTrace(self._plan.trace, make_desk(), self._complain)
+
+    def _leave_desk(self) -> None:
+        for part in (self._dashboard, self._trace):
+            if part is not None:
+                part.close()
+        self._dashboard = self._trace = None
+
+    def close(self) -> None:
+        self._leave_desk()
+        if self._sampler is not None:
+            self._sampler.close()

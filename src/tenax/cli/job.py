@@ -1,0 +1,413 @@
+"""A job that is running, found as an operator names it, and a line to ask it.
+
+    tenax COMMAND                              the only run of this user on this host
+    tenax COMMAND RUN_ID                       a run by its id, or by the pid of one of its agents here
+    tenax COMMAND RUN_ID --endpoint HOST:PORT  from anywhere: where its nodes meet, with the job's secret
+
+On this host every agent has a door (``runtime/door.py``), and passes on what is asked over its own link: no secret is
+needed, and any node of the run will do. At an endpoint the settings are those of ``tenax run`` and read by the same code.
+
+For commands::
+
+    words = read_words(argv, switches=("--json",), values=("--why",))  # raises UsageError
+    with find_job(wanted(words, run_id)) as job:  # raises UsageError, NoSuchJob
+        answer = job.ask(StatusWanted(), RunStatus)  # raises Declined, LineLost
+
+``guarded`` turns what is raised into a sentence and an exit code.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+import msgspec
+
+from tenax.cli.flags import UsageError
+from tenax.rendezvous.tcp.operator import Declined, LineLost, NotLetIn, OperatorError, Unreachable, at_door, at_endpoint
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from tenax.core.requests import AnyRequest
+    from tenax.endpoint import Address
+    from tenax.rendezvous.tcp.operator import OperatorLine
+
+__all__ = [
+    "PLACE_HELP",
+    "AgentHere",
+    "Declined",
+    "Job",
+    "LineLost",
+    "NoSuchJob",
+    "UsageError",
+    "Wanted",
+    "Words",
+    "agents_here",
+    "find_job",
+    "guarded",
+    "read_words",
+    "wanted",
+]
+
+A = TypeVar("A")
+TIMEOUT_S = 10.0  # for an answer that nobody makes wait
+_DOOR_S = 3.0  # an agent that is stopped does not hold up the others for longer
+_PLACE_FLAGS = {
+    "--endpoint": "endpoint",
+    "--rdzv-endpoint": "endpoint",
+    "--rdzv-backend": "backend",
+    "--rdzv-conf": "conf",
+}
+_MOST_SAID = 8
+
+PLACE_HELP = """\
+Which run: on a host of the run its id is enough, and if there is only one run not even that. The pid of its agent
+names it too. From elsewhere, name the place where its nodes meet, as 'tenax run' was told it, and the job's secret:
+
+  --endpoint HOST:PORT             where the nodes meet (--rdzv-endpoint of 'tenax run')
+  --rdzv-backend tcp|etcd          what is there (default: tcp; c10d and static are the same)
+  --rdzv-conf token_file=FILE,...  the secret and the files for TLS, as for 'tenax run'; or TENAX_RDZV_TOKEN=SECRET
+"""
+
+
+class NoSuchJob(Exception):
+    """There is no such run, or it cannot be asked. The text is one sentence."""
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """Which job is meant."""
+
+    run_id: str = ""  # or a pid; empty: the only one
+    endpoint: str = ""  # empty: on this host
+    backend: str = ""
+    conf: str = ""
+
+
+class Words(msgspec.Struct):
+    """A command line, taken apart."""
+
+    plain: list[str] = []
+    switches: set[str] = set()
+    values: dict[str, str] = {}
+
+
+class AgentHere(msgspec.Struct, frozen=True):
+    """An agent of this user on this host, as it says itself."""
+
+    run_id: str = ""
+    host: str = ""
+    pid: int = 0
+    role: str = ""
+    entrypoint: str = ""
+    phase: str = ""
+    generation: int = 0
+    workers: int = 0
+    rank: int = -1
+    is_coordinator: bool = False
+    coordinator: str = ""  # where it is, for people; empty: here, and nowhere else
+    log_dir: str = ""
+    journal: str = ""
+    # What we know ourselves.
+    path: str = ""
+    since: float = 0.0  # when it opened its door
+    trouble: str = ""  # why it said nothing
+
+    @property
+    def which_run(self) -> tuple[str, str]:
+        """The same for all agents of one run, although run ids may repeat."""
+        if not self.coordinator:
+            return self.run_id, str(self.pid)
+        return self.run_id, self.coordinator if " at " in self.coordinator else ""
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def read_words(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Words:
+    """Flags may stand anywhere. Those that say where a job is are known already. Raises ``UsageError``."""
+    words = Words()
+    known_switches, known_values = set(switches), {*values, *_PLACE_FLAGS}
+    left = iter(argv)
+    for word in left:
+        if word == "--":
+            words.plain += left
+            break
+        flag, equals, written = word.partition("=")
+        flag = flag.replace("_", "-")
+        if not word.startswith("-") or word == "-":
+            words.plain.append(word)
+        elif flag in known_switches and not equals:
+            words.switches.add(flag)
+        elif flag in known_values:
+            value = written if equals else next(left, "")
+            if not value:
+                raise UsageError(f"{flag} needs a value")
+            words.values[_PLACE_FLAGS.get(flag, flag)] = value
+        elif flag in known_switches:
+            raise UsageError(f"{flag} takes no value")
+        else:
+            raise UsageError(f"there is no flag {word!r}")
+    return words
+
+
+def wanted(words: Words, run_id: str = "") -> Wanted:
+    """Which job these words mean. Raises ``UsageError``."""
+    values = words.values
+    meant = Wanted(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
+    if not meant.endpoint and (meant.backend or meant.conf):
+        raise UsageError("--rdzv-backend and --rdzv-conf are for a run elsewhere; add --endpoint HOST:PORT")
+    if meant.endpoint and not run_id:
+        raise UsageError("at an endpoint the run must be named: add its id (--rdzv-id of 'tenax run')")
+    return meant
+
+
+def only_word(words: Words, what: str) -> str:
+    """The one word that may stand there, or nothing. Raises ``UsageError``."""
+    if len(words.plain) > 1:
+        raise UsageError(f"one {what} at a time, not {len(words.plain)}")
+    return words.plain[0] if words.plain else ""
+
+
+def guarded(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
+    """Do it; what is wrong becomes one sentence and an exit code: 2 for wrong usage, 1 for everything else."""
+    from tenax.cli.run import print_page, tell
+    from tenax.failures.exit_codes import FAILED, WRONG_USAGE
+    from tenax.failures.plain_text import harmless
+
+    if {"-h", "--help"}.intersection(argv):
+        return print_page(usage)
+    try:
+        return command(argv)
+    except UsageError as error:
+        tell(f"tenax {name}: {harmless(str(error))}\ntry: tenax {name} --help")
+        return WRONG_USAGE
+    except (NoSuchJob, Declined) as error:
+        tell(f"tenax {name}: {harmless(str(error))}")
+    except OperatorError as error:
+        tell(f"tenax {name}: the run did not answer: {harmless(str(error))}")
+    return FAILED
+
+
+# --- a job ------------------------------------------------------------------------------------------------------------
+
+
+class Job:
+    """A run that can be asked. ``agent`` is who is asked, if that is an agent on this host."""
+
+    def __init__(self, run_id: str, line: OperatorLine, agent: AgentHere | None = None) -> None:
+        self.run_id = run_id
+        self.agent = agent
+        self._line = line
+
+    def ask(self, request: AnyRequest, kind: type[A], timeout_s: float = TIMEOUT_S) -> A:
+        """The answer, of this type. Raises ``Declined`` (it was heard, and why not) and ``LineLost``."""
+        return _typed(self.ask_raw(request, timeout_s), kind)
+
+    def ask_raw(self, request: AnyRequest, timeout_s: float = TIMEOUT_S) -> msgspec.Raw:
+        """The answer as JSON. Raises ``Declined`` and ``LineLost``."""
+        return self._line.ask(request, timeout_s)
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._line.close()
+
+
+def find_job(meant: Wanted) -> Job:
+    """The job that is meant, with a line to it. Raises ``UsageError`` and ``NoSuchJob``."""
+    if meant.endpoint:
+        return _job_at_endpoint(meant)
+    agents = agents_here()
+    mine = [agent for agent in agents if _is_meant(agent, meant.run_id)]
+    runs = {agent.which_run for agent in mine}
+    if not mine:
+        raise NoSuchJob(_nothing_found(meant.run_id, agents))
+    if len(runs) > 1:
+        raise NoSuchJob(_several_found(meant.run_id, mine))
+    return _job_of(mine)
+
+
+def _is_meant(agent: AgentHere, run_id: str) -> bool:
+    if agent.trouble:
+        return str(agent.pid) == run_id
+    return not run_id or run_id in (agent.run_id, str(agent.pid))
+
+
+def _job_of(agents: list[AgentHere]) -> Job:
+    """Through whichever agent has a way to the coordinator; that where it lives first."""
+    from tenax.core.requests import StatusWanted
+
+    why = ""
+    for agent in sorted(agents, key=lambda each: (bool(each.trouble), not each.is_coordinator, each.pid)):
+        if agent.trouble:
+            why = why or f"its agent with pid {agent.pid} does not answer: {agent.trouble}"
+            continue
+        try:
+            line = at_door(agent.path)
+        except (OSError, OperatorError):
+            why = why or "it has just ended"
+            continue
+        try:
+            if len(agents) > 1:
+                line.ask(StatusWanted(), TIMEOUT_S)
+        except OperatorError as error:  # it looks for its coordinator, or has just ended: another may know more
+            why = why or str(error)
+            line.close()
+            continue
+        return Job(agent.run_id, line, agent)
+    raise NoSuchJob(f"the run {agents[0].run_id or agents[0].pid!r} cannot be asked: {why}")
+
+
+def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+        raise LineLost(f"its answer is not ours ({error}); is that another version of tenax?") from error
+
+
+# --- on this host -----------------------------------------------------------------------------------------------------
+
+
+def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
+    """Every agent of this user on this host, the oldest first. What nobody listens at is removed. Raises ``NoSuchJob``
+    if the folder is not ours alone."""
+    from tenax.core.requests import AgentWanted
+    from tenax.runtime.door import doors_of
+
+    lines: list[tuple[str, int, OperatorLine | str]] = []
+    try:
+        doors = doors_of(environ)
+    except OSError as error:
+        raise NoSuchJob(f"agents of this host cannot be looked for: {error.strerror or error}") from error
+    for path in doors:
+        try:
+            line = at_door(path, _DOOR_S)
+            lines.append((path, line.send(AgentWanted()), line))
+        except (ConnectionRefusedError, FileNotFoundError):
+            _remove(path)
+        except OperatorError as error:
+            lines.append((path, 0, str(error)))
+    # All were asked before the first answer is waited for.
+    found = [_agent(path, number, line) for path, number, line in lines]
+    return sorted(found, key=lambda agent: (agent.since, agent.pid))
+
+
+def _agent(path: str, number: int, line: OperatorLine | str) -> AgentHere:
+    pid = os.path.basename(path).partition(".")[0].partition("-")[0]
+    try:
+        since = os.stat(path).st_mtime
+    except OSError:
+        since = 0.0
+    told, trouble = AgentHere(), ""
+    if isinstance(line, str):
+        trouble = line
+    else:
+        try:
+            told = _typed(line.answer(number, _DOOR_S), AgentHere)
+        except OperatorError as error:
+            trouble = str(error)
+        finally:
+            line.close()
+    told = msgspec.structs.replace(told, path=path, since=since, trouble=trouble)
+    return told if told.pid else msgspec.structs.replace(told, pid=int(pid) if pid.isdecimal() else 0)
+
+
+def _remove(path: str) -> None:
+    """Its agent was killed."""
+    from contextlib import suppress
+
+    with suppress(OSError):
+        os.unlink(path)
+
+
+def _nothing_found(run_id: str, agents: list[AgentHere]) -> str:
+    from tenax.runtime.door import last_runs
+
+    elsewhere = "if it runs elsewhere, add --endpoint HOST:PORT, where its nodes meet"
+    if not run_id:
+        return f"nothing of yours runs on this host; {elsewhere}, and its run id"
+    for ended in last_runs():
+        if run_id in (ended.run_id, str(ended.pid)):
+            report = f"see how it ended: tenax report {ended.log_dir}" if ended.log_dir else "it has kept no logs"
+            return f"the run {ended.run_id!r} is not running on this host any more; {report}"
+    there = f"; there are {_names(agents)}" if agents else ", nor any other of yours"
+    return f"there is no run {run_id!r} on this host{there}; {elsewhere}"
+
+
+def _names(agents: list[AgentHere]) -> str:
+    names = list(dict.fromkeys(repr(agent.run_id) if not agent.trouble else f"pid {agent.pid}" for agent in agents))
+    return ", ".join(names[:_MOST_SAID]) + (f" and {len(names) - _MOST_SAID} more" if len(names) > _MOST_SAID else "")
+
+
+def _several_found(run_id: str, agents: list[AgentHere]) -> str:
+    by_run: dict[tuple[str, str], AgentHere] = {}
+    for agent in agents:
+        by_run.setdefault(agent.which_run, agent)
+    if run_id:
+        pids = ", ".join(f"{agent.pid} ({os.path.basename(agent.entrypoint)})" for agent in by_run.values())
+        return f"{len(by_run)} runs on this host are called {run_id!r}; name the pid of an agent instead: {pids}"
+    return f"{len(by_run)} runs are on this host; say which: {_names(list(by_run.values()))}"
+
+
+# --- at an endpoint ---------------------------------------------------------------------------------------------------
+
+
+def _job_at_endpoint(meant: Wanted) -> Job:
+    from tenax.cli.arguments import parse
+    from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
+    from tenax.cli.run import tell
+    from tenax.cli.world import rendezvous_parameters
+
+    backend = meant.backend or "tcp"
+    if backend not in MANY_NODES_BACKENDS:
+        raise UsageError(f"--rdzv-backend is {backend!r}; a run can be asked through tcp, c10d, static, etcd or etcd-v2")
+    backend = "tcp" if backend == "static" else backend
+    # As for a node of that run, but that nothing is started.
+    flags = {"--rdzv-id": meant.run_id, "--rdzv-backend": backend, "--rdzv-endpoint": meant.endpoint}
+    flags |= {"--rdzv-conf": meant.conf} if meant.conf else {}
+    options = parse([f"{flag}={value}" for flag, value in flags.items()] + ["--nnodes=1:2", "operator"], {})
+    for note in options.notes:
+        tell(f"tenax: note: {note}")
+    parameters = rendezvous_parameters(options)
+    try:
+        if backend in ETCD_BACKENDS:
+            from tenax.rendezvous.etcd.operator import line_through_etcd
+
+            return Job(meant.run_id, line_through_etcd(parameters))
+        from tenax.rendezvous.tcp.handler import tcp_settings
+
+        settings = tcp_settings(parameters)
+        tls = settings.tls.for_client() if settings.tls is not None else None
+    except ValueError as error:
+        raise UsageError(str(error).rstrip(".")) from error
+    except NotLetIn as error:
+        raise NoSuchJob(f"the coordinator of {meant.run_id!r} does not let us in: {error}") from error
+    except Unreachable as error:
+        raise NoSuchJob(f"the run {meant.run_id!r} cannot be asked: {error}") from error
+    from tenax.endpoint import Endpoint
+
+    endpoint = Endpoint.parse(settings.endpoint)
+    try:
+        line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, settings.secret, tls, endpoint.host)
+    except NotLetIn as error:
+        raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
+    except Unreachable as error:
+        raise NoSuchJob(f"there is no coordinator to ask at {endpoint}: {error}") from error
+    return Job(meant.run_id, line)
+
+
+def _addresses(host: str, port: int) -> list[Address]:
+    import socket
+
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise NoSuchJob(f"the name {host!r} cannot be looked up: {why}") from error
+    return [(family, address) for family, _, _, _, address in found]
