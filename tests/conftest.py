@@ -1,8 +1,15 @@
 """What all tests share lies next to this file: pytest makes this folder importable because of it."""
 
+import atexit
 import os
+import shutil
+import tempfile
 
 # torch asks a name server for the name of every peer; one that does not answer would cost 5 s each time.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
+
+# Agents of tests are found by tests only. A short path: that of a socket may not be longer than a hundred characters.
+os.environ["TENAX_DOORS"] = tempfile.mkdtemp(prefix="doors-")
+atexit.register(shutil.rmtree, os.environ["TENAX_DOORS"], ignore_errors=True)
 
 pytest_plugins = ["etcd_servers"]  # the fixtures etcd and make_etcd

@@ -1,8 +1,9 @@
 """How far the training has got, said by the script: ``tenax.progress.step(n)`` after step n, and nothing else.
 
 What it is good for: the ledger knows which steps were done twice, ``tenax status`` and the page show the step, and a
-job that hangs is noticed by its own rhythm. The cost is a few stores into a page of memory that the worker shares with
-its agent through a file: no message, no system call, no thread. Outside of tenax a call does nothing.
+job that hangs is noticed by its own rhythm. The cost of a call is one short write into a small file of the run's log
+folder, a microsecond or two; no message, no thread. It never fails: a disk that is full costs the progress, not the
+worker (which is why the file is written and not mapped). Outside of tenax a call does nothing.
 
     from tenax import progress
 
@@ -23,34 +24,23 @@ from contextlib import contextmanager
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import mmap
     from collections.abc import Iterator
 
 __all__ = ["phase", "step"]
 
 NAME = "progress"  # next to the worker's error file
 MAGIC = b"tenaxpr1"
-# A number that is odd while the rest is being written, so that a reader never believes half of it; then the first and
-# the last step, when they were done (CLOCK_MONOTONIC), how many were said, and the phase.
-LAYOUT = struct.Struct("<8sQqqddQ32s")
+# The first and the last step, when they were done (CLOCK_MONOTONIC), how many were said, and the phase.
+LAYOUT = struct.Struct("<8sqqddQ32s")
 _PHASE_BYTES = 32
 
 
 class _Page:
-    """One worker's, made at the first word."""
+    """What one worker has said, made at its first word."""
 
     def __init__(self, path: str) -> None:
-        import mmap
-
-        # Never cut short: the agent may be reading.
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.ftruncate(descriptor, LAYOUT.size)
-            self._memory: mmap.mmap = mmap.mmap(descriptor, LAYOUT.size)
-        finally:
-            os.close(descriptor)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self.pid = os.getpid()
-        self._sequence = 0
         self._first: tuple[int, float] | None = None
         self._last = (-1, 0.0)
         self._said = 0
@@ -66,12 +56,11 @@ class _Page:
     def write(self) -> None:
         first, first_at = self._first if self._first is not None else (-1, 0.0)
         last, last_at = self._last
-        memory = self._memory
-        self._sequence += 1
-        struct.pack_into("<Q", memory, 8, self._sequence)
-        LAYOUT.pack_into(memory, 0, MAGIC, self._sequence, first, last, first_at, last_at, self._said, self.phase)
-        self._sequence += 1
-        struct.pack_into("<Q", memory, 8, self._sequence)
+        data = LAYOUT.pack(MAGIC, first, last, first_at, last_at, self._said, self.phase)
+        try:
+            os.pwrite(self._descriptor, data, 0)
+        except OSError as error:
+            _worker.give_up(error)
 
 
 class _Worker:
@@ -96,11 +85,17 @@ class _Worker:
         try:
             self._page = _Page(os.path.join(os.path.dirname(error_file), NAME))
         except OSError as error:
-            import sys
-
-            sys.stderr.write(f"tenax: the progress of this worker cannot be told: {error}\n")
+            self.give_up(error)
             return False
         return True
+
+    def give_up(self, error: OSError) -> None:
+        import sys
+
+        if self._is_silent:
+            return
+        self._is_silent, self._page = True, None
+        sys.stderr.write(f"tenax: the progress of this worker cannot be told: {error}\n")
 
 
 _worker = _Worker()

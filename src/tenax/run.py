@@ -67,8 +67,9 @@ def get_args_parser() -> argparse.ArgumentParser:
         default = list(flag.default) if flag.kind == "list" else flag.default
         kind = _argparse_type(flag)
         if flag.alone is not None:
-            more = {"nargs": "?", "const": flag.alone}
-            parser.add_argument(*flag.spellings, action=store, type=kind, default=default, help=text, **more)
+            parser.add_argument(
+                *flag.spellings, action=store, type=kind, default=default, nargs="?", const=flag.alone, help=text
+            )
             continue
         parser.add_argument(
             *flag.spellings, action=store, type=kind, default=default, choices=flag.choices or None, help=text

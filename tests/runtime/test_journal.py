@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -29,8 +29,8 @@ def path(tmp_path: Path) -> Iterator[str]:
         yield str(tmp_path / "journal.jsonl")
 
 
-def opened(path: str, limit_bytes: int = 1 << 20) -> Journal:
-    journal = Journal(path, limit_bytes)
+def opened(path: str, limit_bytes: int = 1 << 20, complain: Callable[[str], None] = lambda _: None) -> Journal:
+    journal = Journal(path, limit_bytes, complain)
     journal.begin(SETTINGS, "train.py", 10.0)
     return journal
 
@@ -60,7 +60,7 @@ def test_what_was_written_is_read_back(path: str) -> None:
     written(journal, steps)
     journal.close(14.0)
     header, read, footer = read_journal(path)
-    assert (header.format, header.settings, header.entrypoint, header.at) == (2, SETTINGS, "train.py", 10)
+    assert (header.format, header.settings, header.entrypoint, header.at) == (3, SETTINGS, "train.py", 10)
     assert header.host == os.uname().nodename
     assert read == steps
     assert footer == Footer(14.0)
@@ -110,7 +110,8 @@ def test_a_journal_of_a_killed_agent_has_no_last_line(path: str) -> None:
 
 def test_it_is_bounded(path: str) -> None:
     """Past the limit nothing is written but the last line, which counts what is missing: no step in between is."""
-    journal = opened(path, limit_bytes=2000)
+    said: list[str] = []
+    journal = opened(path, limit_bytes=2000, complain=said.append)
     for number in range(100):
         note(journal, "long" * 20 if number % 2 else str(number))
     journal.close(20.0)
@@ -119,6 +120,7 @@ def test_it_is_bounded(path: str) -> None:
     assert notes(steps) == ["long" * 20 if number % 2 else str(number) for number in range(len(steps))]
     assert footer is not None
     assert footer.steps_not_written == 100 - len(steps) > 0
+    assert said == [f"the journal {path} ends here: it has reached its limit; the job is not affected"]
 
 
 def test_a_limit_below_the_header_leaves_no_nonsense(path: str) -> None:
@@ -132,7 +134,8 @@ def test_a_limit_below_the_header_leaves_no_nonsense(path: str) -> None:
 
 def test_a_full_disk_costs_steps_and_nothing_else(path: str) -> None:
     """A write that fails in the middle leaves no half line; when there is room again the last line counts the loss."""
-    journal = opened(path)
+    said: list[str] = []
+    journal = opened(path, complain=said.append)
     note(journal, "kept")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # as Python has it at its start
@@ -148,15 +151,19 @@ def test_a_full_disk_costs_steps_and_nothing_else(path: str) -> None:
     _, steps, footer = read_journal(path)
     assert notes(steps) == ["kept"]
     assert footer == Footer(20.0, steps_not_written=3)
+    assert said == [f"the journal {path} ends here: the disk is full; the job is not affected"], "once"
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     """A run is worth more than its journal: it goes on without one, and the path says that there is none."""
     with leaving_nothing():
-        journal = opened(str(tmp_path / "missing" / "journal.jsonl"))
+        said: list[str] = []
+        journal = opened(str(tmp_path / "missing" / "journal.jsonl"), complain=said.append)
         note(journal, "one")
         journal.close(20.0)
         assert journal.path == ""
+        (sentence,) = said
+        assert sentence.startswith("no journal is written: No such file or directory")
         nowhere = Journal()
         note(nowhere, "one")
         nowhere.close(20.0)
@@ -243,17 +250,17 @@ def test_another_format_is_told_from_a_damaged_one(path: str) -> None:
     """A newer tenax may write what this one does not know: the message says which version reads it."""
     newer = b'{"line":"header","format":9,"tenax":"9.1","settings":{"something":"new"}}\n{"line":"surprise"}\n'
     Path(path).write_bytes(newer)
-    with pytest.raises(JournalUnreadable, match=r"has format 9, this tenax reads format 2; use tenax 9\.1"):
+    with pytest.raises(JournalUnreadable, match=r"has format 9, this tenax reads format 3; use tenax 9\.1"):
         read_journal(path)
 
 
 def test_the_format_before_this_one_is_refused_in_words(path: str) -> None:
     """Format 1 knew a policy and its decisions: another agent's journal."""
     older = (
-        b'{"line":"header","format":1,"tenax":"0.1.0","settings":{"run_id":"run","role":"r","local_world_size":1,'
+        b'{"line":"header","format":2,"tenax":"0.1.0","settings":{"run_id":"run","role":"r","local_world_size":1,'
         b'"max_restarts":0},"entrypoint":"t","host":"h","policy":"BudgetPolicy","wall_time":1.0,"at":1.0}\n'
         b'{"line":"step","at":1.0,"event":{"event":"RunRequested"},"commands":[{"command":"Join","generation":1}]}\n'
     )
     Path(path).write_bytes(older)
-    with pytest.raises(JournalUnreadable, match=r"has format 1, this tenax reads format 2; use tenax 0\.1\.0"):
+    with pytest.raises(JournalUnreadable, match=r"has format 2, this tenax reads format 3; use tenax 0\.1\.0"):
         read_journal(path)

@@ -81,7 +81,7 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
         served.hear(node_id, word.NodeSucceeded(3))
     served.journal.close(500.0)
     header, steps, footer = read_run_journal(path)
-    assert (header.settings, header.host, header.at, header.format) == (SETTINGS, os.uname().nodename, 100.0, 2)
+    assert (header.settings, header.host, header.at, header.format) == (SETTINGS, os.uname().nodename, 100.0, 3)
     assert footer == Footer(500.0)
     assert [step.decision for step in steps if step.decision] == [Restart("restart 1 of 3")]
     story, differences = replay_run(header, steps)

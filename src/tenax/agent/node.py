@@ -89,6 +89,7 @@ class Node:
         self.journal_path = ""
         self.log_dir = ""
         self._notice = NoticeFile()
+        self._journal_complains: Callable[[str], None] = _say_on_stderr
         self._cold_because = ""  # why workers are not forked from what was preloaded
         self._sockets: WorkerSockets | None = None  # where workers can be asked
         self.scopes: WatchdogPipe | None = None  # where they say which scopes they enter
@@ -221,6 +222,7 @@ class Node:
 
     def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[Step, AgentState], None]) -> Supervisor:
         plan = self._plan
+        self._journal_complains = lambda line: self._complain(line, logs)
         journal = self._open_journal()
         self._notice.directory = self.log_dir
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
@@ -310,7 +312,8 @@ class Node:
     def _open_run_journal(self) -> RunJournal:
         from tenax.runtime.run_journal import NAME, RunJournal
 
-        return RunJournal(_unused(os.path.join(self.log_dir, NAME)) if self.log_dir else "")
+        path = _unused(os.path.join(self.log_dir, NAME)) if self.log_dir else ""
+        return RunJournal(path, self._journal_complains)
 
     def _open_journal(self) -> Journal:
         """In the run's own directory, where the log specs have one and the disk allows it."""
@@ -321,7 +324,8 @@ class Node:
             self.log_dir = open_run_log_dir(self._plan.settings.run_id)
         except OSError:  # said by the worker logs, which need the same directory
             return Journal()
-        journal = Journal(_unused(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else "")
+        path = _unused(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""
+        journal = Journal(path, complain=self._journal_complains)
         self.journal_path = journal.path
         return journal
 

@@ -3,7 +3,7 @@
 Metrics, events, the live page and a replay are derived from it. It is bounded: past the limit steps are counted instead
 of written, and the last line says how many. Writing never fails a run: a full disk costs steps, which are counted too.
 After the first step that is missing no other is written: what is there is the beginning of the run, without a hole, and
-can be replayed.
+can be replayed. That is said once, when it happens.
 """
 
 from __future__ import annotations
@@ -55,14 +55,21 @@ AnyLine = Header | Step | Footer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
 class Journal:
     """Writes lines to a file, or nowhere."""
 
-    def __init__(self, path: str = "", limit_bytes: int = _LIMIT_BYTES) -> None:
+    def __init__(
+        self,
+        path: str = "",
+        limit_bytes: int = _LIMIT_BYTES,
+        complain: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self.path = path
+        self._complain = complain
         self._left = limit_bytes
         self._lost = 0
         self._encode = msgspec.json.Encoder().encode
@@ -72,8 +79,9 @@ class Journal:
             try:
                 self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
                 self._size = os.fstat(self._descriptor).st_size
-            except OSError:  # a run is worth more than its journal; the story goes on without
+            except OSError as error:  # a run is worth more than its journal; the story goes on without
                 self.path = ""
+                complain(f"no journal is written: {error.strerror}: {path}; the job is not affected")
 
     def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
         host = os.uname().nodename
@@ -96,20 +104,28 @@ class Journal:
             data = self._encode(line) + b"\n"
         except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is
             data = self._encode(encodable(msgspec.to_builtins(line))) + b"\n"
-        is_after_a_loss = self._lost > 0 and not isinstance(line, Footer)
-        if is_after_a_loss or len(data) > self._left or not self._append(data):
+        if self._lost > 0 and not isinstance(line, Footer):
             self._lost += 1
+            return
+        trouble = "it has reached its limit" if len(data) > self._left else self._append(data)
+        if trouble:
+            self._lost += 1
+            if not isinstance(line, Footer):
+                self._complain(f"the journal {self.path} ends here: {trouble}; the job is not affected")
 
-    def _append(self, data: bytes) -> bool:
-        """Write the whole line, or nothing of it: half a line would spoil those that follow."""
-        with suppress(OSError):
+    def _append(self, data: bytes) -> str:
+        """Write the whole line, or nothing of it: half a line would spoil those that follow. Says what went wrong."""
+        trouble = "the disk is full"
+        try:
             if os.write(self._descriptor, data) == len(data):
                 self._size += len(data)
                 self._left -= len(data)
-                return True
+                return ""
+        except OSError as error:
+            trouble = error.strerror or str(error)
         with suppress(OSError):
             os.ftruncate(self._descriptor, self._size)
-        return False
+        return trouble
 
 
 class JournalUnreadable(Exception):

@@ -21,10 +21,10 @@ def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
             data = os.pread(descriptor, LAYOUT.size, 0)
             if len(data) < LAYOUT.size:
                 return None
-            magic, sequence, first, last, first_at, last_at, said, phase = LAYOUT.unpack(data)
+            magic, first, last, first_at, last_at, said, phase = LAYOUT.unpack(data)
             if magic != MAGIC:
                 return None
-            if sequence % 2 == 0 and os.pread(descriptor, LAYOUT.size, 0) == data:
+            if os.pread(descriptor, LAYOUT.size, 0) == data:
                 name = phase.rstrip(b"\0").decode("utf-8", "replace")
                 return WorkerProgress(local_rank, first, last, first_at, last_at, name) if said or name else None
     except OSError:  # a disk that went away

@@ -19,6 +19,8 @@ from tenax.runtime.journal import FORMAT, Footer, Journal, read_lines
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tenax.core.coordinator import CoordinatorState
     from tenax.core.model import Failure
 
@@ -51,8 +53,8 @@ AnyRunLine = RunHeader | RunStep | Footer
 class RunJournal(Journal):
     """Writes it. Opened when this node begins to serve, which may be never."""
 
-    def __init__(self, path: str = "") -> None:
-        super().__init__(path)
+    def __init__(self, path: str = "", complain: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(path, complain=complain)
         self._decision: AnyDecision | None = None
         self._earlier: list[Failure] | None = None
 

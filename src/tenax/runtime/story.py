@@ -19,9 +19,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.core.commands import AnyCommand
     from tenax.core.events import AnyEvent
-    from tenax.core.model import Assignment
+    from tenax.core.model import Assignment, Verdict
 
 _AGAIN = "; Ctrl-C again kills them at once"
+_WORTH_COUNTING_S = 10.0
 
 
 class Line(NamedTuple):
@@ -123,8 +124,19 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
         case order.Finish(verdict):
             # The report speaks for every other end.
             important = verdict.outcome is Outcome.SUCCEEDED
-            return [Line(f"the run {_OUTCOMES[verdict.outcome]}: {verdict.why}", important)]
+            told = [Line(f"the run {_OUTCOMES[verdict.outcome]}: {verdict.why}", important)]
+            return [*told, *_cost(verdict)] if important else told
     return []
+
+
+def _cost(verdict: Verdict) -> list[Line]:
+    """What the time was spent on. Not of a run that was short and went well: that is over before it is read."""
+    goodput = verdict.goodput
+    if goodput is None or (goodput.spent.total_s < _WORTH_COUNTING_S and verdict.restarts_used == 0):
+        return []
+    from tenax.view.goodput_line import goodput_in_words
+
+    return [Line(goodput_in_words(goodput))]
 
 
 _OUTCOMES = {

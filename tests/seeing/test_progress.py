@@ -1,0 +1,113 @@
+"""tenax.progress: what a script says of its steps, from the worker's call to the ledger."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.conftest import bench  # noqa: F401 - a fixture
+from e2e.harness import Bench, needs_root
+from tenax.progress import LAYOUT
+from tenax.runtime.progress_file import read_progress
+
+SAYS = "from tenax import progress\n"
+
+
+def said(folder: Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run this in a process that has its error file in that folder."""
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(folder / "error.json"), **environ}
+    return subprocess.run([sys.executable, "-c", SAYS + code], env=env, capture_output=True, text=True, timeout=30)
+
+
+def test_steps_and_times(tmp_path: Path) -> None:
+    done = said(tmp_path, "import time; a = time.monotonic()\nfor n in range(5, 9): progress.step(n)\nprint(a)")
+    found = read_progress(str(tmp_path / "progress"), 3)
+    assert found is not None
+    assert (found.local_rank, found.first_step, found.last_step, found.phase) == (3, 5, 8, "")
+    assert float(done.stdout) <= found.first_at <= found.last_at
+
+
+def test_a_phase_is_shown_until_it_ends(tmp_path: Path) -> None:
+    inner = "import shutil; shutil.copy({0!r}, {1!r})".format(str(tmp_path / "progress"), str(tmp_path / "then"))
+    done = said(tmp_path, f"progress.step(1)\nwith progress.phase('checkpoint'):\n    {inner}\n")
+    assert done.returncode == 0, done.stderr
+    then, now = read_progress(str(tmp_path / "then"), 0), read_progress(str(tmp_path / "progress"), 0)
+    assert then is not None
+    assert now is not None
+    assert (then.phase, now.phase) == ("checkpoint", "")
+
+
+def test_outside_of_tenax_it_does_nothing(tmp_path: Path) -> None:
+    done = said(tmp_path, "progress.step(1)\nwith progress.phase('x'): pass", TORCHELASTIC_ERROR_FILE="")
+    assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
+
+
+def test_a_child_of_the_worker_is_not_the_worker(tmp_path: Path) -> None:
+    code = "import os\nprogress.step(1)\nif os.fork() == 0:\n    progress.step(77)\n    os._exit(0)\nos.wait()"
+    assert said(tmp_path, code).returncode == 0
+    found = read_progress(str(tmp_path / "progress"), 0)
+    assert found is not None
+    assert found.last_step == 1
+
+
+def test_a_folder_that_is_gone_costs_the_progress_and_is_said_once(tmp_path: Path) -> None:
+    done = said(tmp_path / "gone", "for n in range(9): progress.step(n)\nwith progress.phase('x'): pass")
+    assert done.returncode == 0
+    assert done.stderr.count("the progress of this worker cannot be told") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"x" * LAYOUT.size, b"tenaxpr1" + b"\0" * (LAYOUT.size - 8)])
+def test_what_is_not_ours_is_not_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "progress").write_bytes(content)
+    assert read_progress(str(tmp_path / "progress"), 0) is None
+    assert read_progress(str(tmp_path / "missing"), 0) is None
+
+
+@needs_root
+def test_a_full_disk_neither_fails_nor_kills_a_worker(tmp_path: Path) -> None:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)], check=True)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (tmp_path / "full").write_bytes(b"x" * (1 << 20))
+        done = said(tmp_path, "for n in range(9): progress.step(n)")
+        assert (done.returncode, done.stderr.count("cannot be told")) == (0, 1), done.stderr
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+FALLS_BACK = """
+    import sys, time, worker_kit as kit
+    from tenax import progress
+    first = 4 if kit.ATTEMPT else 0
+    for number in range(first, first + 10):
+        time.sleep(0.01)  # a step
+        progress.step(number)
+    sys.exit(3 if kit.ATTEMPT == 0 and kit.RANK == 1 else 0)
+"""
+
+
+def ledger_of(folder: Path) -> dict[str, Any]:
+    """From the last line that the coordinator's journal has of the verdict."""
+    (journal,) = folder.glob("*/coordinator.jsonl")
+    for line in journal.read_text().splitlines():
+        for say in json.loads(line).get("says", []):
+            if say["event"]["event"] == "RunEnded":
+                goodput: dict[str, Any] = say["event"]["verdict"]["goodput"]
+    return goodput
+
+
+def test_steps_that_are_done_again_are_lost_time(bench: Bench) -> None:  # noqa: F811 - the fixture
+    """Steps 4 to 9 are done twice. That is told when the run ends, and is in the coordinator's verdict."""
+    done = bench.run(*("--nproc-per-node", "2", "--max-restarts", "1", "--log-dir", "logs"), bench.script(FALLS_BACK))
+    assert done.code == 0, done
+    assert "lost to repeated steps" in done.err
+    assert "(6 steps)" in done.err
+    goodput = ledger_of(bench.home / "logs")
+    assert goodput["lost_steps"] == 6
+    assert 0.04 < goodput["spent"]["lost_s"] < 10
