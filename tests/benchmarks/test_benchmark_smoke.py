@@ -6,7 +6,6 @@ import importlib.util
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,34 +16,9 @@ from benchmarks.report import BASELINE, OURS
 from benchmarks.running import HERE
 from benchmarks.samples import Samples
 
-from benchmarks import agents, hosts
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
 ALONE = ("etcd",)  # in a smoke run torchrun has no part in these
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-
-
-@pytest.mark.parametrize(
-    ("scenario", "measures"),
-    [
-        (agents._worker_dies, [agents.WORKER, agents.WORKER_TOLD]),
-        (agents._agent_joins, [agents.STARTED, agents.JOINED]),
-        (agents._agent_dies, [agents.AGENT]),
-        (agents._endpoint_dies, [agents.ENDPOINT]),
-        pytest.param(
-            agents._host_cut_off,
-            [agents.CUT],
-            marks=pytest.mark.skipif(bool(hosts.why_not()), reason=hosts.why_not()),
-        ),
-    ],
-)
-def test_several_agents_give_a_figure(
-    scenario: Callable[[Launcher, Samples], None], measures: list[str], tenax: Launcher, samples: Samples
-) -> None:
-    """Three real agents, and what happens to them."""
-    scenario(tenax, samples)
-    assert all(samples.all(OURS, measure) for measure in measures)
-    assert any(row.passed is not None or row.ours for row in agents.rows(samples))
 
 
 @needs_torch

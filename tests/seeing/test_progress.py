@@ -34,7 +34,7 @@ def test_steps_and_times(tmp_path: Path) -> None:
 
 
 def test_a_phase_is_shown_until_it_ends(tmp_path: Path) -> None:
-    inner = "import shutil; shutil.copy({0!r}, {1!r})".format(str(tmp_path / "progress"), str(tmp_path / "then"))
+    inner = f"import shutil; shutil.copy({str(tmp_path / 'progress')!r}, {str(tmp_path / 'then')!r})"
     done = said(tmp_path, f"progress.step(1)\nwith progress.phase('checkpoint'):\n    {inner}\n")
     assert done.returncode == 0, done.stderr
     then, now = read_progress(str(tmp_path / "then"), 0), read_progress(str(tmp_path / "progress"), 0)
