@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Seeing:
-    """One node's. ``complain`` says what is lost."""
+    """One node's. ``say`` reaches the person who started it, also where no story is told."""
 
-    def __init__(self, plan: NodePlan, loop: Loop, logs: WorkerLogs, complain: Callable[[str], None]) -> None:
+    def __init__(self, plan: NodePlan, loop: Loop, logs: WorkerLogs, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._loop = loop
         self._logs = logs
-        self._complain = complain
+        self._say = self._complain = say
         self._dashboard: Dashboard | None = None
         self._trace: RunTrace | None = None
         self._sampler = self._open_sampler()
@@ -76,7 +76,7 @@ class Seeing:
         from tenax.dashboard.live import Dashboard
 
         self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._complain)
-        self._logs.say(f"tenax: the page of this run: {self._dashboard.link}")
+        self._say(f"the page of this run: {self._dashboard.link}")
 
     def _open_trace(self, make_desk: Callable[[], Desk]) -> None:
         from tenax.tracing.run_trace import RunTrace

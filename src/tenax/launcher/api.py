@@ -113,6 +113,10 @@ def _run_agent(
         notice_signals=config.notice_signals,
         notice_s=config.notice_s,
         preload=config.preloads if isinstance(entrypoint, str) else "",
+        dashboard=config.dashboard,
+        trace=config.trace,
+        on_hang=config.on_hang,
+        hang_after=config.hang_after,
         outlets=outlets,
         tells_its_end=True,
     )

@@ -83,6 +83,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     ``signals_to_handle``: names of the signals that stop the run in an orderly way.
     ``notice_signals``, ``notice_s``: names of the signals that announce such a stop, and how long before.
     ``preload``: modules that are imported once for all workers of a Python script, or "auto"; empty: none.
+    ``dashboard``, ``trace``, ``on_hang``, ``hang_after``: how the run is watched, as ``LaunchConfig`` says.
     ``log_dir``: an older way to say ``logs_specs``.
     ``outlets``: where metrics and events go; None: ``spec.event_log_handler`` and the handlers that are configured.
     ``tells_its_end``: whether the agent's own end is an event. A launcher that records it itself leaves it out.
@@ -104,6 +105,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         notice_signals: str = "",
         notice_s: float | None = None,
         preload: str = "",
+        dashboard: str = "",
+        trace: str = "",
+        on_hang: str = "off",
+        hang_after: float = 300.0,
         log_dir: str | None = None,
         outlets: Outlets | None = None,
         tells_its_end: bool = False,
@@ -124,6 +129,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._notice_signals = notice_signals
         self._notice_s = notice_s
         self._preload = preload
+        self._dashboard, self._trace = dashboard, trace
+        self._on_hang, self._hang_after = on_hang, hang_after
         self._log_line_prefix_template = log_line_prefix_template
         self._health = health_check_of(health_check_server, os.environ)
         self._sockets: WorkerSockets | None = None  # where workers of the old hooks can be asked
@@ -177,6 +184,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 places=decide_places(spec.numa_options, spec.local_world_size),
                 policy=self._policy,
                 watchdog=watchdog_plan(os.environ),
+                dashboard=self._dashboard,
+                trace=self._trace,
                 health=self._health,
                 rdzv_backend=self._backend_name(),
                 outlets=self._open_outlets(),
@@ -197,6 +206,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             max_restarts=spec.max_restarts,
             grace_s=self._shutdown_timeout,
             abandon_s=self._abandon_s,
+            on_hang=self._on_hang,
+            hang_after_s=self._hang_after,
         )
 
     def _mirror(self, _: Step, state: AgentState) -> None:
