@@ -30,7 +30,7 @@ class Seeing:
         self._plan = plan
         self._loop = loop
         self._logs = logs
-        self._say = self._complain = say
+        self._say = say
         self._dashboard: Dashboard | None = None
         self._trace: RunTrace | None = None
         self._sampler = self._open_sampler()
@@ -43,7 +43,7 @@ class Seeing:
 
             return Sampler(self._plan.settings, self._loop, self._logs)
         except Exception as error:
-            self._complain(f"workers are not sampled: {type(error).__name__}: {error}")
+            self._say(f"workers are not sampled: {type(error).__name__}: {error}")
             return None
 
     def observe(self, step: Step, state: AgentState) -> None:
@@ -53,7 +53,7 @@ class Seeing:
                 self._sampler.observe(step, state)
             except Exception as error:
                 self._sampler = None
-                self._complain(f"workers are not sampled any more: {type(error).__name__}: {error}")
+                self._say(f"workers are not sampled any more: {type(error).__name__}: {error}")
 
     def serves(self, make_desk: Callable[[], Desk] | None) -> None:
         """The coordinator is in this process now, or not any more."""
@@ -70,18 +70,18 @@ class Seeing:
             open_it(make_desk)
         except Exception as error:
             said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._complain(f"{what} is not there: {said or type(error).__name__}; the job is not affected")
+            self._say(f"{what} is not there: {said or type(error).__name__}; the job is not affected")
 
     def _open_dashboard(self, make_desk: Callable[[], Desk]) -> None:
         from tenax.dashboard.live import Dashboard
 
-        self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._complain)
+        self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._say)
         self._say(f"the page of this run: {self._dashboard.link}")
 
     def _open_trace(self, make_desk: Callable[[], Desk]) -> None:
         from tenax.tracing.run_trace import RunTrace
 
-        self._trace = RunTrace(self._plan.trace, make_desk(), self._complain)
+        self._trace = RunTrace(self._plan.trace, make_desk(), self._say)
 
     def _leave_desk(self) -> None:
         for part in (self._dashboard, self._trace):
