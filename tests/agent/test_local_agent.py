@@ -18,6 +18,7 @@ from tenax.core.events import AnyEvent, GenerationFormed, RunEnded
 from tenax.core.messages import FromNode, NodeReady, NodeSucceeded
 from tenax.core.model import Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
+from tenax.core.requests import AnyRequest
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ProcessFailure
@@ -221,6 +222,11 @@ class Said(EngineRendezvousHandler):
             self.emit(GenerationFormed(Assignment(1, 1, 2, 2, 4, 2, 4, "other", 1234, True)))
         if isinstance(message, self.says_at):
             self.emit(RunEnded(self.verdict, 0.0))
+
+    def ask(self, request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
+        reply(None, "nobody asks here")
+
+    where = ""
 
     def stays_for_others(self) -> bool:
         return False

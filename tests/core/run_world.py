@@ -57,6 +57,8 @@ class Node:
         self.part: Assignment | None = None
         self.failures: list[Failure] = []
         self.is_draining = False
+        self.is_up = False  # all its workers of this generation run
+        self.steps: tuple[int, float] | None = None  # where they began to count, and when; None: they do not
         self.was_cut_off = False
         self.has_ended_elsewhere = False
         self.is_refused = False
@@ -126,6 +128,7 @@ class RunWorld:
         self._lost: set[tuple[str, int]] = set()  # (node, generation) that the coordinator was told it had lost
         self._now = 0.0
         self._port = 1024
+        self._saved = 0  # the last step that a checkpoint has
         self._pending: list[tuple[float, float, int, Callable[[], None]]] = []
         self._planned = 0
 
@@ -139,10 +142,12 @@ class RunWorld:
             self._soon(self._start_node, 3.0)
         for _ in range(dice.choice((0, 0, 1, 3))):
             self._soon(self._start_node, 40.0)
-        if dice.random() < 0.08:
+        if dice.random() < 0.12:
             self._soon(lambda: self._step(run.CancelRequested("an operator ended it")), 40.0)
         if dice.random() < 0.15:
             self._soon(self._replace_coordinator, 40.0)
+        for _ in range(dice.choice((0, 0, 0, 0, 1, 2))):
+            self._soon(self._want, 40.0)
         while not self._is_finished():
             if len(self.steps) > MOST_STEPS:
                 raise WorldBroken(f"no end after {MOST_STEPS} steps: {self.machine.state.phase.value}")
@@ -186,7 +191,7 @@ class RunWorld:
         says = self.machine.step(event, self._now)
         self.steps.append((event, self._now, says))
         state = self.machine.state
-        self._checker.check(state, event, says)
+        self._checker.check(state, event, says, self._now)
         if isinstance(event, run.Heard) and isinstance(event.message, word.NodeJoined):
             self._inherited = max(self._inherited, event.message.restarts_used)
             self._note_return(event.message)
@@ -213,6 +218,13 @@ class RunWorld:
     def _at(self, at: float, deed: Callable[[], None]) -> None:
         self._planned += 1
         heapq.heappush(self._pending, (at, self._dice.random(), self._planned, deed))
+
+    def _want(self) -> None:
+        """An operator wants something."""
+        if self._dice.random() < 0.5 or not self.nodes:
+            self._step(run.RestartRequested("new data"))
+        else:
+            self._step(run.DrainRequested(self._dice.choice(list(self.nodes)), "maintenance"))
 
     # --- the truth ----------------------------------------------------------------------------------------------------
 
@@ -272,7 +284,9 @@ class RunWorld:
         node.link += 1
         node.is_linked = True
         self._tell(node, node.joined())
-        if node.phase == "stopping":
+        if node.phase == "running" and node.is_up:
+            self._tell(node, self._running(node))
+        elif node.phase == "stopping":
             for failure in node.failures[:1]:
                 self._tell(node, word.FailureSeen(node.generation, failure, self._clock(node)))
             if node.is_draining:
@@ -281,6 +295,24 @@ class RunWorld:
             if node.failures or node.was_cut_off:
                 self._tell(node, self._stopped(node))
             self._tell(node, self._ready(node))
+
+    @staticmethod
+    def _running(node: Node) -> word.WorkersRunning:
+        return word.WorkersRunning(node.generation, tuple(range(100, 100 + node.info.slots)))
+
+    def _tell_steps(self, node: Node) -> None:
+        """As the agent does when its workers have ended, and now and then before."""
+        if node.steps is None:
+            return
+        first, since = node.steps
+        passed_s = self._now - since
+        last = first + int(10 * passed_s)
+        self._saved = max(self._saved, last - self._dice.randint(0, 30))
+        began_at = since + node.clock_ahead_s
+        said = [word.WorkerProgress(0, first, last, began_at, began_at + (last - first) / 10)]
+        if node.info.slots > 1:
+            said.append(word.WorkerProgress(1, -1, -1, 0.0, 0.0, "checkpoint"))
+        self._tell(node, word.NodeProgress(node.generation, self._clock(node), tuple(said)))
 
     def _ready(self, node: Node) -> word.NodeReady:
         self._port += 1  # every store has a place of its own
@@ -409,6 +441,8 @@ class RunWorld:
             case fact.RunEnded(verdict):
                 node.verdict = verdict
                 self._stop_for_good(node)
+            case fact.LeaveRequested():
+                self._drain(node)
             case fact.JoinRefused():
                 node.is_refused = True
                 self._stop_for_good(node)
@@ -427,15 +461,31 @@ class RunWorld:
         node.was_cut_off = node.has_ended_elsewhere = False
         generation = part.generation
         is_calm = self._now > CALM_AFTER_S
+        node.is_up, node.steps = False, None
+        self._soon(lambda: self._come_up(node, generation))
         after = dice.choice((0.5, 3.0, 70.0)) * dice.random()
         if not is_calm and dice.random() < 0.25:
             self._at(self._now + after, lambda: self._fail(node, generation))
         else:
             self._at(self._now + after, lambda: self._succeed(node, generation))
 
+    def _come_up(self, node: Node, generation: int) -> None:
+        if node.phase != "running" or node.generation != generation or not node.is_alive:
+            return
+        node.is_up = True
+        self._tell(node, self._running(node))
+        if self._dice.random() < 0.5:
+            node.steps = (self._saved, self._now)
+            self._soon(lambda: self._say_steps(node, generation), 5.0)
+
+    def _say_steps(self, node: Node, generation: int) -> None:
+        if node.phase == "running" and node.generation == generation and node.is_alive:
+            self._tell_steps(node)
+
     def _succeed(self, node: Node, generation: int) -> None:
         if node.phase != "running" or node.generation != generation or not node.is_alive:
             return
+        self._tell_steps(node)
         node.phase = "done"
         self._tell(node, word.NodeSucceeded(generation))
         if node.has_ended_elsewhere:
@@ -479,6 +529,7 @@ class RunWorld:
 
     def _stopped_all(self, node: Node) -> None:
         """No worker lives here any more."""
+        self._tell_steps(node)
         node.phase = "ready"
         self._tell(node, self._stopped(node))
         if node.verdict is not None or node.is_refused:
@@ -563,7 +614,16 @@ class RunWorld:
         rank = dice.randint(0, 3)
         info = word.NodeInfo(node_id, "host9", min_nodes=state.settings.min_nodes, max_nodes=state.settings.max_nodes)
         failure = Failure(generation, 0, rank, 9, 1, self._now)
-        match dice.randint(0, 9):
+        match dice.randint(0, 13):
+            case 10:
+                return run.RestartRequested("a whim")
+            case 11:
+                return run.DrainRequested(node_id, "a whim")
+            case 12:
+                return run.Heard(node_id, word.WorkersRunning(generation, (1, 2)))
+            case 13:
+                steps = word.WorkerProgress(0, rank, dice.randint(-1, 99), self._now - 1e3, self._now + 1e3)
+                return run.Heard(node_id, word.NodeProgress(generation, self._now, (steps,)))
             case 0:
                 return run.NodeLost(node_id, "somebody said so")
             case 1:

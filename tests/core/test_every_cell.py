@@ -11,6 +11,7 @@ from tenax.core.agent import SIGINT, SIGTERM, AgentMachine, Phase, Rung
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantChecker
+from tenax.core.messages import HangReport, WorkerProgress
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 
 RUN = fact.RunRequested()
@@ -33,6 +34,9 @@ SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
     "running, one has succeeded": (Phase.RUNNING, [*UP, fact.WorkerExited(1, 1, 0)]),
     "running, one is late": (Phase.RUNNING, [*UP, LATE]),
     "running, one that is late was asked": (Phase.RUNNING, [*UP, LATE, fact.StacksRefused(1, 0, "no")]),
+    "running, quiet": (Phase.RUNNING, [*UP, fact.QuietSeen(1, 0.0, "no step", (1,))]),
+    "running, stacks are wanted": (Phase.RUNNING, [*UP, fact.StacksWanted(1, 1, "no step")]),
+    "running, a hang is told": (Phase.RUNNING, [*UP, fact.HangFound(1, HangReport(1, 1, 2, 60.0, "no step"))]),
     "stopping, one is late": (Phase.STOPPING, [*UP, LATE, fact.WorkerExited(1, 1, 1)]),
     "stopping, asked": (Phase.STOPPING, [*UP, FAILED]),
     "stopping, cancelled": (Phase.STOPPING, [*UP, fact.SignalReceived(SIGTERM)]),
@@ -58,7 +62,7 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
     match kind:
         case fact.GenerationFormed:
             return [fact.GenerationFormed(Assignment(generation)) for generation in generations]
-        case fact.JoinRefused | fact.KeeperLost | fact.Waiting:
+        case fact.JoinRefused | fact.KeeperLost | fact.Waiting | fact.LeaveRequested:
             return [kind("no")]
         case fact.GenerationEnded:
             return [kind(generation, "no", is_late) for generation in generations for is_late in (False, True)]
@@ -72,6 +76,9 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
             return [kind(generation, "b", "no", in_s) for generation in generations for in_s in (None, 30.0)]
         case fact.NoticeReceived:
             return [kind("no", in_s) for in_s in (None, 30.0)]
+        case fact.ProgressSeen:
+            progress = ((), (WorkerProgress(0, 3, 9, 1.0, 2.0), WorkerProgress(1, -1, -1, 0.0, 0.0, "checkpoint")))
+            return [kind(*what) for what in itertools.product(generations, progress)]
         case fact.WorkerStarted:
             return [kind(*where, 100) for where in itertools.product(generations, ranks)]
         case fact.WorkerStartFailed:
@@ -87,7 +94,16 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
             return [kind(*where, "step", 60.0, 1e9, signal) for where in wheres for signal in (0, 9, 15)]
         case fact.StacksRefused:
             return [kind(*where, "no") for where in itertools.product(generations, ranks)]
-        case fact.NodeCleared:
+        case fact.StacksWanted:
+            return [kind(generation, 1, "no") for generation in generations]
+        case fact.StacksRead:
+            wrote = (fact.WorkerStacks(0, "Stack:"), fact.WorkerStacks(9, why="no"))
+            return [kind(generation, number, wrote) for generation in generations for number in (1, 2)]
+        case fact.HangFound:
+            return [kind(generation, HangReport(generation, 1, 2, 60.0, "no")) for generation in generations]
+        case fact.QuietSeen:
+            return [kind(generation, 1.0, "no", who) for generation in generations for who in ((), (0, 9))]
+        case fact.NodeCleared | fact.HangOver | fact.MovementSeen:
             return [kind(generation) for generation in generations]
         case fact.SignalReceived:
             return [kind(signal, grace_s) for signal in (1, 2, 3, 15) for grace_s in (None, 0.0)]

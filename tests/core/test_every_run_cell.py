@@ -15,7 +15,7 @@ from tenax.core.run_invariants import RunChecker
 
 from .policies import Pausing
 
-SETTINGS = RunSettings("run", min_nodes=2, max_nodes=2, max_restarts=3, last_call_s=5.0)
+SETTINGS = RunSettings("run", min_nodes=2, max_nodes=2, max_restarts=3, last_call_s=5.0, on_hang="report", hang_after_s=0.0)
 FAILURE = Failure(1, 0, 1, 101, 1, 8.0)
 
 
@@ -35,6 +35,14 @@ def of(node_id: str, rank: int, **how: bool) -> run.Heard:
     return joined(node_id, generation=1, group_rank=rank, group_world_size=2, **how)
 
 
+def quiet(node_id: str) -> run.Heard:
+    return run.Heard(node_id, word.NodeQuiet(1, 8.0, 1.0, "no step"))
+
+
+def stacks(node_id: str, rank: int) -> run.Heard:
+    return run.Heard(node_id, word.StacksTaken(1, 1, (word.StackPlace((rank,), (f"train.py:{rank} in load",)),)))
+
+
 OPENED = run.Opened()
 UP: list[AnyCoordinatorEvent] = [OPENED, joined("a"), ready("a"), joined("b"), ready("b")]
 SPARE = [joined("c"), ready("c")]
@@ -49,11 +57,17 @@ SITUATIONS: dict[str, tuple[RunPhase, list[AnyCoordinatorEvent]]] = {
     "one is ready": (RunPhase.GATHERING, [OPENED, joined("a"), ready("a")]),
     "running": (RunPhase.RUNNING, UP),
     "running, with a spare": (RunPhase.RUNNING, [*UP, *SPARE]),
+    "running, one has started": (RunPhase.RUNNING, [*UP, run.Heard("a", word.WorkersRunning(1, (9,)))]),
     "running, one is done": (RunPhase.RUNNING, [*UP, run.Heard("a", word.NodeSucceeded(1))]),
     "running, one drains": (RunPhase.RUNNING, [*UP, run.Heard("a", word.NodeDraining(1, 30.0, "asked"))]),
+    "running, one is quiet": (RunPhase.RUNNING, [*UP, quiet("a")]),
+    "running, all are quiet": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b")]),
+    "running, one tells where it is": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b"), stacks("a", 0)]),
+    "running, a hang is found": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b"), stacks("a", 0), stacks("b", 1)]),
     "ending, a failure": (RunPhase.ENDING, [*UP, FAILED]),
     "ending, one has stopped": (RunPhase.ENDING, [*UP, FAILED, *STOPPED]),
     "ending, a loss": (RunPhase.ENDING, [*UP, run.NodeLost("a", "gone")]),
+    "ending, a request": (RunPhase.ENDING, [*UP, run.RestartRequested("new data")]),
     "ending, a drain": (RunPhase.ENDING, [*UP, run.Heard("a", word.NodeLeft("asked"))]),
     "gathering again": (RunPhase.GATHERING, [*UP, run.NodeLost("a", "gone"), ready("b", 1)]),
     "paused": (RunPhase.PAUSED, [*UP, FAILED, *STOPPED, ready("a", 1)]),
@@ -87,6 +101,16 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
             return [*fresh, *back, *strange]
         case word.NodeReady:
             return [ready(*cell) for cell in cells]
+        case word.WorkersRunning:
+            return [run.Heard(who, kind(generation, (100,))) for who, generation in cells]
+        case word.NodeProgress:
+            steps = word.WorkerProgress(0, 3, 9, 1.0, 2.0)
+            said: tuple[tuple[word.WorkerProgress, ...], ...]
+            said = ((), (steps,), (word.WorkerProgress(0, -1, -1, 0.0, 0.0, "checkpoint"),))
+            return [
+                run.Heard(who, kind(generation, sent_at, workers))
+                for (who, generation), sent_at, workers in itertools.product(cells, (-1e6, 9.0, 1e6), said)
+            ]
         case word.FailureSeen:
             return [run.Heard(who, kind(generation, FAILURE, 1e6)) for who, generation in cells]
         case word.NodeStopped:
@@ -95,7 +119,16 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
                 run.Heard(who, kind(generation, -1e6, *end, cut_off))
                 for (who, generation), end, cut_off in itertools.product(cells, ends, (False, True))
             ]
-        case word.NodeSucceeded:
+        case word.NodeQuiet:
+            return [run.Heard(who, kind(generation, 1e6, 1e3, "no step")) for who, generation in cells]
+        case word.StacksTaken:
+            places = ((), (word.StackPlace((0,), why="no"), word.StackPlace((1,), ("train.py:1 in load",))))
+            numbers = (1, 2)
+            return [
+                run.Heard(who, kind(generation, number, told))
+                for (who, generation), number, told in itertools.product(cells, numbers, places)
+            ]
+        case word.NodeSucceeded | word.NodeBusy:
             return [run.Heard(who, kind(generation)) for who, generation in cells]
         case word.NodeDraining:
             return [run.Heard(who, kind(generation, 30.0, "asked")) for who, generation in cells]
@@ -105,13 +138,16 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
             return [run.Heard(who, kind("asked", is_clear)) for who in nodes for is_clear in (False, True)]
         case run.NodeLost:
             return [kind(who, "gone") for who in nodes]
-        case run.CancelRequested:
+        case run.DrainRequested:
+            return [kind(who, "asked") for who in nodes]
+        case run.CancelRequested | run.RestartRequested:
             return [kind("enough")]
         case _:
             return [run.TimeWentBy()]
 
 
-KINDS = [*word.FromNode.__args__, run.NodeLost, run.CancelRequested, run.TimeWentBy]
+OPERATOR = [run.CancelRequested, run.RestartRequested, run.DrainRequested]
+KINDS = [*word.FromNode.__args__, *OPERATOR, run.NodeLost, run.TimeWentBy]
 
 
 def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
@@ -119,7 +155,7 @@ def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
     machine = CoordinatorMachine(SETTINGS, Pausing() if name == "paused" else None)
     checker = RunChecker(SETTINGS)
     for event in history:
-        checker.check(machine.state, event, machine.step(event, 8.0))
+        checker.check(machine.state, event, machine.step(event, 8.0), 8.0)
     assert machine.state.phase is phase
     return machine, checker
 
@@ -133,8 +169,20 @@ def test_every_cell_has_an_answer(situation: str, kind: type) -> None:
             machine, checker = reach(situation)
             says = machine.step(event, now)
             assert all(isinstance(say, Say) for say in says)
-            checker.check(machine.state, event, says)
+            checker.check(machine.state, event, says, now)
             assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_a_restart_that_is_wanted_is_free_in_every_cell(situation: str) -> None:
+    """C9: a generation that runs ends, a pause is cut short, and nowhere else it means anything; no budget is used."""
+    machine, _ = reach(situation)
+    before = machine.state.phase
+    used = machine.state.restarts_used
+    machine.step(run.RestartRequested("new data"), 9.0)
+    after = {RunPhase.RUNNING: RunPhase.ENDING, RunPhase.PAUSED: RunPhase.RUNNING}
+    assert machine.state.phase is after.get(before, before)
+    assert machine.state.restarts_used == used
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)

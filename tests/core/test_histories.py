@@ -17,6 +17,7 @@ from tenax.core.agent import AgentMachine, AgentState, Phase
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantChecker
+from tenax.core.messages import WorkerProgress
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 
 from .world import MOST_STEPS, World, tell
@@ -80,6 +81,7 @@ verdicts = st.sampled_from(
         Verdict(Outcome.FAILED, "no", (Failure(1, 0, 9, 900, 1, 3.0), Failure(1, 0, 8, 900, 1, 4.0))),
     ]
 )
+progress = st.builds(WorkerProgress, ranks, ranks, ranks, st.floats(0, 50), st.floats(0, 50))
 any_event = st.one_of(
     st.just(fact.RunRequested()),
     st.builds(fact.GenerationFormed, st.builds(Assignment, generations)),
@@ -90,6 +92,8 @@ any_event = st.one_of(
     st.builds(fact.LeaveNoticed, generations, st.just("b"), st.just("no"), st.none() | st.floats(0, 50)),
     st.builds(fact.NoticeReceived, st.just("no"), st.none() | st.floats(0, 50)),
     st.builds(fact.Waiting, st.just("no")),
+    st.builds(fact.LeaveRequested, st.just("no")),
+    st.builds(fact.ProgressSeen, generations, st.lists(progress, max_size=2).map(tuple)),
     st.builds(fact.WorkerStarted, generations, ranks, st.integers(100, 102)),
     st.builds(fact.WorkerStartFailed, generations, ranks, st.just("no such file"), st.sampled_from([0, 1, 127])),
     st.builds(fact.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])),

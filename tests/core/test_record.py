@@ -40,7 +40,7 @@ class Successor:
 
     def step(self, event: run.AnyCoordinatorEvent, now: float = 0.0) -> None:
         says = self.machine.step(event, now)
-        self._checker.check(self.machine.state, event, says)
+        self._checker.check(self.machine.state, event, says, now)
         self.said = [(say.to, say.event) for say in says]
 
     def comes(self, name: str, now: float = 0.0, generation: int = 1, *, is_running: bool = True) -> None:

@@ -36,7 +36,7 @@ def play(seed: int, *, lies: bool) -> RunWorld:
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
 @pytest.mark.parametrize("block", range(4))
 def test_promises_hold_in_random_runs(block: int, lies: bool) -> None:
-    """C1-C8 hold after every step, every run comes to an end, and everybody who is alive hears of it.
+    """C1-C9 and L1 hold after every step, every run comes to an end, and everybody who is alive hears of it.
 
     Nodes come, fail, drain, are cut off, die and are started again; links break and what was on them is lost; the
     coordinator is lost and replaced, or written down and read back. The honest world also compares every generation
@@ -77,7 +77,7 @@ def test_the_random_world_visits_every_phase_and_event() -> None:
                 machine = CoordinatorMachine(world.settings, world.policy)
             seen.add((machine.state.phase, type(event.message if isinstance(event, run.Heard) else event)))
             machine.step(event, now)
-    others = {run.NodeLost, run.TimeWentBy, run.CancelRequested}
+    others = {run.NodeLost, run.TimeWentBy, run.CancelRequested, run.RestartRequested, run.DrainRequested}
     assert seen >= {(phase, kind) for phase in RunPhase for kind in {*word.FromNode.__args__, *others}}
 
 
@@ -159,6 +159,7 @@ joined = st.builds(
     group_world_size=st.integers(0, 4),
     restarts_used=st.integers(0, 3),
 )
+progress = st.builds(word.WorkerProgress, ranks, ranks, ranks, times, times)
 words = st.one_of(
     joined,
     joined,
@@ -169,6 +170,8 @@ words = st.one_of(
         word.NodeStopped, generations, times, st.lists(failures, max_size=2).map(tuple), st.lists(stopped).map(tuple)
     ),
     st.builds(word.NodeSucceeded, generations),
+    st.builds(word.WorkersRunning, generations, st.just((1,))),
+    st.builds(word.NodeProgress, generations, times, st.lists(progress, max_size=2).map(tuple)),
     st.builds(word.NodeDraining, generations, st.floats(0, 10), st.just("why")),
     st.builds(word.NodeWillLeave, generations, st.just("why"), st.none() | st.floats(0, 10)),
     st.builds(word.NodeLeft, st.just("why"), st.booleans()),
@@ -176,6 +179,8 @@ words = st.one_of(
 any_event = st.one_of(
     *[st.builds(run.Heard, node_ids, words)] * 6,
     st.builds(run.NodeLost, node_ids, st.just("why")),
+    st.builds(run.DrainRequested, node_ids, st.just("why")),
+    st.builds(run.RestartRequested, st.just("why")),
     st.just(run.TimeWentBy()),
 )
 
@@ -213,4 +218,4 @@ def test_a_checker_that_is_not_thorough_sees_the_same() -> None:
             if isinstance(event, run.Opened):
                 machine = CoordinatorMachine(world.settings, world.policy)
                 checker = RunChecker(world.settings, is_thorough=False)
-            checker.check(machine.state, event, machine.step(event, now))
+            checker.check(machine.state, event, machine.step(event, now), now)

@@ -24,7 +24,7 @@ CONVERSATIONS = [
 
 @pytest.mark.parametrize("text", CONVERSATIONS)
 def test_the_coordinator_answers_as_written(text: str) -> None:
-    """Its answers are those that a reviewer accepted (``--rewrite-scenarios`` proposes new ones); C1-C8 hold after
+    """Its answers are those that a reviewer accepted (``--rewrite-scenarios`` proposes new ones); C1-C9 hold after
     every step, and its state survives being written down before every step."""
     assert play_run_scenario(text, POLICIES) == text
 
@@ -86,6 +86,7 @@ def test_what_is_said_can_be_told_to_a_person() -> None:
     says = machine.step(run.Opened(), 0.0) + machine.step(run.CancelRequested("enough"), 1.0)
     assert says == []
     text = "".join(path.read_text() for path in FILES)
-    for sentence in ("formed, node", "ended: ", "run ended: ", "refused: ", "waiting: ", "will leave"):
+    sentences = ("formed, node", "ended: ", "run ended: ", "refused: ", "waiting: ", "will leave", "asked to leave: ")
+    for sentence in sentences:
         assert re.search(rf"^    say to .*{sentence}", text, re.MULTILINE), sentence
     assert describe_say(run.Say(("a", "b"), run.fact.Waiting("why")), machine.state) == ["say to a, b: waiting: why"]

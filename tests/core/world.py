@@ -88,6 +88,8 @@ class World:
             for _ in range(dice.randint(1, 3)):
                 signal = fact.SignalReceived(dice.choice((SIGTERM, SIGINT, SIGHUP)), dice.choice((None, None, 0.1)))
                 self._soon(signal, dice.choice((0.5, 5.0)))
+        if dice.random() < 0.05:
+            self._soon(fact.LeaveRequested("maintenance"), 5.0)
         if dice.random() < 0.03:
             self._soon(fact.KeeperLost("it was killed"), 5.0)
         if dice.random() < 0.1:
@@ -133,7 +135,7 @@ class World:
                     self._failed_unasked.add(event.local_rank)
         elif isinstance(event, fact.WorkerStarted) and event.generation == self.machine.state.generation:
             self._started.add(event.local_rank)
-        elif isinstance(event, fact.SignalReceived):
+        elif isinstance(event, fact.SignalReceived | fact.LeaveRequested):
             self._signalled = True
         return True
 
@@ -242,7 +244,13 @@ class World:
                 signal = self._dice.choice((0, SIGTERM, SIGKILL))
                 late = fact.ScopeExpired(generation, rank, 1000 * generation + rank, "step", 60.0, 1e9, signal)
                 self._soon(late, self._dice.choice((0.4, 2.0)))
+            if self._dice.random() < 0.2:
+                self._soon(fact.ProgressSeen(generation, (self._progress(rank),)), 4.0)
         self._befall(generation)
+
+    def _progress(self, rank: int) -> word.WorkerProgress:
+        first = self._dice.randint(0, 9)
+        return word.WorkerProgress(rank, first, first + self._dice.randint(0, 9), self._now, self._now + 0.1)
 
     def _befall(self, generation: int) -> None:
         """What may come from the other nodes while our workers run."""
@@ -324,6 +332,10 @@ class World:
             raise WorldBroken(f"{name} is told, but {self._alive or 'leftovers'} live")
         if isinstance(message, word.NodeSucceeded) and not self._all_succeeded:
             raise WorldBroken("a success is told, but not every worker succeeded")
+        if isinstance(message, word.WorkersRunning):
+            unknown = self._alive - self._started
+            if unknown or len(message.pids) != self.settings.local_world_size:
+                raise WorldBroken(f"all are said to run, and {unknown} were not started: {message.pids}")
         if isinstance(message, word.NodeStopped):
             self._check_named({failure.local_rank for failure in message.failures})
 
@@ -368,7 +380,7 @@ class World:
             return dice.choice(self.steps)[0]
         generation = max(0, self.machine.state.generation + dice.choice((-1, 0, 0, 1)))
         rank = dice.randint(-1, self.settings.local_world_size)
-        match dice.randint(0, 17):
+        match dice.randint(0, 18):
             case 0:
                 return fact.RunRequested()
             case 1 | 2:
@@ -385,7 +397,8 @@ class World:
             case 9:
                 return fact.NodeCleared(generation)
             case 10 if dice.random() < 0.3:
-                return dice.choice((fact.JoinRefused("no"), fact.KeeperLost("gone"), fact.SignalReceived(SIGINT)))
+                ends = (fact.JoinRefused("no"), fact.KeeperLost("gone"), fact.SignalReceived(SIGINT))
+                return dice.choice((*ends, fact.LeaveRequested("maintenance")))
             case 11:
                 return fact.GenerationEnded(generation, "b joins", dice.random() < 0.2)
             case 12:
@@ -401,6 +414,8 @@ class World:
                 return fact.ScopeExpired(generation, rank, pid, "step", 60.0, 1e9, dice.choice((0, SIGTERM, SIGKILL)))
             case 17:
                 return fact.StacksRefused(generation, rank, "it does not catch the signal")
+            case 18:
+                return fact.ProgressSeen(generation, (self._progress(rank),))
             case _:
                 return fact.TimePassed()
 

@@ -62,8 +62,8 @@ def test_without_an_exception_the_last_lines_remain() -> None:
 
 
 def test_a_dead_process_owes_nothing() -> None:
-    """No file, no output: empty evidence."""
-    assert gather(pid=1, exit_code=-9) == Evidence()
+    """No file, no output: empty evidence, but for what the signal says."""
+    assert gather(pid=1, exit_code=-9) == Evidence(cause="killed")
 
 
 def test_of_a_progress_bar_the_last_state_is_kept() -> None:

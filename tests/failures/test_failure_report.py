@@ -64,6 +64,8 @@ def test_the_whole_report_as_a_person_reads_it() -> None:
 train.py failed: rank 3 on gpu-07 raised RuntimeError: boom
 --------------------------------------------------------------------------------
 First cause
+  cause      The script raised an exception that nobody caught: RuntimeError.
+  next       Read the traceback below from its end.
   rank       3 (local rank 3) on gpu-07, pid 4703
   ended      exited with code 1
   error      RuntimeError: boom
@@ -197,6 +199,8 @@ def test_the_report_of_a_failure_on_another_host() -> None:
 train.py failed: rank 3 on gpu-08 raised RuntimeError: boom
 --------------------------------------------------------------------------------
 First cause
+  cause      The script raised an exception that nobody caught: RuntimeError.
+  next       Read the traceback below from its end.
   rank       3 (local rank 3) on gpu-08, pid 4703
   ended      exited with code 1
   error      RuntimeError: boom
@@ -401,7 +405,7 @@ def test_one_failure_in_one_line() -> None:
 def test_the_json_says_the_same() -> None:
     """One object with the verdict, the exit code, the first cause in full, and whom we stopped."""
     data = json.loads(to_json(report(failed(BOOM, failure(1, -9), stopped=(Stopped(0, 0, 5, -15),)))))
-    assert (data["version"], data["outcome"], data["exit_code"]) == (1, "failed", 1)
+    assert (data["version"], data["outcome"], data["exit_code"]) == (2, "failed", 1)
     assert data["summary"] == "train.py failed: rank 3 on gpu-07 raised RuntimeError: boom"
     cause = data["first_cause"]
     assert (cause["rank"], cause["local_rank"], cause["host"], cause["pid"]) == (3, 3, "gpu-07", 4703)

@@ -21,6 +21,7 @@ from tenax.core.coordinator import Heard, Opened, RunSettings, Say
 from tenax.core.environment import worker_environment
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict, WorkerPhase
 from tenax.core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
+from tenax.core.requests import AnyRequest, DrainWanted, LogsWanted, RestartWanted
 from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.words import signal_in_words
 from tenax.loop import Loop
@@ -38,6 +39,7 @@ from watching import leaving_nothing
 HOUR_S = 3600.0
 
 Emit = Callable[[fact.AnyEvent], None]
+Reply = Callable[[Any, str], None]
 
 
 class QuietLogs:
@@ -49,6 +51,7 @@ class QuietLogs:
         self.said: list[str] = []
         self.evidence: dict[int, Evidence | None] = {}  # None: there will never be an answer
         self.refuses = False
+        self.steps: tuple[word.WorkerProgress, ...] = ()
 
     def open(self) -> None: ...
 
@@ -59,6 +62,12 @@ class QuietLogs:
 
     def has_error_file(self, local_rank: int) -> bool:
         return bool(self.evidence.get(local_rank))
+
+    def progress(self) -> tuple[word.WorkerProgress, ...]:
+        return self.steps
+
+    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
+        reply(f"lines of {request.node} in generation {generation}", "")
 
     def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         evidence = self.evidence.get(command.local_rank, Evidence())
@@ -402,6 +411,7 @@ class Elsewhere:
     def __init__(self, answers: dict[type, list[fact.AnyEvent]] | None = None) -> None:
         self.told: list[word.FromNode] = []
         self.answers = answers or {}
+        self.asked: list[AnyRequest] = []
         self.needed_by_others = 0
         self.closed = 0
         self.loop: EventLoop
@@ -416,6 +426,14 @@ class Elsewhere:
         answers = self.answers.get(type(message), [])
         if answers:
             self.emit(answers.pop(0))
+
+    def cancel(self, why: str) -> None: ...
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None:
+        self.asked.append(request)
+        reply("asked", "")
+
+    where = "elsewhere:29400"
 
     def stays_for_others(self) -> bool:
         self.needed_by_others -= 1
@@ -442,7 +460,8 @@ def test_a_node_of_several_hears_of_the_end(stage: Callable[..., Stage], tmp_pat
     control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
     assert made.run() == WELL
     assert not list(tmp_path.glob("*.run"))
-    assert control.told == [word.NodeReady(0), word.NodeSucceeded(1)]
+    pids = tuple(worker.pid for worker in made.processes.workers.values())
+    assert control.told == [word.NodeReady(0), word.WorkersRunning(1, pids), word.NodeSucceeded(1)]
     assert [env["RANK"] for _, env in made.entrypoint.launched] == ["2", "3"]
     assert control.closed == 1
 
@@ -455,7 +474,10 @@ def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callab
     )
     made.acts[1] = lambda: control.emit(fact.GenerationEnded(1, "b joins"))
     assert made.run() == WELL
-    assert control.kinds == ["NodeReady", "NodeStopped", "NodeReady", "NodeSucceeded"]
+    assert control.kinds == [
+        *("NodeReady", "WorkersRunning", "NodeStopped"),
+        *("NodeReady", "WorkersRunning", "NodeSucceeded"),
+    ]
     assert [worker.signals for worker in made.processes.workers.values()] == [[15], [15], [], []]
     assert sorted(made.processes.workers) == [(1, 0), (1, 1), (3, 0), (3, 1)]
 
@@ -496,7 +518,10 @@ def test_a_fenced_node_kills_and_comes_back(stage: Callable[..., Stage]) -> None
 
     made.acts[1] = cut_off
     assert made.run() == WELL
-    assert control.kinds == ["NodeReady", "NodeStopped", "NodeReady", "NodeSucceeded"]
+    assert control.kinds == [
+        *("NodeReady", "WorkersRunning", "NodeStopped"),
+        *("NodeReady", "WorkersRunning", "NodeSucceeded"),
+    ]
     assert [worker.signals for worker in made.processes.workers.values()] == [[9], [9], [], []]
     assert made.clock() == 1000.0, "nobody waited for anything"
 
@@ -527,7 +552,8 @@ def test_notices_are_passed_on_before_workers_are_asked(stage: Callable[..., Sta
         order.PassOnNotice(1, "", "the agent was asked to stop", 30.0),
     ]
     assert asked_after == [3]
-    assert control.kinds == ["NodeReady", "NodeWillLeave", "NodeDraining", "NodeStopped", "NodeLeft"]
+    told = ["NodeReady", "WorkersRunning", "NodeWillLeave", "NodeDraining", "NodeStopped", "NodeLeft"]
+    assert control.kinds == told
 
 
 def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: Callable[..., Stage]) -> None:
@@ -549,14 +575,67 @@ def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: 
     assert control.node.settings == made.settings
     assert control.node.policy is policy
     assert control.loop.now() == 1000.0
-    (joined,) = introduced
+    joined, running = introduced
     assert isinstance(joined, word.NodeJoined)
+    assert running == word.WorkersRunning(1, tuple(worker.pid for worker in made.processes.workers.values()))
     assert (joined.node, joined.generation, joined.is_running) == (info, 1, True)
     assert (joined.group_rank, joined.group_world_size) == (1, 2)
     assert made.processes.held_s == 4.3
     (line,) = [line for line in made.logs.said if "lost" in line]
     assert line.startswith("tenax: the coordinator was lost")
     assert "\x1b" not in line
+
+
+def test_how_far_the_workers_got_is_told_before_their_end(stage: Callable[..., Stage]) -> None:
+    """The ledger can only charge steps to a generation that has not settled."""
+    made = stage()
+    steps = (word.WorkerProgress(1, 3, 9, 990.0, 999.0),)
+    made.logs.steps = steps
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    made.run()
+    assert control.told[-2:] == [word.NodeProgress(1, 1000.0, steps), word.NodeSucceeded(1)]
+
+
+def test_what_only_this_node_knows_is_asked_of_its_logs(stage: Callable[..., Stage]) -> None:
+    """The coordinator passes an operator's request on to the node; it is answered once, with the generation of now."""
+    made = stage()
+    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    answers: list[tuple[Any, str]] = []
+
+    def ask() -> None:
+        control.node.answer(LogsWanted("a"), lambda value, error: answers.append((value, error)))
+        made._succeed()
+
+    made.acts[1] = ask
+    made.run()
+    assert answers == [("lines of a in generation 1", "")]
+
+
+def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
+    """As if the agent had got SIGTERM: the workers have their grace, and the run of one node is over with it."""
+    made = stage()
+
+    def drain() -> None:
+        made.control.ask(DrainWanted("0", "maintenance"), lambda value, error: answers.append((value, error)))
+
+    answers: list[tuple[Any, str]] = []
+    made.acts[1] = drain
+    verdict = made.run()
+    assert (verdict.outcome, verdict.signal) == (Outcome.CANCELLED, signal.SIGTERM)
+    ((value, error),) = answers
+    assert value
+    assert error == ""
+    assert [worker.signals for worker in made.processes.workers.values()] == [[15], [15]]
+
+
+def test_an_operator_restarts_the_workers(stage: Callable[..., Stage]) -> None:
+    """Free of charge, with no restart in the budget; and the verdict says so, with what the time was spent on."""
+    made = stage(max_restarts=0)
+    made.acts[1] = lambda: made.control.ask(RestartWanted("new data"), lambda *_: None)
+    verdict = made.run()
+    assert (verdict.outcome, verdict.generation) == (Outcome.SUCCEEDED, 2)
+    assert (verdict.requests, verdict.restarts_used) == (1, 0)
+    assert verdict.goodput is not None
 
 
 class Serving(Elsewhere):

@@ -13,7 +13,9 @@ import pytest
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core.messages import WorkerProgress
 from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
+from tenax.core.requests import LogsWanted
 from tenax.loop import Loop
 from tenax.ports import Launch, Output
 from tenax.rendezvous.local import LocalRendezvous
@@ -24,6 +26,7 @@ from tenax.timer import FileTimerRequest
 from tenax.timer.watchdog_pipe import WatchdogPipe, check_path
 from watching import NOBODY, leaving_nothing, needs_root
 
+Reply = Callable[[Any, str], None]
 SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM
 
 
@@ -214,6 +217,12 @@ class SilentLogs:
 
     def has_error_file(self, local_rank: int) -> bool:
         return False
+
+    def progress(self) -> tuple[WorkerProgress, ...]:
+        return ()
+
+    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
+        reply(None, "nobody asks here")
 
     def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))

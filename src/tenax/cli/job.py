@@ -5,7 +5,7 @@
     tenax COMMAND RUN_ID --endpoint HOST:PORT  from anywhere: where its nodes meet, with the job's secret
 
 On this host every agent has a door (``runtime/door.py``), and passes on what is asked over its own link: no secret is
-needed, and any node of the run will do. At an endpoint the settings are those of ``tenax run`` and read by the same code.
+needed, and any node of the run will do. At an endpoint the settings are those of ``tenax run``, read by the same code.
 
 For commands::
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PLACE_HELP",
     "AgentHere",
+    "CannotBeAsked",
     "Declined",
     "Job",
     "LineLost",
@@ -74,6 +75,10 @@ names it too. From elsewhere, name the place where its nodes meet, as 'tenax run
 
 class NoSuchJob(Exception):
     """There is no such run, or it cannot be asked. The text is one sentence."""
+
+
+class CannotBeAsked(NoSuchJob):
+    """It is there, but nobody of it could say anything just now."""
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -209,6 +214,12 @@ class Job:
         """The answer as JSON. Raises ``Declined`` and ``LineLost``."""
         return self._line.ask(request, timeout_s)
 
+    def until_gone(self) -> None:
+        """Wait until who is asked has ended: the agent here, or the coordinator's. Raises ``LineLost``."""
+        from tenax.core.requests import AgentWanted
+
+        self._line.until_closed(AgentWanted())
+
     def __enter__(self) -> Job:
         return self
 
@@ -261,7 +272,8 @@ def _job_of(agents: list[AgentHere]) -> Job:
             line.close()
             continue
         return Job(agent.run_id, line, agent)
-    raise NoSuchJob(f"the run {agents[0].run_id or agents[0].pid!r} cannot be asked: {why}")
+    name = agents[0].run_id or f"of pid {agents[0].pid}"
+    raise CannotBeAsked(f"the run {name!r} cannot be asked: {why}")
 
 
 def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
@@ -366,7 +378,7 @@ def _job_at_endpoint(meant: Wanted) -> Job:
 
     backend = meant.backend or "tcp"
     if backend not in MANY_NODES_BACKENDS:
-        raise UsageError(f"--rdzv-backend is {backend!r}; a run can be asked through tcp, c10d, static, etcd or etcd-v2")
+        raise UsageError(f"--rdzv-backend is {backend!r}; a run can be asked through 'tcp' or 'etcd'")
     backend = "tcp" if backend == "static" else backend
     # As for a node of that run, but that nothing is started.
     flags = {"--rdzv-id": meant.run_id, "--rdzv-backend": backend, "--rdzv-endpoint": meant.endpoint}

@@ -21,7 +21,9 @@ A7  While processes are awaited a deadline stands: no wait is without end.
 A8  The kill ladder only climbs.
 A9  A fact of another generation changes nothing.
 A10 A worker is ended alone only if a scope of its had expired, and by SIGKILL at the latest after the grace period.
-    Stacks are taken only when somebody is late.
+    Stacks are taken only when somebody is late, or the coordinator wants them.
+A11 That nothing moves is told once, and that it moves again once. Whoever wants stacks hears where the workers are, or
+    that it is not known, within a bounded time. A hang is told to people once, and that it is over only after that.
 """
 
 from __future__ import annotations
@@ -83,6 +85,24 @@ class Deadline(enum.Enum):
     ABANDON = "abandon"  # killed processes must be gone
     EXAMINE = "examine"  # the evidence must be in
     OVERDUE = "overdue"  # a worker that did not leave a scope in time must be gone, or is pushed harder
+    STACKS = "stacks"  # workers must have written down where they are; then, what they wrote must have been read
+
+
+class Stillness(msgspec.Struct):
+    """That nothing moves on this node."""
+
+    since: float
+    why: str
+    stopped: tuple[int, ...] = ()  # local ranks that somebody has stopped
+
+
+class StacksWish(msgspec.Struct):
+    """The coordinator wants to know where our workers are."""
+
+    number: int  # of its suspicion
+    until: float  # the next thing happens
+    is_read: bool = False  # it was ordered to read what they wrote
+    unknown: dict[int, str] = {}  # local ranks that cannot be asked, and why
 
 
 class AgentState(msgspec.Struct):
@@ -109,6 +129,9 @@ class AgentState(msgspec.Struct):
     is_refused: bool = False  # what was decided is the end of this node alone
     deadlines: dict[Deadline, float] = {}
     verdict: Verdict | None = None
+    stillness: Stillness | None = None  # None: something moves, or nobody looks
+    stacks_wish: StacksWish | None = None
+    is_hang_told: bool = False  # the person at the console knows that this generation hangs
 
     def next_deadline(self) -> float | None:
         """When the loop must wake up at the latest."""
@@ -133,6 +156,7 @@ class AgentMachine:
         if self.state.phase is not Phase.ENDED and not self._is_stale(event):
             self._take(event, now)
             self._watch_overdue()
+            self._watch_stacks_wish()
         return self._orders
 
     def _is_stale(self, event: AnyEvent) -> bool:
@@ -191,6 +215,8 @@ class AgentMachine:
                 self._on_time_passed(now)
             case fact.Waiting():
                 pass  # for the people who watch
+            case _:
+                self._take_of_hang(event, now)
 
     def _tell(self, message: word.FromNode) -> None:
         self._orders.append(order.Tell(message))
@@ -220,7 +246,8 @@ class AgentMachine:
         state.failures = []
         state.unexamined = set()
         state.has_ended_elsewhere = False
-        state.is_free = state.was_cut_off = False
+        state.is_free = state.was_cut_off = state.is_hang_told = False
+        state.stillness = None
         self._orders.append(order.StartWorkers(assignment))
 
     # --- what the coordinator decided ---------------------------------------------------------------------------------
@@ -418,6 +445,8 @@ class AgentMachine:
         if worker is None:
             return
         worker.stacks_asked_at = None
+        if self.state.stacks_wish is not None:
+            self.state.stacks_wish.unknown[local_rank] = why
         if worker.overdue is None or worker.overdue.sent or not self._is_pushed(worker):
             return
         worker.overdue.reason += f" (its stacks are not known: {why})"
@@ -468,6 +497,103 @@ class AgentMachine:
         self.state.deadlines.pop(Deadline.OVERDUE, None)
         if due and self.state.phase is not Phase.ENDED:
             self.state.deadlines[Deadline.OVERDUE] = min(due)
+
+    # --- hangs --------------------------------------------------------------------------------------------------------
+
+    def _take_of_hang(
+        self,
+        event: fact.QuietSeen
+        | fact.MovementSeen
+        | fact.StacksWanted
+        | fact.StacksRead
+        | fact.HangFound
+        | fact.HangOver,
+        now: float,
+    ) -> None:
+        state = self.state
+        match event:
+            case fact.HangFound(generation, report):
+                if not state.is_hang_told and state.phase in (Phase.RUNNING, Phase.CLOSING, Phase.DONE):
+                    state.is_hang_told = True
+                    self._orders.append(order.ReportHang(generation, report))
+            case fact.HangOver():
+                self._on_hang_over()
+            case _ if state.phase is not Phase.RUNNING:
+                pass
+            case fact.QuietSeen(_, since, why, stopped):
+                is_news = state.stillness is None
+                state.stillness = Stillness(since, why, stopped)
+                if is_news:
+                    self._tell(quiet_message(state.generation, state.stillness, now))
+            case fact.MovementSeen():
+                if state.stillness is not None:
+                    state.stillness = None
+                    self._tell(word.NodeBusy(state.generation))
+            case fact.StacksWanted(_, number):
+                self._on_stacks_wanted(number, now)
+            case fact.StacksRead(_, number, workers):
+                if state.stacks_wish is not None and state.stacks_wish.number == number:
+                    self._tell_stacks(workers)
+
+    def _on_hang_over(self) -> None:
+        state = self.state
+        for worker in state.workers.values():
+            if worker.overdue is None:
+                worker.stacks_asked_at = None  # where it was then says nothing of what may happen to it
+        if state.is_hang_told:
+            state.is_hang_told = False
+            self._orders.append(order.ReportMovement(state.generation))
+
+    def _on_stacks_wanted(self, number: int, now: float) -> None:
+        """Each worker writes down where it hangs. That would wake one that somebody has stopped: it is left alone."""
+        state = self.state
+        wish = state.stacks_wish = StacksWish(number, now + state.settings.stacks_s)
+        stopped = state.stillness.stopped if state.stillness is not None else ()
+        for worker in state.workers.values():
+            if worker.phase is WorkerPhase.RUNNING:
+                if worker.local_rank in stopped:
+                    wish.unknown[worker.local_rank] = "it is stopped, by SIGSTOP or a debugger; SIGCONT lets it go on"
+                else:
+                    self._dump_stacks(worker, now)
+
+    def _on_stacks_due(self, now: float) -> None:
+        state, wish = self.state, self.state.stacks_wish
+        if wish is None:
+            return
+        asked = tuple(
+            rank
+            for rank, worker in state.workers.items()
+            if worker.phase is WorkerPhase.RUNNING and rank not in wish.unknown
+        )
+        if wish.is_read or not asked:
+            self._tell_stacks(())
+            return
+        wish.is_read, wish.until = True, now + state.settings.examine_s
+        self._orders.append(order.ReadStacks(state.generation, wish.number, asked, state.running_since))
+
+    def _tell_stacks(self, read: tuple[fact.WorkerStacks, ...]) -> None:
+        from tenax.core.hang_report import LocalStacks, places_of
+
+        state, wish = self.state, self.state.stacks_wish
+        if wish is None:
+            return
+        known = {each.local_rank: each for each in read}
+        workers = []
+        for rank, worker in state.workers.items():
+            if worker.phase is WorkerPhase.RUNNING:
+                found = known.get(rank, fact.WorkerStacks(rank))
+                why = wish.unknown.get(rank) or found.why or "what it wrote could not be read in time"
+                workers.append(LocalStacks(rank, self._global_rank(rank), worker.pid, found.stacks, why))
+        state.stacks_wish = None
+        self._tell(word.StacksTaken(state.generation, wish.number, places_of(workers)))
+
+    def _watch_stacks_wish(self) -> None:
+        state = self.state
+        if state.phase is not Phase.RUNNING:
+            state.stacks_wish = state.stillness = None
+        state.deadlines.pop(Deadline.STACKS, None)
+        if state.stacks_wish is not None:
+            state.deadlines[Deadline.STACKS] = state.stacks_wish.until
 
     # --- the kill ladder ----------------------------------------------------------------------------------------------
 
@@ -609,6 +735,8 @@ class AgentMachine:
                     self._stop_examining(now)
                 case Deadline.OVERDUE:
                     self._on_overdue(now)
+                case Deadline.STACKS:
+                    self._on_stacks_due(now)
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -670,6 +798,10 @@ def is_started(state: AgentState) -> bool:
     return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
 
 
+def quiet_message(generation: int, stillness: Stillness, now: float) -> word.NodeQuiet:
+    return word.NodeQuiet(generation, now, stillness.since, stillness.why)
+
+
 def running_message(state: AgentState) -> word.WorkersRunning:
     return word.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
 
@@ -702,6 +834,10 @@ def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> l
     ]
     if state.phase is Phase.RUNNING and is_started(state):
         words.append(running_message(state))
+        if state.stillness is not None:
+            words.append(quiet_message(state.generation, state.stillness, now))
+        elif state.settings.on_hang != "off":
+            words.append(word.NodeBusy(state.generation))  # the one before may have been told the opposite
     elif state.phase is Phase.STOPPING:
         words += [word.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.cancelled_by:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.messages import FromNode
+from tenax.core.messages import FromNode, HangReport
 from tenax.core.model import Assignment, Verdict
 
 
@@ -47,6 +47,28 @@ class DumpStacks(Command, frozen=True):
 
     generation: int
     local_rank: int
+
+
+class ReadStacks(Command, frozen=True):
+    """Read what these workers have written down (``events.StacksRead``)."""
+
+    generation: int
+    number: int
+    local_ranks: tuple[int, ...]
+    started_at: float  # what is older is another worker's
+
+
+class ReportHang(Command, frozen=True):
+    """Tell the person at the console where the workers hang."""
+
+    generation: int
+    report: HangReport
+
+
+class ReportMovement(Command, frozen=True):
+    """Tell the person at the console that it goes on."""
+
+    generation: int
 
 
 class EndWorker(Command, frozen=True):
@@ -96,6 +118,9 @@ AnyCommand = (
     | ExamineFailure
     | SignalWorkers
     | DumpStacks
+    | ReadStacks
+    | ReportHang
+    | ReportMovement
     | EndWorker
     | ClearNode
     | KillNode

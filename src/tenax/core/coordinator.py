@@ -22,6 +22,13 @@ C7  Nobody waits without a deadline: too few nodes for too long end the run with
 C8  A word about another generation changes nothing but the number of the next one.
 C9  An operator's restart ends a generation that runs, and is free; a drain asks one node to leave. Neither ends a run
     that goes on without it.
+H5  A hang is suspected only when every member that is at work says that nothing moves there, and nothing was heard to
+    move for as long as that takes (``hang_after_s``). One that says nothing of it is busy.
+H6  A suspicion ends: in a report that is said to every member, when all have answered or the time for it is over; or
+    because something moves. That it goes on is said only after a report.
+H7  A report alone changes nothing. If a restart was asked for, it ends the generation by the failure of the odd one
+    out, charged like any other.
+H8  Nothing of it outlives the generation.
 """
 
 from __future__ import annotations
@@ -35,7 +42,17 @@ from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.events import FromCoordinator
 from tenax.core.ledger import Ledger
-from tenax.core.model import Assignment, Failure, Outcome, Stopped, Verdict, by_cause, told_in_full, when_it_began
+from tenax.core.model import (
+    Assignment,
+    Evidence,
+    Failure,
+    Outcome,
+    Stopped,
+    Verdict,
+    by_cause,
+    told_in_full,
+    when_it_began,
+)
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 from tenax.core.ranks import Candidate, arrange, choose, number
 from tenax.core.record import RunRecord
@@ -49,6 +66,13 @@ _STOPPED_KEPT = 10_000
 _STACKS_KEPT = 32  # of them, with their stacks
 _SUPERSEDED_KEPT = 100
 _NAMES_SAID = 8
+_SIGTERM = 15
+HANG = "hang"  # the cause of a failure (``Evidence.cause``)
+_AFTER_HANG = {
+    "report": "nothing is done about it (--on-hang report)",
+    "restart": "its workers are ended and started again, if restarts are left (--on-hang restart)",
+    "off": "",
+}
 _CUT_OFF = "it was cut off and stopped its workers"
 _STARTED_AGAIN = "was started again and its new self took its place"
 _SUPERSEDED, _SUPERSEDED_HERE = f"it {_STARTED_AGAIN}", f"this node {_STARTED_AGAIN}"
@@ -68,6 +92,9 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scale_up: bool = True  # whether a newcomer ends the running generation, or waits for the next
     tell_waiting_every_s: float = 10.0
     serving_node: str = ""  # the node whose agent serves this coordinator
+    on_hang: str = "off"  # what follows when nothing moves on any node: off, report, restart
+    hang_after_s: float = 300.0  # how long nothing may move at the least
+    stacks_timeout_s: float = 10.0  # how long members may take to tell where their workers are
 
 
 # --- what the coordinator hears ---------------------------------------------------------------------------------------
@@ -182,6 +209,8 @@ class RunDeadline(enum.Enum):
     PAUSE = "pause"  # the policy's pause is over
     RECOVER = "recover"  # members of an earlier coordinator's generation must have shown up
     TELL = "tell"  # say again who is waited for
+    QUIET = "quiet"  # nothing was heard to move for long enough to suspect a hang
+    STACKS = "stacks"  # members must have told where their workers are
 
 
 class Ending(enum.Enum):
@@ -210,6 +239,24 @@ class NodeRecord(msgspec.Struct):
     since: float = 0.0  # it is in this phase
     pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
     progress: tuple[word.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock
+
+
+class Quiet(msgspec.Struct):
+    """A member on which nothing moves."""
+
+    since: float  # on our clock
+    why: str
+
+
+class Suspicion(msgspec.Struct):
+    """Nothing moves on any member."""
+
+    number: int
+    since: float
+    why: str
+    awaited: set[str]  # members that have not told where their workers are
+    places: tuple[word.StackPlace, ...] = ()
+    report: word.HangReport | None = None  # once it was said
 
 
 class CoordinatorState(msgspec.Struct):
@@ -262,6 +309,11 @@ class CoordinatorState(msgspec.Struct):
     next_why: str = "first generation"
     gathering_since: float = 0.0
     deadlines: dict[RunDeadline, float] = {}
+    # Hangs, of the current generation.
+    quiet: dict[str, Quiet] = {}  # members on which nothing moves
+    moved_at: float = 0.0  # when something was last heard to move, apart from members that never were quiet
+    hang: Suspicion | None = None
+    suspicions: int = 0  # of all generations
     decision: AnyDecision | None = None
     verdict: Verdict | None = None
 
@@ -337,6 +389,8 @@ class CoordinatorMachine:
             return
         if opened.record is not None:
             self._inherit(opened.record)
+        if state.generation > 0:
+            state.ledger.begin(now)  # the run is older than we are
         self._gather(state.next_why, now)
         if opened.record is not None:
             if opened.record.is_at_work:
@@ -375,6 +429,15 @@ class CoordinatorMachine:
             case word.NodeSucceeded(generation):
                 if self._is_ours(record, generation):
                     self._on_succeeded(record, now)
+            case word.NodeQuiet(generation, sent_at, since, why):
+                if self._is_ours(record, generation):
+                    self._on_quiet(node_id, Quiet(min(now, since + now - sent_at), why), now)
+            case word.NodeBusy(generation):
+                if self._is_ours(record, generation) and self.state.quiet.pop(node_id, None) is not None:
+                    self._on_movement(now)
+            case word.StacksTaken(generation, number, places):
+                if self._is_ours(record, generation):
+                    self._on_stacks(record, number, places, now)
             case word.NodeDraining(generation, grace_s, why):
                 if self._is_ours(record, generation):
                     self._on_draining(record, grace_s, why)
@@ -543,6 +606,8 @@ class CoordinatorMachine:
         if is_current and state.phase is RunPhase.RUNNING:
             if joined.has_succeeded:
                 self._on_succeeded(record, now)
+            elif state.hang is not None and state.hang.report is not None:  # its link may have broken before
+                self._say(fact.HangFound(state.generation, state.hang.report), node_id)
             return
         if is_current and state.phase is RunPhase.ENDING:
             self._say(self._ended(state.generation), node_id)
@@ -584,6 +649,7 @@ class CoordinatorMachine:
         self._say(fact.GenerationEnded(state.generation, why), *members)
         state.members, state.done, state.failures, state.stopped = {}, set(), [], []
         state.lost, state.drained, state.is_broken, state.is_free = {}, [], False, False
+        state.quiet, state.hang = {}, None
         state.awaited, state.is_recorded = {}, False
 
     # --- after an earlier coordinator ---------------------------------------------------------------------------------
@@ -690,7 +756,7 @@ class CoordinatorMachine:
         if not state.members:
             self._gather(state.next_why, now)
             return
-        state.phase = RunPhase.RUNNING
+        state.phase, state.moved_at = RunPhase.RUNNING, now
         workers = sum(state.nodes[each].info.slots for each in state.members if each in state.nodes)
         state.ledger.found(state.generation, len(state.members), workers, now)
         missing = [f"node {rank}" for rank in sorted(set(range(state.expected)) - set(state.members.values()))]
@@ -714,6 +780,7 @@ class CoordinatorMachine:
         else:
             for node_id in list(state.ready)[:1]:
                 self._consider_newcomer(state.nodes[node_id], now)
+            self._suspect_if_all_are_quiet(now)
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
@@ -797,7 +864,8 @@ class CoordinatorMachine:
         state.ended_by, state.ended_why = None, ""
         state.is_broken, state.is_free, state.dead_rank, state.expected = False, False, -1, 0
         state.is_recorded, state.is_deserted = False, False
-        state.formed_at = now
+        state.formed_at = state.moved_at = now
+        state.quiet, state.hang = {}, None
         state.deadlines.clear()
         state.unstarted = set(state.members)
         state.ledger.formed(state.generation, state.next_why, len(state.members), state.world_size, now)
@@ -855,8 +923,14 @@ class CoordinatorMachine:
             whom = _some([state.member_labels.get(each, each[:8]) for each in sorted(state.unstarted)])
             return f"generation {state.generation} is starting; waiting for the workers of {whom}"
         done = f"; {_nodes(len(state.done))} of {len(state.members)} done" if state.done else ""
+        if hang := self.hang_in_words(now):
+            return hang
         workers = "1 worker" if state.world_size == 1 else f"{state.world_size} workers"
         return f"generation {state.generation} is running, {workers} on {_nodes(len(state.members))}{done}"
+
+    def hang_in_words(self, now: float) -> str:
+        """That nothing moves, if that is so; else nothing."""
+        return hang_in_words(self.state, now)
 
     def _waiting_in_words(self, now: float) -> str:
         state, settings = self.state, self.state.settings
@@ -899,6 +973,9 @@ class CoordinatorMachine:
 
     def _on_running(self, record: NodeRecord, pids: tuple[int, ...], now: float) -> None:
         record.pids = pids
+        self._all_are_started(record, now)
+
+    def _all_are_started(self, record: NodeRecord, now: float) -> None:
         self.state.unstarted.discard(record.info.node_id)
         if not self.state.unstarted and self.state.phase is RunPhase.RUNNING:
             self.state.ledger.running(now)
@@ -910,9 +987,9 @@ class CoordinatorMachine:
             msgspec.structs.replace(each, first_at=each.first_at + by_s, last_at=each.last_at + by_s)
             for each in workers
         )
-        if record.progress:
-            first = min(record.progress, key=lambda each: each.first_step)
-            last = max(record.progress, key=lambda each: each.last_step)
+        if said := [each for each in record.progress if each.last_step >= 0]:  # others have said only what they do
+            first = min(said, key=lambda each: each.first_step)
+            last = max(said, key=lambda each: each.last_step)
             self.state.ledger.stepped(first.first_step, first.first_at, last.last_step, last.last_at, now)
 
     def _take_stopped(self, record: NodeRecord, stopped: tuple[Stopped, ...]) -> None:
@@ -934,6 +1011,8 @@ class CoordinatorMachine:
         known = self._failed_ranks.of(state.failures)
         for failure in failures:
             ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
+            if ours.global_rank in known and is_hang(state.failures[known[ours.global_rank]]):
+                continue  # what it says on its way out follows from that
             if ours.global_rank in known:
                 # The same, with what was found out since. The word that was under way for the shorter time dates it.
                 earlier_s = min(0.0, state.failures[known[ours.global_rank]].seen_at - ours.seen_at)
@@ -953,9 +1032,13 @@ class CoordinatorMachine:
         if state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING) or record.phase is NodePhase.READY:
             return
         record.phase, record.since = NodePhase.DONE, now
+        self._all_are_started(record, now)  # whether we have heard it or not: its link may have been broken
         state.done.add(record.info.node_id)
+        state.quiet.pop(record.info.node_id, None)
         if state.phase is RunPhase.RUNNING and len(state.done) == len(state.members):
             self._succeeded(now)
+        elif state.phase is RunPhase.RUNNING:
+            self._on_movement(now)
 
     def _succeeded(self, now: float) -> None:
         count = self.state.world_size
@@ -1003,6 +1086,111 @@ class CoordinatorMachine:
         elif state.phase is RunPhase.GATHERING:
             self._form_if_possible(now)
 
+    # --- a generation hangs -------------------------------------------------------------------------------------------
+
+    def _on_quiet(self, node_id: str, quiet: Quiet, now: float) -> None:
+        if self.state.settings.on_hang != "off" and node_id not in self.state.done:
+            self.state.quiet[node_id] = quiet
+            self._suspect_if_all_are_quiet(now)
+
+    def _on_movement(self, now: float) -> None:
+        """Whatever was suspected is not so; not any more, at least."""
+        state = self.state
+        hang, state.hang = state.hang, None
+        state.moved_at = now
+        for deadline in (RunDeadline.STACKS, RunDeadline.QUIET):
+            state.deadlines.pop(deadline, None)
+        if hang is not None and hang.report is not None:
+            self._say(fact.HangOver(state.generation), *self._present_members())
+        self._suspect_if_all_are_quiet(now)
+
+    def _present_members(self) -> list[str]:
+        return [each for each in self.state.members if each in self.state.nodes and self._is_member(each)]
+
+    def _suspect_if_all_are_quiet(self, now: float) -> None:
+        state = self.state
+        if state.phase is not RunPhase.RUNNING or state.hang is not None:
+            return
+        at_work = [each for each in self._present_members() if each not in state.done]
+        if not at_work or any(each not in state.quiet or state.nodes[each].is_draining for each in at_work):
+            state.deadlines.pop(RunDeadline.QUIET, None)
+            return
+        sure_at = state.moved_at + state.settings.hang_after_s
+        if now < sure_at:  # they were quiet because they waited for one that has just moved
+            state.deadlines[RunDeadline.QUIET] = sure_at
+            return
+        state.deadlines.pop(RunDeadline.QUIET, None)
+        last = max(at_work, key=lambda each: state.quiet[each].since)
+        state.suspicions += 1
+        why = _some(list(dict.fromkeys(state.quiet[each].why for each in at_work)))
+        state.hang = Suspicion(state.suspicions, state.quiet[last].since, why, set(at_work))
+        state.deadlines[RunDeadline.STACKS] = now + state.settings.stacks_timeout_s
+        self._say(fact.StacksWanted(state.generation, state.suspicions, why), *at_work)
+
+    def _on_stacks(self, record: NodeRecord, number: int, places: tuple[word.StackPlace, ...], now: float) -> None:
+        hang = self.state.hang
+        if hang is None or hang.number != number or record.info.node_id not in hang.awaited:
+            return
+        from tenax.core.hang_report import merged
+
+        hang.awaited.discard(record.info.node_id)
+        ours = (msgspec.structs.replace(place, host=record.info.host) for place in places)
+        hang.places = merged((*hang.places, *ours))
+        if not hang.awaited:
+            self._hang_found(hang, now)
+
+    def _hang_found(self, hang: Suspicion, now: float) -> None:
+        from tenax.core.hang_report import make_report
+
+        state = self.state
+        state.deadlines.pop(RunDeadline.STACKS, None)
+        unheard = [place for each in sorted(hang.awaited) if (place := self._unheard(each)) is not None]
+        hang.awaited = set()
+        at_work = [each for each in self._present_members() if each not in state.done]
+        hang.report = make_report(
+            (*hang.places, *unheard),
+            generation=state.generation,
+            nodes=len(at_work),
+            quiet_s=now - hang.since,
+            why=hang.why,
+            what_follows=_AFTER_HANG[state.settings.on_hang],
+        )
+        self._say(fact.HangFound(state.generation, hang.report), *self._present_members())
+        if state.settings.on_hang == "restart":
+            self._fail_by_hang(hang.report, hang.since, now)
+
+    def _unheard(self, node_id: str) -> word.StackPlace | None:
+        record = self.state.nodes.get(node_id)
+        if record is None or record.part is None:
+            return None
+        first = record.part.first_global_rank
+        ranks = tuple(range(first, first + record.info.slots))
+        why = f"{record.label} has not told it within {self.state.settings.stacks_timeout_s:g} s"
+        return word.StackPlace(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)
+
+    def _fail_by_hang(self, report: word.HangReport, since: float, now: float) -> None:
+        from tenax.core.hang_report import reason_of
+
+        state = self.state
+        odd = report.places[0] if report.places else word.StackPlace((0,), local_rank=0)
+        self._failed_ranks.of(state.failures)[odd.ranks[0]] = len(state.failures)
+        state.failures.append(
+            Failure(
+                generation=state.generation,
+                local_rank=max(0, odd.local_rank),
+                global_rank=odd.ranks[0],
+                pid=odd.pid,
+                exit_code=-_SIGTERM,  # how it is ended, if it lets itself be ended
+                seen_at=since,
+                reason=reason_of(report),
+                evidence=Evidence(stacks=odd.stacks, cause=HANG),
+                asked_to_end=True,
+                host=odd.host,
+            )
+        )
+        why = f"rank {odd.ranks[0]}{f' on {odd.host}' if odd.host else ''} hung"
+        self._end_generation(Ending.FAILURE, why, now)
+
     # --- a generation ends --------------------------------------------------------------------------------------------
 
     def _on_restart_requested(self, why: str, now: float) -> None:
@@ -1034,6 +1222,7 @@ class CoordinatorMachine:
         began_at = min(map(when_it_began, state.failures), default=None) if kind is Ending.FAILURE else None
         state.ledger.ended(kind.value if kind is not None else "latecomer", why, began_at, now)
         state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
+        state.quiet, state.hang = {}, None
 
     def _after_generation_if_stopped(self, now: float) -> None:
         if self.state.phase is RunPhase.ENDING and not self.state.unstopped:
@@ -1119,6 +1308,11 @@ class CoordinatorMachine:
                     self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
                 case RunDeadline.JOIN:
                     self._too_few(now)
+                case RunDeadline.QUIET:
+                    self._suspect_if_all_are_quiet(now)
+                case RunDeadline.STACKS:
+                    if state.hang is not None:
+                        self._hang_found(state.hang, now)
 
     def _too_few(self, now: float) -> None:
         settings = self.state.settings
@@ -1137,6 +1331,7 @@ class CoordinatorMachine:
         state = self.state
         state.phase = RunPhase.OVER
         state.deadlines.clear()
+        state.quiet, state.hang = {}, None
         state.ledger.over(outcome.value, why, now)
         failures = told_in_full(sorted(state.failures, key=by_cause))
         failed = {failure.global_rank for failure in state.failures}
@@ -1155,6 +1350,27 @@ class CoordinatorMachine:
             goodput=state.ledger.goodput(now),
         )
         self._say(fact.RunEnded(state.verdict, now), *state.nodes)
+
+
+def is_hang(failure: Failure) -> bool:
+    """Whether it is a failure because nothing moved any more, which only the coordinator can know."""
+    return failure.evidence.cause == HANG
+
+
+def hang_in_words(state: CoordinatorState, now: float) -> str:
+    """That nothing moves, if that is so; else nothing."""
+    hang = state.hang
+    if hang is None:
+        return ""
+    still = f"generation {state.generation} seems to hang: nothing has moved for {now - hang.since:.0f} s"
+    if hang.report is None:
+        return f"{still}; asking where its workers are"
+    from tenax.core.hang_report import ranks_in_words, where_in_words
+
+    if not hang.report.places:
+        return still
+    odd = hang.report.places[0]
+    return f"{still}; {ranks_in_words(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {where_in_words(odd)}"
 
 
 def _span(least: int, most: int) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.messages import WorkerProgress
+from tenax.core.messages import HangReport, WorkerProgress
 from tenax.core.model import Assignment, Evidence, Verdict
 
 
@@ -69,6 +69,27 @@ class LeaveRequested(Event, frozen=True):
     """An operator wants this node to leave the run, as if its agent had got SIGTERM."""
 
     why: str
+
+
+class StacksWanted(Event, frozen=True):
+    """Nothing moves on any node: the coordinator wants to know where all workers are."""
+
+    generation: int
+    number: int  # of the suspicion
+    why: str
+
+
+class HangFound(Event, frozen=True):
+    """The generation hangs, and this is where its workers are. The same words for every node."""
+
+    generation: int
+    report: HangReport
+
+
+class HangOver(Event, frozen=True):
+    """What was said to hang moves again."""
+
+    generation: int
 
 
 # --- what the hold on the coordinator says ----------------------------------------------------------------------------
@@ -144,6 +165,37 @@ class StacksRefused(Event, frozen=True):
     why: str
 
 
+class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one worker has written down about its threads, when it was asked last."""
+
+    local_rank: int
+    stacks: str = ""
+    why: str = ""  # there are none
+
+
+class StacksRead(Event, frozen=True):
+    """What the workers have written down, as ordered."""
+
+    generation: int
+    number: int
+    workers: tuple[WorkerStacks, ...]
+
+
+class QuietSeen(Event, frozen=True):
+    """No worker of this node has done anything since then that can be seen, for longer than is usual."""
+
+    generation: int
+    since: float
+    why: str
+    stopped: tuple[int, ...] = ()  # local ranks that somebody has stopped (SIGSTOP, a debugger)
+
+
+class MovementSeen(Event, frozen=True):
+    """They do something again."""
+
+    generation: int
+
+
 class NodeCleared(Event, frozen=True):
     """No process that this generation's workers started, directly or not, is alive on this node."""
 
@@ -191,6 +243,12 @@ AnyEvent = (
     | FailureExamined
     | ScopeExpired
     | StacksRefused
+    | StacksWanted
+    | StacksRead
+    | HangFound
+    | HangOver
+    | QuietSeen
+    | MovementSeen
     | NodeCleared
     | SignalReceived
     | NoticeReceived
@@ -198,4 +256,15 @@ AnyEvent = (
     | TimePassed
 )
 # What a coordinator says to a node.
-FromCoordinator = GenerationFormed | GenerationEnded | RunEnded | JoinRefused | Waiting | LeaveNoticed | LeaveRequested
+FromCoordinator = (
+    GenerationFormed
+    | GenerationEnded
+    | RunEnded
+    | JoinRefused
+    | Waiting
+    | LeaveNoticed
+    | LeaveRequested
+    | StacksWanted
+    | HangFound
+    | HangOver
+)

@@ -15,9 +15,20 @@ from tenax.core import messages as word
 from tenax.core.agent import AgentState, Deadline, Phase, Rung
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
-from tenax.core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, when_it_began
+from tenax.core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, by_cause
 
 _encode = msgspec.json.Encoder().encode
+_ABOUT_OUR_GENERATION = (
+    word.WorkersRunning,
+    word.NodeProgress,
+    word.NodeSucceeded,
+    word.NodeStopped,
+    word.FailureSeen,
+    word.NodeDraining,
+    word.NodeQuiet,
+    word.NodeBusy,
+    word.StacksTaken,
+)
 
 
 class InvariantBroken(AssertionError):
@@ -32,6 +43,9 @@ class InvariantChecker:
         self._occupied = not state.cleared  # processes of the last generation may be alive
         self._clearing = state.rung >= Rung.CLEARING  # the end of all of them was ordered
         self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # a scope of theirs expired
+        self._is_wanted = state.stacks_wish is not None  # the coordinator wants stacks
+        self._is_quiet = state.stillness is not None  # as told
+        self._is_hang_told = state.is_hang_told
         self._remember(state)
 
     def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
@@ -43,6 +57,8 @@ class InvariantChecker:
             self._occupied = False
         if isinstance(event, fact.ScopeExpired) and event.generation == self._started and event.signal > 0:
             self._late.add(event.local_rank)
+        if isinstance(event, fact.StacksWanted) and event.generation == self._started:
+            self._is_wanted = True
         formed = event.assignment.generation if isinstance(event, fact.GenerationFormed) else 0
         for command in commands:
             self._check_command(state, command, formed)
@@ -86,9 +102,17 @@ class InvariantChecker:
                 self._occupied = True
                 self._clearing = False
                 self._late = set()
+                self._is_wanted = self._is_quiet = self._is_hang_told = False
             case order.DumpStacks(generation):
-                if generation != self._started or not self._late:
+                if generation != self._started or not (self._late or self._is_wanted):
                     raise InvariantBroken(f"A10: {command}, and nobody is late")
+            case order.ReadStacks(generation):
+                if generation != self._started or not self._is_wanted:
+                    raise InvariantBroken(f"A11: {command}, and nobody wants stacks")
+            case order.ReportHang() | order.ReportMovement():
+                if self._is_hang_told is isinstance(command, order.ReportHang):
+                    raise InvariantBroken(f"A11: {type(command).__name__}, and that is known")
+                self._is_hang_told = not self._is_hang_told
             case order.EndWorker(generation, local_rank):
                 if generation != self._started or local_rank not in self._late:
                     raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
@@ -101,9 +125,19 @@ class InvariantChecker:
         what = type(message).__name__
         if self._occupied and isinstance(message, word.NodeReady | word.NodeStopped | word.NodeSucceeded):
             raise InvariantBroken(f"A3: {what} while processes may be alive")
+        if isinstance(message, word.WorkersRunning) and not self._occupied:
+            raise InvariantBroken("A3: told of workers that run on a node that is clear")
         if isinstance(message, word.NodeSucceeded) and not _all_succeeded(state):
             raise InvariantBroken("A3: told of a success that not every worker had")
-        if isinstance(message, word.NodeSucceeded | word.NodeStopped | word.FailureSeen | word.NodeDraining):
+        if isinstance(message, word.NodeQuiet | word.NodeBusy):
+            if self._is_quiet is isinstance(message, word.NodeQuiet):
+                raise InvariantBroken(f"A11: {what}, and that is known")
+            self._is_quiet = not self._is_quiet
+        if isinstance(message, word.StacksTaken):
+            if not self._is_wanted:
+                raise InvariantBroken("A11: told where the workers are, and nobody wanted to know")
+            self._is_wanted = False
+        if isinstance(message, _ABOUT_OUR_GENERATION):
             told = message.generation
             if told != self._started:
                 raise InvariantBroken(f"A3: {what} of generation {told} while {self._started} was started last")
@@ -126,6 +160,8 @@ class InvariantChecker:
             and any(map(_is_awaited_alone, state.workers.values()))
         ):
             awaited.add(Deadline.OVERDUE)
+        if state.stacks_wish is not None:
+            awaited.add(Deadline.STACKS)
         if state.deadlines.keys() != awaited:
             raise InvariantBroken(
                 f"A7: {state.phase.value} awaits {_names(awaited)}, but has deadlines for {_names(state.deadlines)}"
@@ -140,7 +176,7 @@ class InvariantChecker:
             raise InvariantBroken(f"A5: {verdict.outcome.value} while processes may be alive")
         if verdict.outcome is Outcome.FAILED and not verdict.failures:
             raise InvariantBroken("A6: failed, but nobody failed")
-        if list(verdict.failures) != sorted(verdict.failures, key=when_it_began):
+        if list(verdict.failures) != sorted(verdict.failures, key=by_cause):
             raise InvariantBroken("A6: the first cause does not come first")
         both = {f.global_rank for f in verdict.failures} & {s.global_rank for s in verdict.stopped}
         if both:

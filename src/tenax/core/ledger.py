@@ -3,13 +3,18 @@
     waiting -> starting -> training -> stopping -> waiting ...      for nodes, workers, and the end of workers
 
 A generation is *starting* until the workers of all its nodes run; and, if the script says which step it is at
-(``tenax.progress``), until the first step was said. Of its training, what the next generation did again is *lost*. Only
-scripts that say their steps can lose any: of others it is not known.
+(``tenax.progress``), until the first step was said. Of its training, what a later generation did again is *lost*, and
+what was done after its last step. Only scripts that say their steps can lose any: of others it is not known.
+
+*Waiting* is all the rest: for the first nodes, for nodes that were lost, for the end of the pause that a policy wanted,
+and for the members of an earlier coordinator's generation to come back.
 
 Laws (tests cite the numbers):
 
-L1  Every second between the first node and the end of the run is in exactly one of the five sums.
-L2  Sums never shrink while time passes, but what turns out to be lost moves from training to lost, once.
+L1  Every second between the first node and the end of the run is in exactly one of the five sums. Of the time before
+    this coordinator those count that the record of the earlier one knew of: until it had formed its last generation.
+L2  Sums never shrink while time passes. Only what a script says of its steps moves seconds: between starting and
+    training of its generation, and from training to lost. Those that are lost stay so.
 L3  What is known of old generations is bounded; the sums of those that are forgotten stay.
 """
 
@@ -40,7 +45,13 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
         return self.training_s / total_s if total_s > 0 else None
 
     def __add__(self, other: Spent) -> Spent:
-        return Spent(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
+        return Spent(
+            self.waiting_s + other.waiting_s,
+            self.starting_s + other.starting_s,
+            self.training_s + other.training_s,
+            self.stopping_s + other.stopping_s,
+            self.lost_s + other.lost_s,
+        )
 
 
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -83,7 +94,7 @@ class GenerationEntry(msgspec.Struct, omit_defaults=True):
     # What its workers said of their steps; all of them together.
     first_step: int = -1
     last_step: int = -1
-    first_step_at: float | None = None
+    first_step_at: float | None = None  # the first of all; may be before an heir has found the generation
     last_step_at: float | None = None
     lost_steps: int = 0
     lost_s: float = 0.0
@@ -114,7 +125,7 @@ class GenerationEntry(msgspec.Struct, omit_defaults=True):
 class Ledger(msgspec.Struct, omit_defaults=True):
     """What the coordinator writes down about time."""
 
-    began_at: float | None = None  # when the first node came; None: none has
+    began_at: float | None = None  # when the first node came, or an heir was opened; None: neither was
     over_at: float | None = None
     entries: list[GenerationEntry] = []  # the last ones
     forgotten: int = 0
@@ -153,13 +164,15 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         entry = self.current
         if entry is None or entry.settled_at is not None:
             return
-        first_at, last_at = max(first_at, entry.formed_at), min(last_at, now)
-        is_first_word = entry.first_step_at is None
-        if entry.first_step_at is None or first_step < entry.first_step:
-            entry.first_step, entry.first_step_at = first_step, first_at
-        if entry.last_step_at is None or last_step > entry.last_step:
+        first_at, last_at = min(first_at, now), min(last_at, now)
+        begins_earlier = entry.first_step_at is None or first_step < entry.first_step
+        if begins_earlier:
+            entry.first_step = first_step
+        if entry.first_step_at is None or first_at < entry.first_step_at:
+            entry.first_step_at = first_at
+        if entry.last_step_at is None or (last_step, -last_at) > (entry.last_step, -entry.last_step_at):
             entry.last_step, entry.last_step_at = last_step, last_at
-        if is_first_word:
+        if begins_earlier:
             self._charge_what_is_done_again(entry)
 
     def ended(self, ended_by: str, why: str, began_at: float | None, now: float) -> None:
@@ -206,8 +219,8 @@ class Ledger(msgspec.Struct, omit_defaults=True):
         """What is sure whatever the clock says."""
         spent = self.before
         for entry in self.entries:
-            if entry.settled_at is not None:
-                spent += entry.spent(entry.settled_at)
+            at = entry.settled_at
+            spent += entry.spent(at) if at is not None else Spent(waiting_s=entry.waited_s)
         return spent
 
     def goodput(self, now: float) -> Goodput:
@@ -230,12 +243,15 @@ class Ledger(msgspec.Struct, omit_defaults=True):
             self.forgotten += 1
 
     def _charge_what_is_done_again(self, entry: GenerationEntry) -> None:
-        earlier = self.entries[-2] if len(self.entries) > 1 else None
-        if earlier is None or earlier.last_step_at is None or earlier.first_step_at is None or earlier.lost_s:
-            return
-        again = max(0, earlier.last_step - max(entry.first_step, earlier.first_step) + 1)
-        steps = earlier.last_step - earlier.first_step
-        step_s = (earlier.last_step_at - earlier.first_step_at) / steps if steps > 0 else 0.0
-        unfinished_s = max(0.0, (earlier.ended_at or earlier.last_step_at) - earlier.last_step_at)
-        earlier.lost_steps, earlier.lost_s = again, again * step_s + unfinished_s
-        self.lost_steps += again
+        """Mostly of the one before; of more, if that did not get to a step, or if an older checkpoint was taken."""
+        for earlier in self.entries[:-1]:
+            if earlier.last_step_at is None or earlier.first_step_at is None:
+                continue
+            again = max(0, earlier.last_step - max(entry.first_step, earlier.first_step) + 1)
+            steps = earlier.last_step - earlier.first_step
+            step_s = max(0.0, earlier.last_step_at - earlier.first_step_at) / steps if steps > 0 else 0.0
+            until = earlier.last_step_at if earlier.ended_at is None else earlier.ended_at
+            unfinished_s = max(0.0, until - earlier.last_step_at)
+            self.lost_steps += max(0, again - earlier.lost_steps)
+            earlier.lost_steps = max(earlier.lost_steps, again)
+            earlier.lost_s = max(earlier.lost_s, again * step_s + unfinished_s)

@@ -104,6 +104,56 @@ class NodeSucceeded(Message, frozen=True):
     generation: int
 
 
+class StackPlace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Workers that are at the same place in their program; or of which that is not known, for the same reason."""
+
+    ranks: tuple[int, ...]  # global, ascending
+    frames: tuple[str, ...] = ()  # of the main thread, innermost first: "/work/train.py:12 in load"
+    beside: tuple[str, ...] = ()  # the innermost frames of its other threads, each once
+    stacks: str = ""  # of the first of these workers, as it wrote them
+    why: str = ""  # there are none
+    # Of the first of them.
+    local_rank: int = -1
+    pid: int = 0
+    host: str = ""
+
+
+class NodeQuiet(Message, frozen=True):
+    """Nothing has moved here since then: no worker of ours does anything that can be seen."""
+
+    generation: int
+    sent_at: float
+    since: float
+    why: str  # what is not seen, for people
+
+
+class NodeBusy(Message, frozen=True):
+    """Our workers move again."""
+
+    generation: int
+
+
+class StacksTaken(Message, frozen=True):
+    """Where our workers are, as wanted."""
+
+    generation: int
+    number: int  # as the coordinator counts its suspicions
+    places: tuple[StackPlace, ...] = ()
+
+
+class HangReport(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A generation in which nothing moves, and where its workers are. Made by the coordinator."""
+
+    generation: int
+    nodes: int  # that are at work, and quiet
+    workers: int
+    quiet_s: float
+    why: str  # what is not seen
+    places: tuple[StackPlace, ...] = ()  # the one that fewest workers are at first
+    is_odd: bool = False  # that one stands out
+    what_follows: str = ""  # for people
+
+
 class NodeDraining(Message, frozen=True):
     """We were asked to leave. Our workers are being asked to end, and have so many seconds."""
 
@@ -135,6 +185,9 @@ FromNode = (
     | FailureSeen
     | NodeStopped
     | NodeSucceeded
+    | NodeQuiet
+    | NodeBusy
+    | StacksTaken
     | NodeDraining
     | NodeWillLeave
     | NodeLeft

@@ -19,6 +19,9 @@ class AgentWanted(Request, frozen=True):
 class StatusWanted(Request, frozen=True):
     """What is the run doing?"""
 
+    mark: str = ""  # of the last answer: this one may wait until something has changed
+    wait_s: float = 0.0  # for so long at most
+
 
 class StopWanted(Request, frozen=True):
     """End the run on every node."""
@@ -40,15 +43,22 @@ class DrainWanted(Request, frozen=True):
 
 
 class LogsWanted(Request, frozen=True):
-    """What workers of one node have printed."""
+    """What workers of one node have printed. The answer is a ``view.log_lines.LogAnswer``.
+
+    Without a cursor it is the end of what there is: the last lines. With one it is what follows, from the oldest on.
+    """
 
     node: str
     local_rank: int = -1  # -1: all of the node
-    generation: int = 0  # 0: the last one
+    generation: int = 0  # 0: the last one and, with a cursor, all that follow; -1: all that are known
     stream: str = ""  # "stdout", "stderr"; empty: both
-    cursor: str = ""  # where the last answer ended; empty: the end of what there is
+    cursor: str = ""  # where the last answer ended; "start": the beginning of what there is; empty: its end
     last: int = 100  # lines, if there is no cursor
-    wait_s: float = 0.0  # how long the answer may wait until there is something new
+    wait_s: float = 0.0  # how long the answer may wait until there is something new after the cursor
+    ranks: str = ""  # "0,3-5": only these, by their rank in the generation; empty: all
+    containing: str = ""  # only lines with this text in them
+    since: float = 0.0  # seconds since the epoch: nothing older
+    unfinished: bool = False  # also a last line that has no end yet; it will come again when it has one
 
 
 OfNode = LogsWanted

@@ -5,6 +5,8 @@ it learns from what the coordinator hears and says, not from the machine's memor
 caught. From the state it reads only what cannot be heard: the phase, the deadlines, the ledger and the verdict. Each
 message names the promise by its number (see ``coordinator.py``).
 
+With the time of each step it also watches that the ledger has every second once (L1 of ``ledger.py``).
+
 One checker watches one coordinator, from its first event on.
 """
 
@@ -17,7 +19,7 @@ from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunPhase, RunSettings, Say
 from tenax.core.invariants import InvariantBroken
-from tenax.core.model import Assignment, Outcome, Verdict, when_it_began
+from tenax.core.model import Assignment, Outcome, Verdict, by_cause
 from tenax.core.policy import GiveUp
 from tenax.core.record import RunRecord
 
@@ -30,7 +32,9 @@ _DEADLINES = {
     RunPhase.RECOVERING: {RunDeadline.RECOVER},
     RunPhase.PAUSED: {RunDeadline.PAUSE},
 }
+_SAME_S = 1e-6  # of sums of seconds, beside what their size costs in digits
 _MOST_TOLD = 256  # failures in a verdict: messages between hosts are bounded
+_OF_HANGS = {RunDeadline.QUIET, RunDeadline.STACKS}
 _Parts = dict[str, Assignment]
 
 
@@ -52,13 +56,14 @@ class _Generation:
         self.is_broken = False  # it is not whole, or of the past, since a coordinator was lost
         self.is_drained = False  # a node was asked to leave it
         self.is_opened = False  # it ended to let a node in
+        self.is_requested = False  # it ended because an operator wanted a restart
         self.is_recorded = False  # an earlier coordinator formed it, and left a record of its members
         self.is_unheard = False  # some of them were not told before that one was lost
 
     @property
     def is_free(self) -> bool:
         is_broken = self.is_unheard if self.is_recorded else self.is_broken
-        return self.is_lost or is_broken or self.is_drained or self.is_opened
+        return self.is_lost or is_broken or self.is_drained or self.is_opened or self.is_requested
 
     @property
     def is_complete(self) -> bool:
@@ -89,13 +94,21 @@ class RunChecker:
         self._store = ""  # of that generation
         self._last: _Generation | None = None
         self._failed: set[int] = set()  # global ranks, of all generations
-        self._ledger = (0, 0, 0)  # restarts, membership changes, drains
+        self._ledger = (0, 0, 0, 0)  # restarts, membership changes, drains, requests
+        self._came_at: float | None = None  # the first node; an heir: the heir
+        self._inherited_s = 0.0  # of an earlier coordinator's time
         self._phase = RunPhase.GATHERING
         self._verdict: Verdict | None = None
         self._written = b""
+        self._quiet: set[str] = set()  # nodes that said so of the last generation
+        self._is_hang_said = False
 
-    def check(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+    def check(
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], now: float | None = None
+    ) -> None:
         """Raise ``InvariantBroken`` unless the step that took ``event`` and said ``says`` kept every promise."""
+        if now is not None and self._verdict is None:
+            self._check_time(state, event, now)
         if self._verdict is not None:
             self._check_after_the_end(state, event, says)
             return
@@ -105,6 +118,9 @@ class RunChecker:
             return
         if self._is_nothing(event):
             self._check_silence(state, event, says)
+            return
+        self._check_drains(state, event, says)
+        if isinstance(event, run.DrainRequested):
             return
         must_end = self._hear(state, event, says)
         self._check_ending(state, event, says, must_end)
@@ -131,8 +147,10 @@ class RunChecker:
 
     def _is_nothing(self, event: AnyCoordinatorEvent) -> bool:
         """A word of a stranger, or about a generation that is not the speaker's last."""
-        if isinstance(event, run.NodeLost):
+        if isinstance(event, run.NodeLost | run.DrainRequested):
             return event.node_id not in self._here
+        if isinstance(event, run.RestartRequested):
+            return self._phase not in (RunPhase.RUNNING, RunPhase.PAUSED)
         if not isinstance(event, run.Heard) or isinstance(event.message, word.NodeJoined):
             return False
         node_id, message = event.node_id, event.message
@@ -146,9 +164,21 @@ class RunChecker:
         is_its_last = generation == self._latest == self._known[node_id]
         return self._last is None or not is_its_last or not self._last.has(node_id)
 
+    def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        """Who is asked to leave is whom an operator wants to leave; the rest follows when it leaves."""
+        asked = [say.to for say in says if isinstance(say.event, fact.LeaveRequested)]
+        if not isinstance(event, run.DrainRequested):
+            if asked:
+                raise InvariantBroken(f"C9: {asked} are asked to leave, and no operator wants that")
+        elif asked != [(event.node_id,)] or len(says) > 1 or self._is_changed(state):
+            raise InvariantBroken(f"C9: {event.node_id} shall leave, and what was said is {says}")
+
+    def _is_changed(self, state: CoordinatorState) -> bool:
+        is_written = self._written != b""
+        return (is_written and _decode(self._written) != state) or state.phase is not self._phase  # sets have no order
+
     def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
-        is_changed = self._written != b"" and _decode(self._written) != state  # as values: sets have no order
-        if says or is_changed or state.phase is not self._phase:
+        if says or self._is_changed(state):
             raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {says}")
 
     def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
@@ -178,13 +208,46 @@ class RunChecker:
                     self._inherit(event.record)
             case run.NodeLost(node_id):
                 must_end = self._go(node_id, is_loss=True)
+            case run.RestartRequested() if self._phase is RunPhase.RUNNING:
+                must_end = True
+                if self._last is not None:
+                    self._last.is_requested = True
             case run.Heard(message=word.NodeJoined() as joined):
                 must_end = self._join(joined, says)
             case run.Heard(node_id, message):
                 must_end = self._listen(node_id, message)
+        must_end |= self._hear_of_hang(state, event, says)
         if self._phase is not RunPhase.RECOVERING or isinstance(event, run.Opened | run.CancelRequested):
             return must_end
         return state.phase is not RunPhase.RECOVERING and self._is_broken_since_recovery()
+
+    def _hear_of_hang(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> bool:
+        """Who was asked, what was found, and whether that must end the generation."""
+        last, must_end = self._last, False
+        message = event.message if isinstance(event, run.Heard) else None
+        if isinstance(event, run.Heard) and isinstance(message, word.NodeQuiet):
+            self._quiet.add(event.node_id)
+        elif isinstance(event, run.Heard) and isinstance(message, word.NodeBusy | word.NodeSucceeded):
+            self._quiet.discard(event.node_id)
+        for say in says:
+            match say.event:
+                case fact.StacksWanted():
+                    at_work = {each for each in last.ranks if last.has(each)} - last.done if last is not None else set()
+                    if self._settings.on_hang == "off" or not at_work <= self._quiet or set(say.to) != at_work:
+                        raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
+                case fact.HangFound(report=report) if self._settings.on_hang == "restart" and report.places:
+                    if last is not None:
+                        self._note_failures(last, {report.places[0].ranks[0]})
+                    must_end = True
+                case fact.HangFound():
+                    self._is_hang_said = True
+                case fact.HangOver():
+                    if not self._is_hang_said:
+                        raise InvariantBroken("H6: it goes on, and nobody was told of a hang")
+                    self._is_hang_said = False
+        if state.phase is not RunPhase.RUNNING and (state.hang is not None or state.deadlines.keys() & _OF_HANGS):
+            raise InvariantBroken(f"H8: a hang is suspected while {state.phase.value}")
+        return must_end
 
     def _listen(self, node_id: str, message: word.FromNode) -> bool:
         last = self._last
@@ -333,7 +396,7 @@ class RunChecker:
         return must_end
 
     def _inherit(self, record: RunRecord) -> None:
-        self._ledger = (record.restarts_used, record.membership_changes, record.drains)
+        self._ledger = (record.restarts_used, record.membership_changes, record.drains, record.requests)
         if record.is_at_work:
             self._last = _Generation(record.generation)
             self._last.ranks = {member.node_id: member.rank for member in record.members}
@@ -423,17 +486,17 @@ class RunChecker:
             raise InvariantBroken(f"C5: generation {last.number} ended and {_names(untold)} were not told")
 
     def _check_ledger(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
-        """What follows a generation is counted once: as a restart, a change of the membership, or a drain."""
-        restarts, changes, drains = self._ledger
+        """What follows a generation is counted once: as a restart, a change of the membership, a drain, a request."""
+        restarts, changes, drains, requests = self._ledger
         if isinstance(event, run.Opened):
             restarts = max(restarts, event.restarts_used)
         elif isinstance(joined := getattr(event, "message", None), word.NodeJoined):
             restarts = max(restarts, joined.restarts_used if joined.node.node_id in self._here else 0)
-        now = _ledger(state)
-        charged, changed, drained = now[0] - restarts, now[1] - changes, now[2] - drains
-        if min(charged, changed, drained) < 0 or charged + changed + drained > 1:
-            raise InvariantBroken(f"C4: the ledger goes from {(restarts, changes, drains)} to {now} in one step")
-        if charged + changed + drained == 0:
+        before, now = (restarts, changes, drains, requests), _ledger(state)
+        charged, changed, drained, wanted = grown = tuple(b - a for a, b in zip(before, now, strict=True))
+        if min(grown) < 0 or sum(grown) > 1:
+            raise InvariantBroken(f"C4: the ledger goes from {before} to {now} in one step")
+        if sum(grown) == 0:
             return
         last = self._last
         if last is None or not last.is_ended or last.is_counted:
@@ -444,12 +507,31 @@ class RunChecker:
             raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which was free")
         if drained and (last.is_lost or not last.is_drained):
             raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, and was none")
+        if wanted and (last.is_lost or last.is_drained or not last.is_requested):
+            raise InvariantBroken(f"C9: generation {last.number} was counted as a request, and was none")
         is_broken = last.is_broken or last.is_unheard
-        is_change = last.is_lost or (not last.is_drained and (last.is_opened or is_broken or not last.failed))
+        is_other = last.is_drained or last.is_requested
+        is_change = last.is_lost or (not is_other and (last.is_opened or is_broken or not last.failed))
         if changed and not is_change:
             raise InvariantBroken(
                 f"C4: generation {last.number} was counted as a change of the membership, and was none"
             )
+
+    def _check_time(self, state: CoordinatorState, event: AnyCoordinatorEvent, now: float) -> None:
+        """Every second since the first node came is in one of the sums."""
+        if isinstance(event, run.Opened):
+            if event.verdict is not None:
+                return
+            self._inherited_s = event.record.spent.total_s if event.record is not None else 0.0
+        is_heir = isinstance(event, run.Opened) and event.generation > 0
+        if self._came_at is None and (state.nodes or is_heir):
+            self._came_at = now
+        passed_s = self._inherited_s + (now - self._came_at if self._came_at is not None else 0.0)
+        spent = state.ledger.spent(now)
+        if abs(spent.total_s - passed_s) > _SAME_S + 1e-12 * abs(now):
+            raise InvariantBroken(f"L1: {passed_s:.9g} s have passed, and the ledger has {spent}")
+        if min(spent.waiting_s, spent.starting_s, spent.training_s, spent.stopping_s, spent.lost_s) < 0:
+            raise InvariantBroken(f"L1: less than no time was spent: {spent}")
 
     # --- a generation forms -------------------------------------------------------------------------------------------
 
@@ -488,6 +570,7 @@ class RunChecker:
         self._check_numbers(parts, state)
         self._latest, self._store = number, next(iter(parts.values())).store
         last = self._last = _Generation(number)
+        self._quiet, self._is_hang_said = set(), False
         last.parts = parts
         last.ranks = {node_id: part.group_rank for node_id, part in parts.items()}
         last.expected = len(parts)
@@ -538,6 +621,10 @@ class RunChecker:
         settings, count = self._settings, len(self._clear)
         if state.phase is RunPhase.GATHERING and settings.min_nodes <= count < settings.max_nodes:
             awaited.add(RunDeadline.LAST_CALL)
+        if state.phase is RunPhase.RUNNING and settings.on_hang != "off":
+            if (state.hang is not None and state.hang.report is None) != (RunDeadline.STACKS in state.deadlines):
+                raise InvariantBroken("H6: stacks are awaited without a deadline, or the other way round")
+            awaited |= state.deadlines.keys() & _OF_HANGS
         if state.deadlines.keys() != awaited:
             has, needs = (sorted(deadline.value for deadline in each) for each in (state.deadlines, awaited))
             raise InvariantBroken(f"C7: {state.phase.value} needs deadlines for {needs}, and has them for {has}")
@@ -573,7 +660,7 @@ class RunChecker:
 
     def _check_outcome(self, state: CoordinatorState, verdict: Verdict, event: AnyCoordinatorEvent) -> None:
         last = self._last
-        counted = (verdict.restarts_used, verdict.membership_changes, verdict.drains)
+        counted = (verdict.restarts_used, verdict.membership_changes, verdict.drains, verdict.requests)
         if not verdict.why or counted != _ledger(state):
             raise InvariantBroken(f"C4: the verdict {verdict} is not what the ledger says: {_ledger(state)}")
         match verdict.outcome:
@@ -595,7 +682,7 @@ class RunChecker:
     def _check_report(self, verdict: Verdict) -> None:
         failed = {failure.global_rank for failure in verdict.failures}
         stopped = [each.global_rank for each in verdict.stopped]
-        if list(verdict.failures) != sorted(verdict.failures, key=when_it_began):
+        if list(verdict.failures) != sorted(verdict.failures, key=by_cause):
             raise InvariantBroken("C5: the first cause does not come first")
         if failed & set(stopped) or len(set(stopped)) < len(stopped):
             raise InvariantBroken(f"C5: ranks {sorted(failed)} failed and {sorted(stopped)} were stopped")
@@ -619,8 +706,8 @@ def _is_over(says: list[Say]) -> bool:
     return any(isinstance(say.event, fact.RunEnded) for say in says)
 
 
-def _ledger(state: CoordinatorState) -> tuple[int, int, int]:
-    return state.restarts_used, state.membership_changes, state.drains
+def _ledger(state: CoordinatorState) -> tuple[int, int, int, int]:
+    return state.restarts_used, state.membership_changes, state.drains, state.requests
 
 
 def _names(node_ids: set[str]) -> str:

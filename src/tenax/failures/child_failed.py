@@ -30,11 +30,11 @@ class ChildFailedError(Exception):
         return type(self), (self.name, self.failures)
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """The rank that failed first and how. Of two in the same moment, the one that was seen first."""
-        # torch's own ProcessFailure, which some callers still pass, knows whole seconds only.
-        rank = min(
-            self.failures, key=lambda rank: getattr(self.failures[rank], "raised_at", self.failures[rank].timestamp)
-        )
+        """The rank that failed first and how; one that only lost a peer is not the first if another has a cause.
+
+        Of two in the same moment, the one that was seen first.
+        """
+        rank = min(self.failures, key=lambda rank: _by_cause(self.failures[rank]))
         return rank, self.failures[rank]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
@@ -49,6 +49,11 @@ class ChildFailedError(Exception):
         others = blocks.values() or ["  <NO_OTHER_FAILURES>"]
         lines = ["", border, title, section, "Failures:", *others, section]
         return "\n".join([*lines, "Root Cause (first observed failure):", first, border])
+
+
+def _by_cause(failure: ProcessFailure) -> tuple[bool, float]:
+    # torch's own ProcessFailure, which some callers still pass, knows whole seconds and no causes.
+    return getattr(failure, "is_consequence", False), getattr(failure, "raised_at", failure.timestamp)
 
 
 def _block(index: int, rank: int, failure: ProcessFailure) -> str:

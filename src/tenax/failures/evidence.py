@@ -1,6 +1,7 @@
 """Gathering evidence: why did this worker end?
 
 Asks the witnesses in the order of their knowledge: the worker's own error file, what it printed last, the kernel.
+What they say is judged at once (``cause.py``), on the host where the worker ran, where everything is at hand.
 Nothing it finds can make it raise or wait. The result is bounded, and fit to be stored and sent.
 """
 
@@ -9,9 +10,12 @@ from __future__ import annotations
 import re
 import signal
 
+import msgspec
+
 from tenax.core.model import Evidence
 from tenax.failures import error_file as error_files
 from tenax.failures import python_traceback
+from tenax.failures.cause import Cause, Facts, judge
 from tenax.failures.plain_text import decoded, shortened, storable, without_middle
 
 TYPE_CHECKING = False
@@ -26,6 +30,7 @@ _MOST_STACKS = 31_000  # what says that something is left out comes on top
 _MOST_STACKS_READ = 1 << 20  # bytes
 
 _MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)  # how faulthandler says it
+_CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE})
 # How launchers, pools and data loaders tell that SIGKILL ended a child of theirs.
 _CHILD_KILLED = re.compile(r"killed by signal: Killed|SIGKILL|[Ss]ignal 9\b|exit(?: )?code:? -9\b")
 
@@ -68,16 +73,28 @@ def gather(
     if recorded.problem and not (recorded.message or recorded.traceback):
         traceback = f"{traceback}\n[{recorded.problem}]".lstrip("\n")
     raised_at = None if recorded.timestamp is None else recorded.timestamp + wall_to_agent_clock
-    return Evidence(
+    facts = Facts(
+        exit_code=exit_code,
         error_type=storable(shortened(error_type, _MOST_MESSAGE)),
         message=storable(shortened(message, _MOST_MESSAGE)),
         traceback=storable(without_middle(traceback.rstrip("\n"), _MOST_TRACEBACK)),
         last_lines=last_lines(stderr, cut=tail_is_cut),
         out_of_memory=storable(_out_of_memory(out_of_memory, pid, exit_code, f"{message}\n{traceback}")),
+    )
+    cause = _cause(facts, out_of_memory, pid)
+    return Evidence(
+        error_type=facts.error_type,
+        message=facts.message,
+        traceback=facts.traceback,
+        last_lines=tuple(facts.last_lines),
+        out_of_memory=facts.out_of_memory,
         error_file=storable(error_file) if recorded.found else "",
         log_file=storable(log_file),
         raised_at=_plausible(raised_at, started_at, seen_at),
         stacks=stacks_in(stacks_file),
+        cause=cause.kind,
+        is_consequence=cause.is_consequence,
+        proof=cause.proof,
     )
 
 
@@ -122,6 +139,24 @@ def _out_of_memory(watch: OutOfMemoryWatch | None, pid: int, exit_code: int, sai
     if exit_code == 128 + signal.SIGKILL or _CHILD_KILLED.search(said):
         return watch.sentence(pid, child=True)
     return ""
+
+
+def _cause(facts: Facts, watch: OutOfMemoryWatch | None, pid: int) -> Cause:
+    """The judgement; where the kernel's log knows more, with that."""
+    cause = judge(facts)
+    if watch is None or cause.is_consequence:
+        return cause
+    lines, known_as = watch.troubles(pid)
+    if not lines:
+        return cause
+    from tenax.failures.kernel_log import crash_line, gpu_trouble
+
+    says_gpu = cause.kind.startswith(("gpu_", "cuda_", "no_gpu", "nccl_")) or facts.exit_code in _CRASHES
+    kind, line = gpu_trouble(lines, known_as, says_gpu=says_gpu)
+    if kind:
+        return judge(msgspec.structs.replace(facts, kernel_kind=kind, kernel_line=storable(line)))
+    line = crash_line(lines, known_as) if known_as and facts.exit_code in _CRASHES else ""
+    return msgspec.structs.replace(cause, proof=storable(shortened(line, _MOST_LINE))) if line else cause
 
 
 def _plausible(raised_at: float | None, started_at: float | None, seen_at: float | None) -> float | None:

@@ -5,6 +5,9 @@ counter ``oom_kill`` of its control group (version 2: ``memory.events``, version
 kernel raises before it sends the signal, and in the kernel's log, which names the process. Both are compared with how
 they stood when this object was made. Whatever cannot be read proves nothing and is no error: most systems show only a
 part.
+
+The log is read here only, because it can be read only forwards: what else it says of workers (``troubles``) is kept for
+``kernel_log.py``.
 """
 
 from __future__ import annotations
@@ -22,6 +25,8 @@ _COUNTER = rb"(?m)^oom_kill (\d+)$"
 # A record of the log: "priority,number,time,flags;text". Below 8: the kernel itself wrote it, not a process with root's
 # rights that likes to write there too.
 _KILLED = rb"(?m)^[0-7],\d+,\d+,[^;\n]*;((?:[^\n]*[Oo]ut of memory[^\n:]*: )?Killed process (\d+) \([^\n]*?\))[^\n]*"
+_TROUBLE = rb"(?m)^[0-7],\d+,\d+,[^;\n]*;([^\n]*(?:NVRM: Xid|\]:? segfault at|general protection|\] trap )[^\n]*)"
+_MOST_TROUBLES = 256
 _RECORD_SIZE = 8192  # a read with less fails for a long record
 _MOST_RECORDS = 20_000
 
@@ -40,16 +45,17 @@ class OutOfMemoryWatch:
         """Workers are expected in the control group that ``cgroup_file`` names, which is the maker's own by default."""
         self._group, self._counter_file = _find_counter(cgroup_file, cgroup_root)
         self._accounted = self._read_counter()
-        self._log: int | None = None
         self._victims: dict[int, str] = {}  # pid -> the line that names it
+        self._troubles: list[str] = []
         # The log speaks of processes by their numbers in the initial namespace. In a container ours mean others.
-        if _link(pid_namespace_file) == _INITIAL_PID_NAMESPACE:
-            self._log = _open_at_end(kernel_log)
+        self._pids_are_ours = _link(pid_namespace_file) == _INITIAL_PID_NAMESPACE
+        self._log = _open_at_end(kernel_log)
 
     def rebase(self) -> None:
         """Forget what happened so far. For the start of a generation: an earlier one's losses prove nothing."""
         self._read_log()
         self._victims.clear()
+        self._troubles.clear()
         self._accounted = self._read_counter()
 
     def sentence(self, pid: int, *, child: bool = False) -> str:
@@ -71,6 +77,11 @@ class OutOfMemoryWatch:
             proofs.append(f"kernel log: {line}")
         who = "a child of it was killed" if child else "killed"
         return f"{who} by the kernel: out of memory ({'; '.join(proofs)})"
+
+    def troubles(self, pid: int) -> tuple[list[str], int]:
+        """What the kernel said of GPUs and crashes, and the number that this process has there; 0: not known."""
+        self._read_log()
+        return self._troubles, pid if self._pids_are_ours else 0
 
     def close(self) -> None:
         if self._log is not None:
@@ -104,6 +115,12 @@ class OutOfMemoryWatch:
             if not part:
                 break
             text += part
+        if not text:
+            return
+        troubles = (match.group(1).decode("utf-8", "backslashreplace") for match in re.finditer(_TROUBLE, text))
+        self._troubles = [*self._troubles, *troubles][-_MOST_TROUBLES:]
+        if not self._pids_are_ours:
+            return
         for match in re.finditer(_KILLED, text):
             self._victims[int(match.group(2))] = match.group(1).decode("utf-8", "backslashreplace")
 

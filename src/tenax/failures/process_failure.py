@@ -40,6 +40,7 @@ class ProcessFailure:
     message: str | dict[str, Any] = field(init=False)
     timestamp: int = field(init=False)
     host = ""  # no field: TorchElastic's has none
+    is_consequence = False  # neither is this: what it says follows from what happened to another
 
     def __post_init__(self) -> None:
         found = error_files.read(self.error_file)
@@ -69,6 +70,7 @@ class ProcessFailure:
         began = failure.seen_at if evidence.raised_at is None else evidence.raised_at
         this._set_time(began - wall_to_agent_clock, this.timestamp if this.error_file != NOT_AVAILABLE else None)
         this.host = failure.host
+        this.is_consequence = evidence.is_consequence
         if this.error_file == NOT_AVAILABLE:
             message = evidence.message or evidence.out_of_memory or failure.reason
             if not message and evidence.last_lines:

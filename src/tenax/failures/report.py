@@ -1,10 +1,11 @@
 """The one report: how the run ended, for a person and for a machine.
 
 Printed once, last, by every node of the run: what it says of a failure names the host where that happened. It leads
-with one sentence, then the first cause with everything that is known of it; other failures are short; workers that we
-stopped are named as stopped by us, never as failures; when a worker hung, it says where the others were; then what was
-done and where to look. Pure: a value in, text out.
-It knows no terminal, file or clock, and nothing in it is told by colour alone.
+with one sentence, then the first cause: what it means, what proves it, what to do next (``cause.py``), and everything
+that is known of it; those that failed of the same, because of it, or besides are short; workers that we stopped are
+named as stopped by us, never as failures; when a worker hung, it says where the others were; then what was done and
+where to look. Where all that failed only lost a peer, it says that it does not know the cause, and blames nobody.
+Pure: a value in, text out. It knows no terminal, file or clock, and nothing in it is told by colour alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax.core.model import Failure, Outcome, Verdict
+from tenax.core.model import Failure, Outcome, Verdict, when_it_began
+from tenax.failures.cause import Cause, cause_of, missing_ranks
 from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.plain_text import harmless, shortened, storable
 from tenax.failures.words import ended_in_words, signal_in_words, signal_name
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-_VERSION = 1
+_VERSION = 2
 _LEAST_WIDTH, _MOST_WIDTH = 40, 100
 _HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
 _MOST_LINE = 500
@@ -35,6 +37,14 @@ _MOST_OTHERS = 8
 _MOST_HISTORY = 8
 _MOST_SPANS = 24
 _KEY_WIDTH = 11
+_VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only if it says the same
+_BECAUSE = {  # what a victim did, after its name
+    "peer_lost": "lost the connection to a peer",
+    "collective_timeout": "waited in vain in a collective operation",
+    "store_timeout": "waited in vain at the store",
+}
+_UNTOLD = "Not known: no worker names one of its own. All that failed lost a peer or waited in vain for one."
+_NOT_THE_CAUSE = " (a consequence: no worker names the cause)"
 _BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
 
 
@@ -70,6 +80,8 @@ def headline(report: Report) -> str:
             first = verdict.failures[0]
             where = first.host or report.host
             sentence = f"{name} failed: rank {first.global_rank} on {where} {_what_happened(first)}"
+            if cause_of(first).is_consequence:
+                return _line(sentence, _MOST_SENTENCE - len(_NOT_THE_CAUSE)) + _NOT_THE_CAUSE
         case Outcome.FAILED:
             sentence = f"{name} failed on {report.host}: {verdict.why}"
         case Outcome.CANCELLED:
@@ -93,14 +105,15 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
     paint = _paint if colour else _leave
     verdict = report.verdict
     if verdict.outcome is Outcome.SUCCEEDED:
-        return headline(report) + "\n"
+        goodput = _goodput(verdict)
+        return headline(report) + (f": {goodput}\n" if goodput else "\n")
     title = _RED if verdict.outcome in (Outcome.FAILED, Outcome.ABANDONED, Outcome.BROKEN) else _BOLD
     lines = ["=" * width, *(paint(title, line) for line in _wrapped(headline(report), width)), "-" * width]
     sections: list[list[str]] = []
     if verdict.failures:
         caption = "First cause" if verdict.outcome is Outcome.FAILED else "A worker had failed"
-        sections.append([paint(_BOLD, caption), *_first_cause(report)])
-        sections.append(_others(report, paint))
+        sections.append([paint(_BOLD, caption), *_first_cause(report, width)])
+        sections += _others(report, paint)
     sections.append(_stopped(report, width))
     sections.append(_meanwhile(report, paint, width))
     sections.append([paint(_BOLD, "What was done"), *_what_was_done(report, width)])
@@ -120,9 +133,10 @@ def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _pain
     return text
 
 
-def _first_cause(report: Report) -> list[str]:
+def _first_cause(report: Report, width: int) -> list[str]:
     failure = report.verdict.failures[0]
     evidence = failure.evidence
+    cause = cause_of(failure)
     place = f"{failure.global_rank} (local rank {failure.local_rank}) on {failure.host or report.host}"
     there = f" (on {failure.host})" if failure.host not in ("", report.host) else ""
     facts = {
@@ -133,7 +147,16 @@ def _first_cause(report: Report) -> list[str]:
         "stderr log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
     }
-    lines = [_fact(key, value) for key, value in facts.items() if value]
+    told = {*facts.values(), failure.reason}
+    judged = {
+        "cause": _UNTOLD if cause.is_consequence else cause.sentence,
+        "missing": _missing(report.verdict) if cause.is_consequence else "",
+        "proof": "" if cause.proof in told else cause.proof,
+        "next": cause.next_step,
+        "also": _same_elsewhere(report),
+    }
+    lines = [line for key, value in judged.items() if value for line in _wrapped_fact(key, value, width)]
+    lines += [_fact(key, value) for key, value in facts.items() if value]
     if evidence.stacks:
         lines += ["", "  Where its threads were when it was late, the innermost call of each first:"]
         lines += _indented(_without_middle(_safe_lines(evidence.stacks), report.journal), "    ")
@@ -149,17 +172,80 @@ def _first_cause(report: Report) -> list[str]:
     return lines
 
 
-def _others(report: Report, paint: Any) -> list[str]:
-    """Workers that failed too, by themselves. Those that say the same are told once."""
-    first, *others = report.verdict.failures
-    if not others:
+class _Groups(NamedTuple):
+    """Those that failed besides the first, by what they have to do with it."""
+
+    same: list[Failure]  # of the same cause
+    victims: list[Failure]  # because of it
+    others: list[Failure]  # of their own
+
+
+def _grouped(failures: tuple[Failure, ...]) -> _Groups:
+    first, *rest = failures
+    cause = cause_of(first)
+    groups = _Groups([], [], [])
+    for failure in rest:
+        its = cause_of(failure)
+        if its.is_consequence and not cause.is_consequence:
+            groups.victims.append(failure)
+        elif _is_the_same(cause, first, its, failure):
+            groups.same.append(failure)
+        else:
+            groups.others.append(failure)
+    return groups
+
+
+def _is_the_same(cause: Cause, first: Failure, its: Cause, failure: Failure) -> bool:
+    if its.kind != cause.kind or cause.is_consequence:
+        return False
+    a, b = first.evidence, failure.evidence
+    return cause.kind not in _VAGUE or (bool(a.message) and (a.error_type, a.message) == (b.error_type, b.message))
+
+
+def _same_elsewhere(report: Report) -> str:
+    same = _grouped(report.verdict.failures).same
+    if not same:
+        return ""
+    return f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, report.verdict.failures[0].host)}: the same"
+
+
+def _missing(verdict: Verdict) -> str:
+    """Whom the others waited for, as far as their messages or the ways they ended tell."""
+    texts = (text for each in verdict.failures for text in (each.evidence.proof, each.evidence.message))
+    named = missing_ranks(texts)
+    if named:
+        return f"{_ranks(named)}, by what the others say"
+    if verdict.stopped:
+        ranks = _ranks(each.global_rank for each in verdict.stopped)
+        return f"perhaps {ranks}: had not failed when we stopped them"
+    known = {each.global_rank for each in verdict.failures}
+    silent = set(range(max(known) + 1)) - known
+    return f"perhaps {_ranks(silent)}: had ended without an error" if 0 < len(silent) <= len(known) else ""
+
+
+def _others(report: Report, paint: Any) -> list[list[str]]:
+    """Workers that failed because of it, then those that failed by themselves. Who says the same is told once."""
+    first = report.verdict.failures[0]
+    groups = _grouped(report.verdict.failures)
+    because: dict[str, list[Failure]] = {}
+    for failure in groups.victims:
+        because.setdefault(cause_of(failure).kind, []).append(failure)
+    also: dict[str, list[Failure]] = {}
+    for failure in groups.others:
+        also.setdefault(_what_happened(failure), []).append(failure)
+    victims = {f"{_BECAUSE.get(kind, kind)}; {_what_happened(each[0])}": each for kind, each in because.items()}
+    return [
+        _told_in_groups(paint(_BOLD, "Because of that"), victims, first),
+        _told_in_groups(paint(_BOLD, "Also failed, before we stopped them"), also, first),
+    ]
+
+
+def _told_in_groups(caption: str, told: dict[str, list[Failure]], first: Failure) -> list[str]:
+    if not told:
         return []
-    told: dict[str, list[Failure]] = {}
-    for failure in others:
-        told.setdefault(_what_happened(failure), []).append(failure)
-    lines = [paint(_BOLD, "Also failed, before we stopped them")]
+    lines = [caption]
     for what, group in list(told.items())[:_MOST_OTHERS]:
-        later_s = min(failure.seen_at for failure in group) - first.seen_at
+        later_s = min(map(when_it_began, group)) - when_it_began(first)
         when = f", {_duration(later_s)} later" if later_s > 0 else ""
         where = _elsewhere(group, first.host)
         lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
@@ -282,12 +368,21 @@ def _where_to_look(report: Report) -> list[str]:
     import shlex
 
     facts = {
+        "time": _goodput(report.verdict),
         "run": report.run_id + (f", role {report.role}" if report.role else ""),
         "logs": report.log_dir,
         "journal": report.journal,
         "the story": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
     }
     return [_fact(key, value) for key, value in facts.items() if value]
+
+
+def _goodput(verdict: Verdict) -> str:
+    if verdict.goodput is None:
+        return ""
+    from tenax.view.goodput_line import goodput_in_words
+
+    return goodput_in_words(verdict.goodput)
 
 
 # --- for a machine ----------------------------------------------------------------------------------------------------
@@ -297,6 +392,8 @@ def to_dict(report: Report) -> dict[str, Any]:
     """The report as plain values."""
     verdict = report.verdict
     failures = [_failure_to_dict(failure, report.host) for failure in verdict.failures]
+    cause = cause_of(verdict.failures[0]) if verdict.failures else None
+    groups = _grouped(verdict.failures) if verdict.failures else None
     return {
         "version": _VERSION,
         "outcome": verdict.outcome.value,
@@ -313,6 +410,13 @@ def to_dict(report: Report) -> dict[str, Any]:
         "drains": verdict.drains,
         "max_restarts": report.max_restarts,
         "signal": signal_name(verdict.signal) if verdict.signal else None,
+        "cause": cause.kind if cause is not None else None,
+        "cause_is_known": cause is not None and not cause.is_consequence,
+        "cause_sentence": storable(cause.sentence) if cause is not None else "",
+        "proof": storable(cause.proof) if cause is not None else "",
+        "next_step": storable(cause.next_step) if cause is not None else "",
+        "same_cause": [each.global_rank for each in groups.same] if groups is not None else [],
+        "victims": [each.global_rank for each in groups.victims] if groups is not None else [],
         "first_cause": failures[0] if failures else None,
         "other_failures": failures[1:],
         "stopped_by_us": [
@@ -339,6 +443,7 @@ def to_json(report: Report) -> bytes:
 
 def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
     evidence = failure.evidence
+    cause = cause_of(failure)
     return {
         "rank": failure.global_rank,
         "local_rank": failure.local_rank,
@@ -349,6 +454,9 @@ def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
         "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
         "ended": ended_in_words(failure.exit_code),
         "reason": storable(failure.reason),
+        "cause": cause.kind,
+        "is_consequence": cause.is_consequence,
+        "proof": storable(cause.proof),
         "error_type": storable(evidence.error_type),
         "message": storable(evidence.message),
         "traceback": storable(evidence.traceback),
@@ -439,6 +547,11 @@ def _ranks(ranks: Iterable[int]) -> str:
 
 def _fact(key: str, value: str) -> str:
     return f"  {key:<{_KEY_WIDTH}}{harmless(value).replace(chr(10), ' ')}"
+
+
+def _wrapped_fact(key: str, value: str, width: int) -> list[str]:
+    first, *more = _wrapped(harmless(" ".join(value.split())), width - _KEY_WIDTH - 2) or [""]
+    return [f"  {key:<{_KEY_WIDTH}}{first}", *(" " * (_KEY_WIDTH + 2) + line for line in more)]
 
 
 def _line(text: str, most: int = _MOST_SENTENCE) -> str:

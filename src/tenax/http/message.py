@@ -12,18 +12,22 @@ import msgspec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
-OK, BAD_REQUEST, NOT_FOUND, METHOD_NOT_ALLOWED, TIMED_OUT, TOO_LARGE = 200, 400, 404, 405, 408, 413
+OK, BAD_REQUEST, FORBIDDEN, NOT_FOUND, METHOD_NOT_ALLOWED = 200, 400, 403, 404, 405
+TIMED_OUT, CONFLICT, TOO_LARGE = 408, 409, 413
 HEADERS_TOO_LARGE, INTERNAL_ERROR, NOT_IMPLEMENTED, UNAVAILABLE = 431, 500, 501, 503
 PLAIN, HTML, JSON = "text/plain; charset=utf-8", "text/html; charset=utf-8", "application/json"
 
 _PHRASES = {
     OK: "OK",
     BAD_REQUEST: "Bad Request",
+    FORBIDDEN: "Forbidden",
     NOT_FOUND: "Not Found",
     METHOD_NOT_ALLOWED: "Method Not Allowed",
     TIMED_OUT: "Request Timeout",
+    CONFLICT: "Conflict",
     TOO_LARGE: "Content Too Large",
     HEADERS_TOO_LARGE: "Request Header Fields Too Large",
     INTERNAL_ERROR: "Internal Server Error",
@@ -138,13 +142,22 @@ def _bad(sentence: str) -> Response:
 
 def render(response: Response, *, with_body: bool = True) -> bytes:
     """The bytes of an answer, after which the connection is closed. ``with_body``: False for a HEAD."""
+    length = {"Content-Length": str(len(response.body))}
+    head = _head(response.status, response.content_type, {**length, **response.headers})
+    return head + response.body if with_body else head
+
+
+def render_head(content_type: str, headers: Mapping[str, str]) -> bytes:
+    """The bytes in front of an answer that ends when the connection does."""
+    return _head(OK, content_type, headers)
+
+
+def _head(status: int, content_type: str, headers: Mapping[str, str]) -> bytes:
     lines = [
-        f"HTTP/1.1 {response.status} {_PHRASES.get(response.status, 'Status')}",
-        f"Content-Type: {response.content_type}",
-        f"Content-Length: {len(response.body)}",
-        *(f"{name}: {value}" for name, value in response.headers.items()),
+        f"HTTP/1.1 {status} {_PHRASES.get(status, 'Status')}",
+        f"Content-Type: {content_type}",
+        *(f"{name}: {value}" for name, value in headers.items()),
         "Cache-Control: no-store",
         "Connection: close",
     ]
-    head = "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1", "replace")
-    return head + response.body if with_body else head
+    return "".join(f"{line}\r\n" for line in [*lines, ""]).encode("latin-1", "replace")

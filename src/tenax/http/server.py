@@ -4,6 +4,9 @@ One thread for all connections; it waits for a descriptor or for the next deadli
 time, a bounded size and one request. When there are too many, the one that has waited longest without asking goes: a
 probe that connects and asks at once is answered whatever else hangs around. A client that only connects and leaves, as
 a TCP probe does, is none of our concern.
+
+An answer may be one that is found out meanwhile (``Later``), or one without an end (``Stream``). There are only so many
+of each, fewer than there are connections; and a stream lives for as long as its client takes what is said.
 """
 
 from __future__ import annotations
@@ -20,11 +23,26 @@ from weakref import WeakSet
 
 import msgspec
 
-from tenax.http.message import INTERNAL_ERROR, TIMED_OUT, UNAVAILABLE, Limits, Request, Response, parse, render, text
+from tenax.http.later import Later
+from tenax.http.message import (
+    INTERNAL_ERROR,
+    TIMED_OUT,
+    UNAVAILABLE,
+    Limits,
+    Request,
+    Response,
+    parse,
+    render,
+    render_head,
+    text,
+)
+from tenax.http.stream import Stream
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Answer = Response | Later | Stream
 
 _CHUNK = 1 << 14
 _MOST_THROWN_AWAY = 1 << 18
@@ -41,6 +59,10 @@ class Patience(msgspec.Struct, frozen=True):
     ask_s: float = 5.0  # from connecting to the end of the request
     take_s: float = 5.0  # from the answer to the end of the connection
     apart: int = 8  # answers for one path that are being made in threads of their own
+    later: int = 32  # answers that others find out
+    streams: int = 24
+    stream_bytes: int = 8 << 20  # that one client of a stream has not taken
+    heartbeat_s: float = 15.0  # a stream is never silent for longer
 
 
 class _Connection:
@@ -52,12 +74,20 @@ class _Connection:
         self.has_asked = False
         self.is_done = False  # the answer is out; what still comes is thrown away until the client closes
         self.thrown_away = 0
+        self.later: Later | None = None  # what it waits for
+        self.stream: Stream | None = None
+        self.beat_at = 0.0  # when something must be said again on the stream
+
+    @property
+    def is_attached(self) -> bool:
+        """It has asked, and waits; whether it is still there is worth knowing."""
+        return self.later is not None or self.stream is not None
 
     @property
     def interest(self) -> int:
         if self.to_say:
             return selectors.EVENT_WRITE
-        return 0 if self.has_asked and not self.is_done else selectors.EVENT_READ
+        return 0 if self.has_asked and not self.is_done and not self.is_attached else selectors.EVENT_READ
 
 
 class HttpServer:
@@ -65,13 +95,14 @@ class HttpServer:
 
     ``answer`` is called in the server's thread and should be quick; for requests that ``is_apart`` picks, in a thread
     of its own. What it raises becomes an answer. Of those made apart, one path has so many at a time: one that hangs
-    does not take the place of others. So ``is_apart`` must pick from a bounded number of paths.
+    does not take the place of others. So ``is_apart`` must pick from a bounded number of paths; and what it picks is
+    answered by a response.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        answer: Callable[[Request], Response],
+        answer: Callable[[Request], Answer],
         *,
         name: str,
         limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -89,6 +120,7 @@ class HttpServer:
         self._connections: dict[int, _Connection] = {}  # by descriptor, oldest first
         self._answers: deque[tuple[_Connection, str, float, Response, threading.Thread]] = deque()  # made apart
         self._apart: dict[str, list[float]] = {}  # by path, when each answer that is being made was begun
+        self._calls: deque[Callable[[], None]] = deque()
         self._deaf_until: float | None = None
         self._is_stopping = False
         # Not a pipe: a thread that answers too late must not write to a number that is somebody else's by now.
@@ -107,6 +139,11 @@ class HttpServer:
     def start(self) -> None:
         self._thread.start()
 
+    def soon(self, call: Callable[[], None]) -> None:
+        """Make this call in the server's thread. From any thread; what is asked for before ``stop`` is still done."""
+        self._calls.append(call)
+        self._wake()
+
     def stop(self) -> None:
         """Returns when the thread is gone, which takes no time unless an answer hangs."""
         self._is_stopping = True
@@ -124,13 +161,20 @@ class HttpServer:
                 ready = self._selector.select(self._seconds_to_wait())
                 for key, _ in ready:
                     self._attend(key.fd)
+                self._make_calls()
                 self._give_answers()
                 self._end_overdue()
+            self._make_calls()
         finally:
             self._close()
 
+    def _make_calls(self) -> None:
+        while self._calls:
+            self._calls.popleft()()
+
     def _seconds_to_wait(self) -> float | None:
         moments = [each.until for each in self._connections.values() if each.until is not None]
+        moments += [each.beat_at for each in self._connections.values() if each.stream is not None]
         if self._deaf_until is not None:
             moments.append(self._deaf_until)
         return max(0.0, min(moments) - self._now()) if moments else None
@@ -190,7 +234,7 @@ class HttpServer:
         if not data:
             self._end(connection)
             return
-        if connection.is_done:
+        if connection.is_done or connection.is_attached:
             connection.thrown_away += len(data)
             if connection.thrown_away > _MOST_THROWN_AWAY:
                 self._end(connection)
@@ -206,9 +250,61 @@ class HttpServer:
         elif self._is_apart(found):
             self._answer_apart(connection, found)
         else:
-            self._begin_to_say(connection, self._answered(found), with_body=found.method != "HEAD")
+            self._begin(connection, self._answered(found), with_body=found.method != "HEAD")
 
-    def _answered(self, request: Request) -> Response:
+    def _begin(self, connection: _Connection, answer: Answer, *, with_body: bool) -> None:
+        if isinstance(answer, Later):
+            self._wait_for(connection, answer)
+        elif isinstance(answer, Stream):
+            self._open_stream(connection, answer)
+        else:
+            self._begin_to_say(connection, answer, with_body=with_body)
+
+    def _wait_for(self, connection: _Connection, later: Later) -> None:
+        waiting = sum(each.later is not None for each in self._connections.values())
+        if waiting >= self._patience.later:
+            sentence = f"{waiting} answers are being waited for already; ask again when one of them has come"
+            self._begin_to_say(connection, text(UNAVAILABLE, sentence))
+            return
+        connection.later = later
+        connection.until = self._now() + later.within_s
+        later.deliver_to(lambda response: self.soon(lambda: self._give(connection, response)))
+
+    def _give(self, connection: _Connection, response: Response) -> None:
+        if connection.later is None or connection.sock.fileno() not in self._connections:
+            return
+        connection.later = None
+        try:
+            self._begin_to_say(connection, response)
+            self._show_interest(connection)
+        except OSError:  # who asked has given up
+            self._end(connection)
+
+    def _open_stream(self, connection: _Connection, stream: Stream) -> None:
+        open_now = sum(each.stream is not None for each in self._connections.values())
+        if open_now >= self._patience.streams:
+            sentence = f"{open_now} others are watching already, which is as many as may; close one of them"
+            self._begin_to_say(connection, text(UNAVAILABLE, sentence))
+            stream.on_end(stream)
+            return
+        connection.stream, connection.until = stream, None
+        self._say_on_stream(connection, render_head(stream.content_type, stream.headers))
+        stream.open(lambda data: self._say_on_stream(connection, data), lambda: self._end(connection))
+
+    def _say_on_stream(self, connection: _Connection, data: bytes) -> None:
+        if connection.sock.fileno() not in self._connections:
+            return
+        was_silent = not connection.to_say
+        connection.to_say += data
+        connection.beat_at = self._now() + self._patience.heartbeat_s
+        if len(connection.to_say) > self._patience.stream_bytes:
+            self._end(connection)
+            return
+        if was_silent:
+            connection.until = self._now() + self._patience.take_s
+            self._go_on(connection)
+
+    def _answered(self, request: Request) -> Answer:
         try:
             return self._answer(request)
         # Also SystemExit: an exit() in a handler is not ours to obey, and whoever asked waits for an answer.
@@ -224,7 +320,10 @@ class HttpServer:
             return
 
         def answer() -> None:
-            self._answers.append((connection, path, now, self._answered(request), threading.current_thread()))
+            made = self._answered(request)
+            if not isinstance(made, Response):
+                made = text(INTERNAL_ERROR, f"{path} is answered in a thread of its own, so it must be a response")
+            self._answers.append((connection, path, now, made, threading.current_thread()))
             self._wake()
 
         try:
@@ -260,7 +359,9 @@ class HttpServer:
     def _say(self, connection: _Connection) -> None:
         sent = connection.sock.send(connection.to_say)
         connection.to_say = connection.to_say[sent:]
-        if not connection.to_say:
+        if connection.stream is not None:
+            connection.until = self._now() + self._patience.take_s if connection.to_say else None
+        elif not connection.to_say:
             # Closed at once, what the client still sends would be answered by a reset, which may overtake the answer.
             connection.sock.shutdown(socket.SHUT_WR)
             connection.is_done = True
@@ -280,7 +381,14 @@ class HttpServer:
         if self._deaf_until is not None and self._deaf_until <= now:
             self._deaf_until = None
             self._selector.register(self._listener, selectors.EVENT_READ)
+        for connection in [each for each in self._connections.values() if each.stream is not None]:
+            if connection.beat_at <= now and connection.stream is not None:
+                self._say_on_stream(connection, connection.stream.heartbeat)
         for connection in [each for each in self._connections.values() if each.until is not None and each.until <= now]:
+            if connection.later is not None:
+                sentence = f"no answer was found within {connection.later.within_s:g} s; ask again"
+                self._give(connection, text(UNAVAILABLE, sentence))
+                continue
             if connection.has_asked or not connection.heard:
                 self._end(connection)
                 continue
@@ -298,6 +406,8 @@ class HttpServer:
             if descriptor in self._selector.get_map():
                 self._selector.unregister(descriptor)
             connection.sock.close()
+            if connection.stream is not None:
+                connection.stream.on_end(connection.stream)
 
     def _wake(self) -> None:
         with suppress(OSError):  # full: it wakes up anyway; closed: nobody is left to wake

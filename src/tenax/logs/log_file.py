@@ -3,12 +3,16 @@
 1. What is written is what was given, byte for byte.
 2. No error of the disk is anyone else's: the bytes are counted, and tried again with the next ones.
 3. Where bytes are missing, a line in the file says how many, as soon as the file takes it.
+4. When its bytes came stands in a file beside it (``times``), for those who want to see lines of several files.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from contextlib import suppress
+
+from tenax.logs.times import TimesWriter
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -25,20 +29,40 @@ class LogFile:
         self._unmarked = 0  # lost bytes that no line in the file tells of yet
         self._descriptor = -1
         self._at_line_start = True
+        self.began_at = 0  # what was in the file before
+        self._position = 0
+        self._times: TimesWriter | None = None
+        self.had_more_users = False  # then its positions are nobody's; kept by the loop
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether what was given is found in the file at the position it was given at."""
+        is_lossy = self.lost_bytes or self.not_handed_over
+        return self._times is not None and not is_lossy and not self.had_more_users
 
     def open(self) -> bool:
         """Make the file if it is not there. Returns whether it can be written."""
         if self._descriptor < 0:
             try:
                 self._descriptor = os.open(self.path, _FLAGS, 0o666)
+                self._look_at_file()
             except OSError as error:
                 self.reason = error.strerror or "it cannot be opened"
         return self._descriptor >= 0
 
-    def append(self, data: bytes) -> None:
+    def _look_at_file(self) -> None:
+        found = os.fstat(self._descriptor)
+        if stat.S_ISREG(found.st_mode) and self._times is None:
+            self.began_at = self._position = found.st_size
+            self._times = TimesWriter(self.path)
+
+    def append(self, data: bytes, at: float = 0.0) -> None:
+        """``at``: when they came; 0: that is nobody's interest."""
         if not self.open() or not self._mark_gap():
             self._lose(len(data))
             return
+        if at and self._times is not None:
+            self._times.note(self._position, at)
         written = self._write(data)
         if written < len(data):
             self._lose(len(data) - written)
@@ -56,6 +80,8 @@ class LogFile:
             except OSError as error:  # a network file system may find out only now
                 self.reason = error.strerror or "it cannot be closed"
             self._descriptor = -1
+        if self._times is not None:
+            self._times.close()
 
     def _lose(self, count: int) -> None:
         self._unmarked += count
@@ -78,6 +104,7 @@ class LogFile:
         """Half a mark is none. Where that cannot be taken back (a pipe), it stays."""
         with suppress(OSError):
             os.ftruncate(self._descriptor, max(0, os.fstat(self._descriptor).st_size - count))
+            self._position -= count
 
     def _write(self, data: bytes) -> int:
         """How much of it the disk took."""
@@ -89,6 +116,7 @@ class LogFile:
             except OSError as error:
                 self.reason = error.strerror or "it cannot be written"
                 break
+        self._position += done
         if done:
             self._at_line_start = data[done - 1 : done] == b"\n"
         return done

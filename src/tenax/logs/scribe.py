@@ -97,7 +97,7 @@ class Scribe:
     def start(self) -> None:
         assert self._channel is None, "a scribe is started once"
         self.pid, self._channel = spawn_helper("tenax.logs.scribe_main", "tenax-scribe")
-        self._send(self._settings)
+        self._send((*self._settings, self._restarts))
 
     # -- streams
 
@@ -148,6 +148,38 @@ class Scribe:
     def tail(self, keys: Iterable[Hashable], callback: Callable[[dict[Any, bytes]], None]) -> None:
         """Ask for the last 64 KiB of these streams, with all that is readable in their pipes at that moment."""
         self._request("tail", [list(keys)], callback)
+
+    def recall(
+        self,
+        wants: Sequence[tuple[Hashable, str, int, int]],
+        callback: Callable[[dict[str, Any]], None],
+        *,
+        incarnation: int = 0,
+        wait_s: float = 0.0,
+        **query: Any,
+    ) -> None:
+        """Ask for lines.
+
+        ``wants``: the stream, its file if it has one, its group (``recall.Source``), and the position to go on from, as
+        the scribe of this ``incarnation`` has told it; -1: the last lines are wanted. ``query`` is that of
+        ``recall.Query``. The answer has lines (index in ``wants``, time, bytes), positions, left_out (index, bytes,
+        why), is_more, is_over and incarnation; or it has an error.
+        """
+        asked = [(key, os.fsencode(path), group, start) for key, path, group, start in wants]
+        self._request("recall", [asked, {**query, "wait_s": wait_s}, incarnation], callback)
+
+    def hurry(self) -> None:
+        """Whoever waits for lines is answered now."""
+        self._send(("hurry",))
+
+    def recall_now(
+        self, wants: Sequence[tuple[Hashable, str, int, int]], timeout_s: float, **query: Any
+    ) -> dict[str, Any]:
+        """``recall`` for users without a loop; empty when there is no answer in time."""
+        answers: list[dict[str, Any]] = []
+        self.recall(wants, answers.append, **query)
+        self.wait_for(lambda: bool(answers), timeout_s)
+        return answers[0] if answers else {}
 
     def drain(
         self, timeout_s: float, callback: Callable[[Losses], None], keys: Iterable[Hashable] | None = None
@@ -280,6 +312,8 @@ class Scribe:
         if kind == "tails":
             request, tails = values
             self._answer(request, dict(tails))
+        elif kind == "recalled":
+            self._answer(*values)
         elif kind == "drained":
             request, still_open, losses = values
             self._take_losses(losses)

@@ -1,18 +1,19 @@
 """The scribe: the process between the workers' output and everything that may refuse it.
 
 It reads every worker's pipes, appends the bytes to files, shows lines on the console, and remembers the last of them
-for a failure report. It decides nothing about the run. Its laws:
+for a failure report and for whoever asks. It decides nothing about the run. Its laws:
 
 1. A worker's print never fails and never waits for longer than ``stuck_after_s`` on a device that takes nothing.
 2. A file gets the bytes as they were written. The console gets whole lines, each stream's in order, each once.
 3. A slow device slows the workers; only a stuck one loses lines, and what is lost is counted and said.
 4. It outlives the agent by less than a second, whatever the devices do.
 5. Signals are for the agent: the scribe goes when the agent says so or is gone.
+6. What it remembers is bounded: of each stream the last 64 KiB, and of streams that are over so much in all.
 
 One thread runs the loop and never blocks on a device; each device has a ``Lane``. Messages (see ``scribe``):
 
-    from the agent:  settings, open (with a descriptor), tail, say, live, drain, forget, finish
-    to the agent:    tails, drained, flushing, finished, crashed
+    from the agent:  settings, open (with a descriptor), tail, recall, hurry, say, live, drain, forget, finish
+    to the agent:    tails, recalled, drained, flushing, finished, crashed
 """
 
 from __future__ import annotations
@@ -28,22 +29,26 @@ from tenax.logs.console import Console
 from tenax.logs.lane import Lane, allow_kicks
 from tenax.logs.lines import LineCutter, lines_with, with_prefix
 from tenax.logs.log_file import LogFile
+from tenax.logs.tail import TAIL_BYTES, Tail
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NoReturn
 
+    from tenax.logs.recalls import Recalls, Want
+
     Key = Any
 
 PIPE_BYTES = 1 << 18  # what we ask the kernel to hold for each stream
-TAIL_BYTES = 1 << 16
 _READ_BYTES = 1 << 18
 _FORCED_BYTES = 1 << 26  # how far past its limit a lane may grow when a drain does not wait for it
 _ORPHAN_DRAIN_S = 0.4  # the agent is gone: read what comes until then,
 _ORPHAN_FLUSH_S = 0.55  # write it until then,
 _ORPHAN_END_S = 0.65  # and let the kernel end us then, whatever blocks
 _FLUSHING_EVERY_S = 0.2
+_MOST_PAST_BYTES = 16 << 20  # of streams that are over,
+_MOST_PASTS = 8  # and of so many generations
 
 
 class Stream:
@@ -59,6 +64,7 @@ class Stream:
         needles: list[bytes],
         filtered: LogFile | None,
         whole_lines: bool,
+        is_resumed: bool = False,
     ) -> None:
         self.key = key
         self.descriptor = descriptor  # -1 when the stream has ended
@@ -69,13 +75,9 @@ class Stream:
         self.filtered = filtered
         self.whole_lines = whole_lines
         self.cutter = LineCutter()
-        self.tail = bytearray()
+        self.tail = Tail()
+        self.is_resumed = is_resumed  # what came before was known to a scribe that has died
         self.is_watched = False
-
-    def remember(self, data: bytes) -> None:
-        self.tail += data[-TAIL_BYTES:]
-        if len(self.tail) > 2 * TAIL_BYTES:
-            del self.tail[:-TAIL_BYTES]
 
 
 class Drain:
@@ -99,6 +101,11 @@ class ScribeProcess:
         self._held: set[Lane] = set()
         self._is_forcing = False
         self._orphaned_at: float | None = None
+        self._past: dict[Key, Stream] = {}  # over, the oldest first
+        self._past_keys: list[list[Key]] = []  # those that were over together
+        self._past_bytes = 0
+        self._recalls: Recalls | None = None  # made when somebody asks
+        self._incarnation = 0
         self._poll = select.poll()
         self._wake_end, self._wake_start = os.pipe()
         os.set_blocking(self._wake_end, False)
@@ -107,7 +114,8 @@ class ScribeProcess:
         self._poll.register(channel.fileno(), select.POLLIN)
         self._is_configured = False
 
-    def _configure(self, stuck_after_s: float, queue_bytes: int) -> None:
+    def _configure(self, stuck_after_s: float, queue_bytes: int, incarnation: int = 0) -> None:
+        self._incarnation = incarnation
         self._file_lane = Lane(self._write_to_files, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
         self._out = Console(1, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
         self._err = self._out
@@ -140,6 +148,8 @@ class ScribeProcess:
             lane.judge(now)
         self._say_new_losses()
         self._answer_drains(now)
+        if self._recalls is not None:
+            self._recalls.look(now)
         if self._orphaned_at is not None and (not self._by_descriptor or now >= self._orphaned_at + _ORPHAN_DRAIN_S):
             self._end(_ORPHAN_FLUSH_S, until=self._orphaned_at + _ORPHAN_FLUSH_S)
         self._hold_back()
@@ -148,6 +158,8 @@ class ScribeProcess:
         deadlines = [drain.deadline for drain in self._drains]
         if self._is_configured:
             deadlines += [lane.deadline for lane in self._lanes if lane.deadline is not None]
+        if self._recalls is not None and (look_at := self._recalls.next_deadline) is not None:
+            deadlines.append(look_at)
         if self._orphaned_at is not None:
             deadlines.append(self._orphaned_at + _ORPHAN_DRAIN_S)
         if not deadlines:
@@ -203,9 +215,10 @@ class ScribeProcess:
             left -= count
 
     def _deliver(self, stream: Stream, data: bytes) -> None:
-        stream.remember(data)
+        at = time.time()
+        stream.tail.add(data, at)
         if stream.file is not None:
-            self._append(stream.file, data)
+            self._append(stream.file, data, at)
         if not stream.whole_lines:
             self._show(stream, data)
         elif stream.console is not None or stream.needles:
@@ -245,31 +258,32 @@ class ScribeProcess:
         file = self._files.get(path)
         if file is None:
             file = self._files[path] = LogFile(path)
-            self._file_lane.put((file, b"", 0, False), 1)  # not 0: an order is pending, too
+            self._file_lane.put((file, b"", 0, False, 0.0), 1)  # not 0: an order is pending, too
         file.users += 1
+        file.had_more_users |= file.users > 1
         return file
 
-    def _append(self, file: LogFile, data: bytes) -> None:
+    def _append(self, file: LogFile, data: bytes, at: float = 0.0) -> None:
         if self._file_lane.drops:
             file.not_handed_over += len(data)
             return
         skipped, file.not_handed_over = file.not_handed_over, 0
-        self._file_lane.put((file, data, skipped, False), len(data))
+        self._file_lane.put((file, data, skipped, False, at), len(data))
 
     def _release(self, file: LogFile) -> None:
         file.users -= 1
         if not file.users:
             del self._files[file.path]
             skipped, file.not_handed_over = file.not_handed_over, 0
-            self._file_lane.put((file, b"", skipped, True), 1)
+            self._file_lane.put((file, b"", skipped, True, 0.0), 1)
 
-    def _write_to_files(self, batch: list[tuple[LogFile, bytes, int, bool]]) -> None:
+    def _write_to_files(self, batch: list[tuple[LogFile, bytes, int, bool, float]]) -> None:
         """In the file lane's thread."""
-        for file, data, skipped, is_last in batch:
+        for file, data, skipped, is_last, at in batch:
             if skipped:
                 file.skip(skipped, "the disk did not take them in time")
             if data:
-                file.append(data)
+                file.append(data, at)
                 self._file_lane.moved_by(len(data))
             elif not is_last:
                 file.open()
@@ -362,6 +376,11 @@ class ScribeProcess:
             self._err.set_live(values[0])
         elif order == "tail":
             self._send_tails(*values)
+        elif order == "recall":
+            self._recall(*values)
+        elif order == "hurry":
+            if self._recalls is not None:
+                self._recalls.hurry(time.monotonic())
         elif order == "drain":
             request, timeout_s, keys = values
             self._drains.append(Drain(request, time.monotonic() + timeout_s, None if keys is None else set(keys)))
@@ -387,11 +406,12 @@ class ScribeProcess:
     ) -> None:
         os.set_blocking(descriptor, False)
         shown = {0: None, 1: self._out, 2: self._err}[console]
-        stream = Stream(key, descriptor, self._use(path), shown, prefix, needles, self._use(filter_path), whole_lines)
+        file, filtered = self._use(path), self._use(filter_path)
+        stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_resumed)
         if shown is not None:
             shown.sources += 1
         if is_resumed and path is not None:
-            stream.remember(_end_of_file(path))
+            stream.tail = _end_of_file(path)
         self._streams[key] = stream
         self._by_descriptor[descriptor] = stream
         self._watch(stream)
@@ -402,16 +422,44 @@ class ScribeProcess:
             stream = self._streams.get(key)
             if stream is not None:
                 self._read_what_is_there(stream)
-                tails.append((key, bytes(stream.tail[-TAIL_BYTES:])))
+                tails.append((key, stream.tail.last_bytes()))
         self._tell(("tails", request, tails))
 
+    def _recall(self, request: int, wants: list[Want], asked: dict[str, Any], incarnation: int) -> None:
+        if self._recalls is None:
+            from tenax.logs.recalls import Recalls
+
+            self._recalls = Recalls(self._find, self._send_recalled, self._wake, self._incarnation)
+        for key, *_ in wants:
+            stream = self._streams.get(key)
+            if stream is not None and stream.is_watched:  # one that is held back stays so
+                self._read_what_is_there(stream)
+        self._recalls.add(request, wants, asked, incarnation, time.monotonic())
+
+    def _find(self, key: Key) -> Stream | None:
+        return self._streams.get(key) or self._past.get(key)
+
+    def _send_recalled(self, request: int, answer: dict[str, Any]) -> None:
+        self._tell(("recalled", request, answer))
+
     def _forget(self, keys: Iterable[Key]) -> None:
+        """They are over. What is remembered of them is remembered for a while."""
+        over: list[Key] = []
         for key in keys:
             stream = self._streams.pop(key, None)
             if stream is not None:
                 self._read_what_is_there(stream)
                 if stream.descriptor >= 0:
                     self._end_stream(stream)
+                stream.tail.trim()
+                self._past[key] = stream
+                self._past_bytes += stream.tail.size
+                over.append(key)
+        if over:
+            self._past_keys.append(over)
+        while len(self._past_keys) > _MOST_PASTS or self._past_bytes > _MOST_PAST_BYTES:
+            for key in self._past_keys.pop(0):
+                self._past_bytes -= self._past.pop(key).tail.size
 
     def _answer_drains(self, now: float) -> None:
         waiting = []
@@ -492,14 +540,18 @@ class ScribeProcess:
             self._on_orphaned()
 
 
-def _end_of_file(path: bytes) -> bytes:
+def _end_of_file(path: bytes) -> Tail:
     """The last bytes of a log that an earlier scribe has begun."""
+    tail = Tail()
     try:
         with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read(TAIL_BYTES)
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - TAIL_BYTES))
+            tail.data += file.read(TAIL_BYTES)
+            tail.end = file.tell()
     except OSError:
-        return b""
+        pass  # then it begins here
+    return tail
 
 
 def _text(path: bytes) -> str:

@@ -118,23 +118,15 @@ def _in_words(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
 def _otlp_destination(endpoint: str, env: Mapping[str, str]) -> str:
     """An endpoint; empty: the global meter provider. Raises ValueError where values would vanish without a word."""
     from tenax.metrics.opentelemetry import has_global_provider
+    from tenax.metrics.otlp_address import otlp_address
 
-    if endpoint and not endpoint.startswith(("http://", "https://")):
-        raise ValueError(f"{endpoint!r} is no endpoint; expected one such as http://localhost:4318")
-    endpoint = endpoint or _otlp_endpoint(env)
-    if not endpoint and not has_global_provider():
+    found = otlp_address(endpoint, "metrics", env)
+    if not found and not has_global_provider():
         raise ValueError(
             "nothing says where to send values; write an endpoint such as otel:http://localhost:4318, set "
             "OTEL_EXPORTER_OTLP_ENDPOINT, or set a meter provider before"
         )
-    return endpoint
-
-
-def _otlp_endpoint(env: Mapping[str, str]) -> str:
-    """What OpenTelemetry's own variables say: one for metrics as it is, one for everything without the path."""
-    base = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")
-    whole = f"{base.rstrip('/')}/v1/metrics" if base else ""
-    return env.get("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT") or whole
+    return found
 
 
 def _page_address(text: str) -> tuple[str, int | None]:

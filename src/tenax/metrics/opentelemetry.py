@@ -7,6 +7,7 @@ process's global provider, which is somebody else's to configure. Needs the extr
 from __future__ import annotations
 
 from tenax.metrics.api import MetricHandler
+from tenax.metrics.otlp_address import with_path
 from tenax.metrics.reading import COUNTER, GAUGE, read
 
 TYPE_CHECKING = False
@@ -34,7 +35,7 @@ class OpenTelemetryMetricHandler(MetricHandler):
     ) -> None:
         from opentelemetry import metrics
 
-        self.where = _with_path(endpoint) if endpoint else "the global meter provider"
+        self.where = with_path(endpoint, "metrics") if endpoint else "the global meter provider"
         self._patience_s = patience_s
         self._provider: Any = _own_provider(self.where, patience_s) if endpoint else None
         self._meter: Any = (self._provider or metrics.get_meter_provider()).get_meter("tenax")
@@ -86,12 +87,6 @@ def _own_provider(endpoint: str, patience_s: float) -> Any:
     if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
         resource = resource.merge(Resource({SERVICE_NAME: "tenax"}))
     return MeterProvider([reader], resource)
-
-
-def _with_path(endpoint: str) -> str:
-    """An address without a path means the usual one."""
-    path = endpoint.partition("://")[2].partition("/")[2]
-    return endpoint if path else f"{endpoint.rstrip('/')}/v1/metrics"
 
 
 def _plain(name: str) -> str:

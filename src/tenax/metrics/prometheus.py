@@ -2,17 +2,17 @@
 
 A counter is the sum of its values and ends in ``_total``. A duration is a summary in seconds: ``_sum`` and ``_count``.
 A gauge is its last value. The group is the first part of the name; what differs from function to function or role to
-role is a label. The text format (version 0.0.4) is written here by hand: it is this file.
+role is a label.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from functools import cache
 
 from tenax.metrics.api import MetricHandler
 from tenax.metrics.page_server import PageServer
+from tenax.metrics.prometheus_text import CONTENT_TYPE, in_braces, in_text, plain
 from tenax.metrics.reading import COUNTER, DURATION, GAUGE, read
 
 TYPE_CHECKING = False
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from tenax.metrics.reading import Reading
 
 DEFAULT_PORT = 9464
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_SERIES = 10_000
 _TYPES = {COUNTER: "counter", GAUGE: "gauge", DURATION: "summary"}
 _ENDINGS = {COUNTER: "_total", GAUGE: "", DURATION: ""}
-_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n"})
 
 
 class PrometheusMetricHandler(MetricHandler):
@@ -53,7 +51,7 @@ class PrometheusMetricHandler(MetricHandler):
     def emit(self, metric_data: MetricData) -> None:
         reading = read(metric_data)
         name = _family_name(metric_data.group_name, reading)
-        labels = _in_braces({**self._labels, **reading.labels})
+        labels = in_braces({**self._labels, **reading.labels})
         with self._lock:
             family = self._families.get(name) or _Family(reading.kind)
             if family.kind != reading.kind:
@@ -99,9 +97,9 @@ class _Family:
         lines = [*_help(name), f"# TYPE {name} {_TYPES[self.kind]}"]
         for labels, (value, count) in sorted(self.series.items()):
             if self.kind == DURATION:
-                lines += [f"{name}_sum{labels} {_in_text(value)}", f"{name}_count{labels} {count}"]
+                lines += [f"{name}_sum{labels} {in_text(value)}", f"{name}_count{labels} {count}"]
             else:
-                lines.append(f"{name}{labels} {_in_text(value)}")
+                lines.append(f"{name}{labels} {in_text(value)}")
         return "\n".join(lines) + "\n"
 
 
@@ -126,24 +124,4 @@ def _meanings() -> dict[str, str]:
 
 def _family_name(group: str, reading: Reading) -> str:
     unit = f"_{reading.unit}" if reading.unit else ""
-    return _plain(f"{group}_{reading.name}{unit}{_ENDINGS[reading.kind]}")
-
-
-def _plain(name: str) -> str:
-    text = "".join(each if each.isascii() and (each.isalnum() or each == "_") else "_" for each in name)
-    return f"_{text}" if text[:1].isdigit() else text
-
-
-def _in_braces(labels: Mapping[str, str]) -> str:
-    if not labels:
-        return ""
-    pairs = (f'{_plain(name)}="{str(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
-    return f"{{{','.join(pairs)}}}"
-
-
-def _in_text(value: float) -> str:
-    if math.isnan(value):
-        return "NaN"
-    if math.isinf(value):
-        return "+Inf" if value > 0 else "-Inf"
-    return repr(value)
+    return plain(f"{group}_{reading.name}{unit}{_ENDINGS[reading.kind]}")

@@ -3,24 +3,45 @@
 It decides nothing: what is wanted becomes a fact for the coordinator, what is asked is a view of its state, and what
 only a node knows is passed on to that node. Every request gets exactly one answer: a value, or a sentence that says why
 there is none.
+
+Who watches a run asks for its status with the mark of the last one. That answer waits until something has changed, so
+that nobody asks in vain, and a little longer, so that a thousand nodes that join are one answer and not a thousand. It
+never waits for longer than was asked, nor than the limit here.
 """
 
 from __future__ import annotations
 
+import os
 import time
 
+import msgspec
+
 from tenax.core.coordinator import CancelRequested, DrainRequested, RestartRequested, RunPhase
+from tenax.failures.plain_text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax.core.requests import AnyRequest, OfNode
-    from tenax.ports import EventLoop, Reply
+    from tenax.ports import Cancellable, EventLoop, Reply
     from tenax.rendezvous.seat import CoordinatorSeat
     from tenax.view.status import RunStatus
 
 _NAMES_SAID = 8
+_MOST_DIGITS = 10
+_LONGEST_WAIT_S = 30.0
+_TOGETHER_S = 0.2  # what happens within that time is one answer
+_MOST_WAITING = 256
+_CLOCK_WAS_SET_S = 1.0
+
+
+class _Waiting:
+    """Somebody who wants to hear of the next change."""
+
+    def __init__(self, reply: Reply) -> None:
+        self.reply = reply
+        self.timer: Cancellable | None = None
 
 
 class Desk:
@@ -37,6 +58,12 @@ class Desk:
         self._loop = loop
         self._pass_on = pass_on
         self._wall_clock = wall_clock
+        self._name = os.urandom(4).hex()  # another coordinator's marks are not ours
+        self._steps = 0
+        self._wall_offset: float | None = None
+        self._is_counting = False
+        self._waiting: list[_Waiting] = []  # for a change
+        self._due: list[_Waiting] = []  # there was one
 
     def watch(self, on_step: Callable[[], None]) -> None:
         """Call this after every step of the coordinator. What it shows may have changed."""
@@ -48,17 +75,77 @@ class Desk:
     def status(self) -> RunStatus:
         from tenax.view.status import status_of
 
+        self._count()
         now = self._loop.now()
         seat = self._seat
-        return status_of(seat.state, seat.recent, seat.doing_in_words(), now, self._wall_clock() - now)
+        status = status_of(seat.state, seat.recent, seat.doing_in_words(), now, self._offset(now))
+        return msgspec.structs.replace(status, mark=self._mark)
+
+    def _offset(self, now: float) -> float:
+        """The same as long as nobody sets the clock: what has happened has one time, however often it is told."""
+        offset = self._wall_clock() - now
+        if self._wall_offset is None or abs(offset - self._wall_offset) > _CLOCK_WAS_SET_S:
+            self._wall_offset = offset
+        return self._wall_offset
+
+    # --- waiting for a change -----------------------------------------------------------------------------------------
+
+    @property
+    def _mark(self) -> str:
+        return f"{self._name}.{self._steps}"
+
+    def _count(self) -> None:
+        """Nobody who does not ask pays for this."""
+        if not self._is_counting:
+            self._is_counting = True
+            self._seat.watchers.append(self._on_step)
+
+    def _on_step(self) -> None:
+        self._steps += 1
+        if self._seat.state.phase is RunPhase.OVER:  # soon nobody is here to answer
+            for waiting in [*self._waiting, *self._due]:
+                self._answer(waiting)
+        elif self._waiting:
+            now_due, self._waiting = self._waiting, []
+            self._due += now_due
+            for waiting in now_due:
+                self._answer_within(waiting, _TOGETHER_S)
+
+    def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
+        if not mark or self._seat.state.phase is RunPhase.OVER or len(self._waiting) + len(self._due) >= _MOST_WAITING:
+            reply(self.status(), "")
+            return
+        self._count()
+        waiting = _Waiting(reply)
+        if mark == self._mark:
+            self._waiting.append(waiting)
+            self._answer_within(waiting, max(_TOGETHER_S, min(wait_s, _LONGEST_WAIT_S)))
+        else:
+            self._due.append(waiting)
+            self._answer_within(waiting, _TOGETHER_S)
+
+    def _answer_within(self, waiting: _Waiting, seconds: float) -> None:
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        waiting.timer = self._loop.at(self._loop.now() + seconds, lambda: self._answer(waiting))
+
+    def _answer(self, waiting: _Waiting) -> None:
+        for group in (self._waiting, self._due):
+            if waiting in group:
+                group.remove(waiting)
+        if waiting.timer is not None:
+            waiting.timer.cancel()
+        waiting.reply(self.status(), "")
+
+    # --- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
         from tenax.core import requests as want
 
         is_over = self._seat.state.phase is RunPhase.OVER
         match request:
-            case want.StatusWanted():
-                reply(self.status(), "")
+            case want.StatusWanted(mark, wait_s):
+                self._when_changed(mark, wait_s, reply)
             case want.StopWanted() | want.RestartWanted() | want.DrainWanted() if is_over:
                 reply(None, "the run is over")
             case want.StopWanted(why):
@@ -100,12 +187,13 @@ class Desk:
             for node_id, record in state.nodes.items()
             if record.info.host == node or (record.info.name and record.info.name == node)
         ]
-        if not found and node.isdecimal():
+        if not found and node.isdecimal() and len(node) < _MOST_DIGITS:
             found = [each for each, rank in state.members.items() if rank == int(node) and each in state.nodes]
         if len(found) == 1:
             return found[0], ""
         names = [record.label for record in state.nodes.values()]
         shown = ", ".join(names[:_NAMES_SAID]) + (", ..." if len(names) > _NAMES_SAID else "")
+        asked = repr(shortened(node, 100))
         if found:
-            return "", f"{node!r} may be {len(found)} nodes; say which of {shown}"
-        return "", f"there is no node {node!r}; there are {shown or 'none yet'}"
+            return "", f"{asked} may be {len(found)} nodes; say which of {shown}"
+        return "", f"there is no node {asked}; there are {shown or 'none yet'}"

@@ -46,7 +46,13 @@ class LocalRendezvous:
         self._emit, self._loop = emit, loop
         if self._place is not None:
             self._place.open(loop, node.say)
-        run = RunSettings(self.run_id, max_restarts=settings.max_restarts, serving_node=_NODE_ID)
+        run = RunSettings(
+            self.run_id,
+            max_restarts=settings.max_restarts,
+            serving_node=_NODE_ID,
+            on_hang=settings.on_hang,
+            hang_after_s=settings.hang_after_s,
+        )
         self._seat = CoordinatorSeat(run, node.policy, loop, self._deliver, node.record_run(run))
         self._answer = node.answer
         node.serves(self.desk)

@@ -5,6 +5,9 @@ when somebody knocks. No port, no thread, no secret: the system checks who may e
 agent itself (``AgentWanted``) or by the coordinator, wherever that is.
 
 A folder that cannot be made, or that is not ours alone, costs the door and not the run; that is said once.
+
+    <folder>/<pid>.sock   the door of a living agent; of a dead one, until somebody knocks
+    <folder>/<pid>.json   which run that is, and where its logs are; stays when the run is over, for the last few runs
 """
 
 from __future__ import annotations
@@ -14,9 +17,11 @@ import socket
 import stat
 from contextlib import suppress
 
+import msgspec
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tenax.core.requests import AnyRequest
     from tenax.ports import EventLoop, Reply
@@ -24,11 +29,56 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "TENAX_DOORS"
 _MOST_VISITORS = 32
+_DOOR, _NOTE = ".sock", ".json"
+_NOTES_KEPT = 64
+_MOST_NOTE_BYTES = 64 << 10
 
 
-def doors_folder(environ: os._Environ[str] | dict[str, str] = os.environ) -> str:
+class LastRun(msgspec.Struct, frozen=True):
+    """What an agent has noted about its run."""
+
+    run_id: str
+    pid: int
+    entrypoint: str = ""
+    log_dir: str = ""
+
+
+def doors_folder(environ: Mapping[str, str] = os.environ) -> str:
     """Where the doors of this user's agents are. Not below TMPDIR, which may be another in every shell."""
     return environ.get(FOLDER_VARIABLE) or f"/tmp/tenax-{os.getuid()}"
+
+
+def doors_of(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """The paths of all doors of this user, whether somebody is behind them or not. Raises OSError."""
+    folder = doors_folder(environ)
+    if not os.path.lexists(folder):
+        return []
+    _check_private(folder)
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_DOOR)]
+
+
+def last_runs(environ: Mapping[str, str] = os.environ) -> list[LastRun]:
+    """The last runs of this user on this host, the latest first. Raises OSError."""
+    folder = doors_folder(environ)
+    if not os.path.lexists(folder):
+        return []
+    _check_private(folder)
+    found = []
+    for path in reversed(_notes(folder)):
+        with suppress(OSError, msgspec.DecodeError), open(path, "rb") as file:
+            found.append(msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=LastRun))
+    return found
+
+
+def _notes(folder: str) -> list[str]:
+    """Their paths, the oldest first."""
+    dated = []
+    for name in os.listdir(folder):
+        if name.endswith(_NOTE):
+            path = os.path.join(folder, name)
+            with suppress(OSError):  # removed meanwhile
+                dated.append((os.stat(path).st_mtime_ns, path))
+    return [path for _, path in sorted(dated)]
 
 
 class Door:
@@ -47,22 +97,25 @@ class Door:
         try:
             folder = doors_folder()
             _make_private(folder)
-            path = os.path.join(folder, f"{os.getpid()}.sock")
-            with suppress(FileNotFoundError):  # of one that was killed and had our number
-                os.unlink(path)
-            listener = socket.socket(socket.AF_UNIX)
-            try:
-                listener.bind(path)
-                listener.listen()
-                listener.setblocking(False)
-            except OSError:
-                listener.close()
-                raise
+            self.path = _free_path(folder)
+            from tenax.core.requests import AgentWanted
+
+            self._answer(AgentWanted(), self._write_note)  # first: whoever finds the door finds it too
+            self._listener = _listen(self.path)
         except OSError as error:
             self._say(f"'tenax status' will not find this run by its id: {error.strerror or error}")
             return
-        self.path, self._listener = path, listener
         loop.watch(self)
+
+    def _write_note(self, who_we_are: object, error: str) -> None:  # noqa: ARG002 - there is none
+        """Found when the run is over: where its logs are. Only a help for people; without it all goes on."""
+        with suppress(OSError, UnicodeError, msgspec.ValidationError):
+            run = msgspec.convert(who_we_are, LastRun)
+            path = self.path.removesuffix(_DOOR) + _NOTE
+            with open(path, "wb") as file:
+                file.write(msgspec.json.encode(run))
+            for old in _notes(os.path.dirname(path))[:-_NOTES_KEPT]:
+                os.unlink(old)
 
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
@@ -124,10 +177,53 @@ class Door:
             link.close()
 
 
+def _free_path(folder: str) -> str:
+    """Of one that was killed and had our number the path may be taken; of one that lives not: it may be of another
+    container that shares this folder."""
+    path = os.path.join(folder, f"{os.getpid()}{_DOOR}")
+    return os.path.join(folder, f"{os.getpid()}-{os.urandom(4).hex()}{_DOOR}") if _is_answered(path) else path
+
+
+def _listen(path: str) -> socket.socket:
+    """Raises OSError. Seen only when somebody listens there: who is refused at a door takes it for that of a dead one
+    and removes it."""
+    hidden = f"{path}.new"
+    with suppress(FileNotFoundError):
+        os.unlink(hidden)
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        listener.bind(hidden)
+        listener.listen()
+        listener.setblocking(False)
+        os.rename(hidden, path)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def _is_answered(path: str) -> bool:
+    if not os.path.lexists(path):
+        return False
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:  # its queue is full
+            return True
+    return True
+
+
 def _make_private(folder: str) -> None:
     """Only this user may enter; a folder that somebody else has made there is not used."""
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
+    _check_private(folder)
+
+
+def _check_private(folder: str) -> None:
     found = os.lstat(folder)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise PermissionError(f"{folder} must be a folder that only this user can enter (or set {FOLDER_VARIABLE})")

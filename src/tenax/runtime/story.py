@@ -58,6 +58,12 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
             worker = state.workers.get(local_rank)
             is_late = worker is not None and worker.overdue is not None
             return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}", important=is_late)]
+        case fact.QuietSeen(generation, _, why) if generation == state.generation:
+            return [Line(f"nothing moves on this node: {why}", important=False)]
+        case fact.MovementSeen(generation) if generation == state.generation:
+            return [Line("the workers of this node move again", important=False)]
+        case fact.StacksWanted(generation, _, why) if generation == state.generation:
+            return [Line(f"nothing moves on any node ({why}); asking the workers where they are", important=False)]
         case fact.SignalReceived(number):
             return [Line(f"got {signal_in_words(number)}")]
         case fact.Waiting(why):
@@ -112,6 +118,15 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
             return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
         case order.DumpStacks(_, local_rank):
             return [Line(f"taking the stacks of {_rank(state, local_rank)}", important=False)]
+        case order.ReadStacks(_, _, local_ranks):
+            ranks = ", ".join(_rank(state, rank) for rank in local_ranks)
+            return [Line(f"reading the stacks of {ranks}", important=False)]
+        case order.ReportHang(_, report):
+            from tenax.core.hang_report import report_in_lines
+
+            return [Line(line) for line in report_in_lines(report)]
+        case order.ReportMovement(generation):
+            return [Line(f"generation {generation} moves again: it goes on")]
         case order.EndWorker(_, local_rank, _, number, why):
             overdue = state.workers[local_rank].overdue
             is_told = overdue is not None and why == overdue.reason  # when the scope expired

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from tenax.failures.out_of_memory import OutOfMemoryWatch
     from tenax.logs.specs import LogsSpecs
     from tenax.ports import Reply
+    from tenax.runtime.log_answers import LogAnswers
 
 _STDOUT, _STDERR = 1, 2
 _TAIL_BYTES = 64 << 10  # what the scribe keeps of each stream
 _DRAIN_S = 5.0  # at the end: how long the last lines may take
 _COARSE_S = 1.0  # how exact the times of a file system may be
 _FINISH_S = 2.0  # ... and how long a console that does not take them may hold us
+_GENERATIONS_KNOWN = 256  # whose files can still be asked for
+_LAST_CALL_S = 1.0  # for those who wait for lines when the run ends
 
 
 class WorkerLogs:
@@ -63,6 +66,9 @@ class WorkerLogs:
         self._open_keys: list[str] = []
         self._is_open = False
         self._is_shared = False  # more than one worker writes to the console
+        # Of each generation, the oldest first: the workers' ranks by local rank, and where their output went.
+        self.generations: dict[int, tuple[dict[int, int], LogsDest]] = {}
+        self._answers: LogAnswers | None = None  # made when somebody asks
 
     def open(self) -> None:
         self._scribe.start()
@@ -76,6 +82,7 @@ class WorkerLogs:
         self._open_keys = []
         destination = self.destination = self._choose_destination(envs)
         self._is_shared = len(envs) > 1
+        self._remember(generation, envs)
         if self._memory is None:
             self._memory = _watch_memory()
         else:
@@ -89,6 +96,8 @@ class WorkerLogs:
             for descriptor in streams.values():
                 os.close(descriptor)
             raise
+        if self._answers is not None:
+            self._answers.on_generation()
         return {
             rank: Output(
                 stdout=streams[rank, _STDOUT],
@@ -97,6 +106,12 @@ class WorkerLogs:
             )
             for rank in envs
         }
+
+    def _remember(self, generation: int, envs: dict[int, dict[str, str]]) -> None:
+        ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
+        self.generations[generation] = (ranks, self.destination)
+        if len(self.generations) > _GENERATIONS_KNOWN:
+            del self.generations[next(iter(self.generations))]
 
     def _choose_destination(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         """Which files. A disk that cannot take even a directory costs the files, not the run."""
@@ -150,8 +165,23 @@ class WorkerLogs:
         found = (read_progress(path, rank) for rank, path in files.items())
         return tuple(each for each in found if each is not None)
 
-    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:  # noqa: ARG002 - comes next
-        reply(None, "logs cannot be asked for yet")
+    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:  # noqa: ARG002 - we know ourselves
+        """See ``log_answers``."""
+        if self._answers is None:
+            from tenax.runtime.log_answers import LogAnswers
+
+            self._answers = LogAnswers(self._scribe, self.generations)
+        self._answers.answer(request, reply)
+
+    def answer_the_last(self) -> None:
+        """The run is over and the way to those who follow its lines will be closed: they get what there is.
+
+        Waits, for a bounded time, and only if somebody waits for us.
+        """
+        if self._answers is not None and self._answers.are_waited_for and self._is_open:
+            self._scribe.drain_now(_LAST_CALL_S, self._open_keys)
+            self._answers.on_generation()
+            self._scribe.wait_for(lambda: not (self._answers and self._answers.are_waited_for), _LAST_CALL_S)
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
         """Ask for the last lines and, when they are here, say what they prove."""

@@ -40,16 +40,23 @@ the answers what it says to them.
       ``, raised at TIME``, on our clock, and ``, MESSAGE``
     - ``node a stopped`` (``..., cut off``: its lease had run out); after a colon may stand failures as above and
       ``rank 0 stopped``, separated by semicolons
+    - ``nodes a, b running``: all their workers were started; ``node a at step 9`` (``node a at steps 3 to 9``), where
+      it began to say them, ``..., since 12``, ``..., until 15``: when the first and the last were done, on our clock;
+      unsaid: now
     - ``nodes a, b stopped and ready``, ``node a succeeded``
+    - ``node a quiet since TIME: WHY`` (on our clock), ``node a busy``, ``node a told stacks, suspicion 1: rank 0 in
+      FUNCTION; rank 1 not known, WHY``
     - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
       ...``: a process survived), ``node a lost: REASON``
-    - ``cancel: WHY``, ``time passed``
+    - ``cancel: WHY``, ``restart wanted: WHY``, ``drain a wanted: WHY``: what an operator says
+    - ``time passed``
 
     What a node says is about the last generation that it was told of, unless ``of generation 1`` stands after its name.
 
-An answer is what the coordinator says, then what changed: the ledger, the phase, the deadlines. ``noted`` means that
-the machine only remembered something, ``ignored`` that it did not even do that. Before every step its state is written
-down and read back, and after it its promises are checked (``tenax.core.run_invariants``).
+An answer is what the coordinator says, then what changed: the ledger, the phase, the deadlines; with the verdict, what
+the time was spent on, if workers were said to be running. ``noted`` means that the machine only remembered something,
+``ignored`` that it did not even do that. Before every step its state is written down and read back, and after it its
+promises are checked (``tenax.core.run_invariants``).
 """
 
 from __future__ import annotations
@@ -63,6 +70,7 @@ from tenax.core import coordinator as run
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
+from tenax.core.ledger import Goodput, Spent
 from tenax.core.model import Failure, Stopped
 from tenax.core.policy import BudgetPolicy, RestartPolicy
 from tenax.core.run_invariants import RunChecker
@@ -169,7 +177,7 @@ class _Conversation:
         machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self._state)))
         says = machine.step(event, self._now)
         self._state = machine.state
-        self._checker.check(machine.state, event, says)
+        self._checker.check(machine.state, event, says, self._now)
         for say in says:
             if isinstance(say.event, fact.GenerationFormed):
                 part = say.event.assignment
@@ -186,6 +194,9 @@ class _Conversation:
             yield run.TimeWentBy()
         elif sentence.startswith("cancel: "):
             yield run.CancelRequested(sentence.removeprefix("cancel: "))
+        elif (wanted := _WANTED.fullmatch(sentence)) is not None:
+            name, why = wanted["name"], wanted["why"]
+            yield run.DrainRequested(name, why) if name else run.RestartRequested(why)
         elif (opened := _OPENED.fullmatch(sentence)) is not None:
             said = opened.groupdict(default="")
             rank, generation, restarts = int(said["rank"] or -1), int(said["generation"] or 0), int(said["used"] or 0)
@@ -264,6 +275,11 @@ class _Node:
             case "ready":
                 port = int(said["port"] or 0)
                 return word.NodeReady(generation, said["host"], port, bool(said["agent"]))
+            case "running":
+                pids = range(100 * generation, 100 * generation + self.joined.node.slots)
+                return word.WorkersRunning(generation, tuple(pids))
+            case "step":
+                return self._progress(said, generation, now)
             case "failed":
                 failure = self._failure(said["failure"], generation, now)
                 return word.FailureSeen(generation, failure, now + self.clock_ahead_s)
@@ -271,11 +287,39 @@ class _Node:
                 return self._stopped(said["ends"], bool(said["cut_off"]), generation, now)
             case "succeeded":
                 return word.NodeSucceeded(generation)
+            case "quiet":
+                ahead = self.clock_ahead_s
+                return word.NodeQuiet(generation, now + ahead, float(said["since"]) + ahead, said["why"])
+            case "busy":
+                return word.NodeBusy(generation)
+            case "stacks":
+                return self._stacks(said, generation)
             case "draining":
                 return word.NodeDraining(generation, float(said["grace"]), said["why"])
             case "will leave":
                 return word.NodeWillLeave(generation, said["why"], float(said["soon"]) if said["soon"] else None)
         return word.NodeLeft(said["why"], is_clear=not said["stuck"])
+
+    def _progress(self, said: _Said, generation: int, now: float) -> word.NodeProgress:
+        """The first worker says it for all."""
+        since, until = float(said["since"] or now), float(said["until"] or now)
+        first, last = int(said["first"] or said["last"]), int(said["last"])
+        ahead = self.clock_ahead_s
+        return word.NodeProgress(
+            generation, now + ahead, (word.WorkerProgress(0, first, last, since + ahead, until + ahead),)
+        )
+
+    def _stacks(self, said: _Said, generation: int) -> word.StacksTaken:
+        places = []
+        for each in said["places"].split("; "):
+            at = re.fullmatch(r"rank (\d+) (?:in (\w+)|not known, (.+))", each)
+            if at is None:
+                raise ScenarioError(f"{each!r} is no place; write 'rank 1 in FUNCTION' or 'rank 1 not known, WHY'")
+            rank, frames = int(at[1]), (f"train.py:1 in {at[2]}",) if at[2] else ()
+            pid, stacks = 100 * generation + rank, "its stacks" if frames else ""
+            local_rank = rank - self.first_rank
+            places.append(word.StackPlace((rank,), frames, (), stacks, at[3] or "", local_rank, pid))
+        return word.StacksTaken(generation, int(said["number"]), tuple(places))
 
     def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> word.NodeStopped:
         failures: list[Failure] = []
@@ -313,6 +357,7 @@ _OPENED = re.compile(
     rf"opened(?:, recover (?P<recover>{_NUMBER}) s)?(?:, dead rank (?P<rank>\d+))?"
     r"(?:, generation (?P<generation>\d+))?(?:, restarts used (?P<used>\d+))?"
 )
+_WANTED = re.compile(rf"(?:restart|drain (?P<name>{_NAME})) wanted: (?P<why>.+)")
 _SPOKEN = re.compile(rf"nodes? (?P<names>{_NAME}(?:, {_NAME})*)(?: of generation (?P<generation>\d+))? (?P<what>.+)")
 _SHORT = re.compile(r"(?:up(?P<how>.*)|(?P<first>stopped) and ready)")
 _FAILURE = re.compile(
@@ -334,9 +379,15 @@ _CLAUSES = {
 }
 _WORDS = {
     "ready": rf"ready(?:, store at (?P<host>{_NAME}):(?P<port>\d+))?(?P<agent>, served by the agent)?",
+    "running": r"running",
+    "step": rf"at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, since (?P<since>{_NUMBER}))?"
+    rf"(?:, until (?P<until>{_NUMBER}))?",
     "failed": r"failed: (?P<failure>.+)",
     "stopped": r"stopped(?P<cut_off>, cut off)?(?:: (?P<ends>.+))?",
     "succeeded": r"succeeded",
+    "quiet": rf"quiet since (?P<since>{_NUMBER}): (?P<why>.+)",
+    "busy": r"busy",
+    "stacks": r"told stacks, suspicion (?P<number>\d+): (?P<places>.+)",
     "draining": rf"draining, grace (?P<grace>{_NUMBER}): (?P<why>.+)",
     "will leave": rf"will leave(?:, in (?P<soon>{_NUMBER}) s)?: (?P<why>.+)",
     "left": r"left(?P<stuck>, not clear)?: (?P<why>.+)",
@@ -381,11 +432,20 @@ def describe_say(say: Say, state: CoordinatorState) -> list[str]:
         case fact.GenerationEnded(generation, why, is_late):
             return [f"{to}generation {generation} ended{', late' if is_late else ''}: {why}"]
         case fact.RunEnded(verdict):
-            return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
+            told = [*describe_verdict(verdict), *_describe_goodput(verdict.goodput)]
+            return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *told]
         case fact.JoinRefused(reason):
             return [f"{to}refused: {reason}"]
         case fact.Waiting(why):
             return [f"{to}waiting: {why}"]
+        case fact.StacksWanted(generation, number, why):
+            return [f"{to}stacks wanted, suspicion {number}, of generation {generation}: {why}"]
+        case fact.HangFound(_, report):
+            from tenax.core.hang_report import report_in_lines
+
+            return [f"{to}hang found", *(f"    {line}" for line in report_in_lines(report))]
+        case fact.HangOver(generation):
+            return [f"{to}generation {generation} goes on"]
         case fact.LeaveRequested(why):
             return [f"{to}asked to leave: {why}"]
         case fact.LeaveNoticed(_, host, why, in_s):
@@ -412,6 +472,23 @@ def _ranks(first: int, count: int) -> str:
     return f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
 
 
+def _describe_goodput(goodput: Goodput | None) -> list[str]:
+    """Only of a run whose workers were seen to run: of others it says nothing that the times do not."""
+    if goodput is None or not goodput.spent.training_s + goodput.spent.lost_s:
+        return []
+    parts = [f"{name.removesuffix('_s')} {say_time(getattr(goodput.spent, name))} s" for name in _SPENT]
+    if goodput.lost_steps:
+        parts.append(f"lost steps {goodput.lost_steps}")
+    for what, mean in (("detected", goodput.to_detect), ("recovered", goodput.to_recover)):
+        if mean.seconds is not None:
+            parts.append(f"{what} within {say_time(mean.seconds)} s")
+    return [f"    spent: {', '.join(parts)}"]
+
+
+_SPENT = Spent.__struct_fields__
+
+
 def _ledger(state: CoordinatorState) -> str:
     changes, drains = state.membership_changes, state.drains
-    return f"restarts {state.restarts_used}, membership changes {changes}, drains {drains}"
+    requests = f", requests {state.requests}" if state.requests else ""
+    return f"restarts {state.restarts_used}, membership changes {changes}, drains {drains}{requests}"

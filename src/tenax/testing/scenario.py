@@ -35,6 +35,7 @@ Lines that begin in the first column are the script; blank lines and those that 
       The verdict names the failures that this node told of, or if there are none and the outcome is ``failed``, one of
       another node.
     - ``join refused: REASON``, ``waiting: TEXT``, ``fenced: WHY``
+    - ``leave requested: WHY``: an operator wants this node to leave
     - ``leave noticed from HOST: WHY`` and ``notice: WHY``; before the colon may stand ``, in 120 s``
     - ``worker 0 started as PID``, ``worker 0 not started, EXITCODE: REASON``
     - ``worker 0 exited EXITCODE`` (``...: FAULT``), ``worker 0 killed by SIGNAL``; before the colon may stand
@@ -42,6 +43,9 @@ Lines that begin in the first column are the script; blank lines and those that 
     - ``worker 0 examined`` (``..., raised at TIME``) (``..., with stacks``) (``...: MESSAGE``)
     - ``worker 0 did not leave SCOPE within SECONDS s, SIGNAL`` (without a signal: it only wants it to be said), and
       ``worker 0 refused its stacks: WHY``
+    - ``worker 0 at step 9`` (``worker 0 at steps 3 to 9``) (``..., in PHASE``): what it has written down
+    - ``quiet since TIME: WHY`` (``..., worker 0 is stopped: WHY``), ``movement``, ``stacks wanted, suspicion 1: WHY``,
+      ``stacks read, suspicion 1: worker 0 in FUNCTION; worker 1 in FUNCTION``, ``hang found``, ``hang over``
     - ``node cleared``, ``signal SIGNAL`` (``..., grace SECONDS``), ``keeper lost: REASON``, ``time passed``
 
     Facts about a worker or the node mean the machine's current generation unless they say ``of generation 1`` after
@@ -69,7 +73,7 @@ from tenax.core.agent import AgentMachine, AgentState, Phase, stopped_workers
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantBroken, InvariantChecker
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict, when_it_began
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict, by_cause
 
 __all__ = [
     "Scenario",
@@ -258,7 +262,7 @@ def _run_ended(outcome: str, why: str, sent_at: str | None, now: float, state: A
     if outcome not in {each.value for each in Outcome}:
         known = ", ".join(each.value for each in Outcome)
         raise ScenarioError(f"{outcome!r} is no outcome; there are {known}")
-    failures, stopped = sorted(state.failures, key=when_it_began), stopped_workers(state)
+    failures, stopped = sorted(state.failures, key=by_cause), stopped_workers(state)
     if outcome == Outcome.SUCCEEDED.value:
         failures, stopped = [], ()
     elif outcome == Outcome.FAILED.value and not failures:
@@ -278,6 +282,12 @@ def _run_ended(outcome: str, why: str, sent_at: str | None, now: float, state: A
 
 def _started(said: _Said) -> AnyEvent:
     return fact.WorkerStarted(int(said["generation"]), int(said["rank"]), int(said["pid"]))
+
+
+def _at_step(said: _Said) -> AnyEvent:
+    rank, first, last = int(said["rank"]), int(said["first"] or said["last"]), int(said["last"])
+    progress = word.WorkerProgress(rank, first, last, 1.0, 2.0, said["phase"])
+    return fact.ProgressSeen(int(said["generation"]), (progress,))
 
 
 def _not_started(said: _Said) -> AnyEvent:
@@ -310,6 +320,26 @@ def _late(said: _Said) -> AnyEvent:
     signal = parse_signal(said["signal"]) if said["signal"] else 0
     pid = 100 * generation + rank  # as ``generation 1 up`` has it
     return fact.ScopeExpired(generation, rank, pid, said["scope"], after_s, 1e9, signal)
+
+
+def _quiet(said: _Said) -> AnyEvent:
+    stopped = (int(said["stopped"]),) if said["stopped"] else ()
+    return fact.QuietSeen(int(said["generation"]), float(said["since"]), said["why"], stopped)
+
+
+def _stacks_read(said: _Said) -> AnyEvent:
+    workers = []
+    for each in said["workers_at"].split("; "):
+        at = re.fullmatch(r"worker (\d+) in (\w+)", each)
+        if at is None:
+            raise ScenarioError(f"{each!r} says nothing of stacks; write 'worker 0 in FUNCTION'")
+        dump = f'Current thread 0x1 (most recent call first):\n  File "train.py", line 1 in {at[2]}'
+        workers.append(fact.WorkerStacks(int(at[1]), dump))
+    return fact.StacksRead(int(said["generation"]), int(said["number"]), tuple(workers))
+
+
+def _hang(generation: int) -> word.HangReport:
+    return word.HangReport(generation, nodes=1, workers=1, quiet_s=60.0, why="no step", places=())
 
 
 def evidence(message: str, raised_at: float | None) -> Evidence:
@@ -348,10 +378,12 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
             lambda said: fact.GenerationEnded(int(said["generation"]), said["why"], bool(said["late"])),
         ),
         (r"join refused: (?P<reason>.+)", lambda said: fact.JoinRefused(said["reason"])),
+        (r"leave requested: (?P<why>.+)", lambda said: fact.LeaveRequested(said["why"])),
         (r"waiting: (?P<why>.+)", lambda said: fact.Waiting(said["why"])),
         (rf"fenced{_OF}: (?P<why>.+)", lambda said: fact.Fenced(int(said["generation"]), said["why"])),
         (rf"leave noticed{_OF} from (?P<host>[^\s,:]+){_IN}: (?P<why>.+)", _noticed),
         (rf"notice{_IN}: (?P<why>.+)", lambda said: fact.NoticeReceived(said["why"], _seconds(said["in_s"]))),
+        (rf"{_WORKER} at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, in (?P<phase>.+))?", _at_step),
         (rf"{_WORKER} started as (?P<pid>\d+)", _started),
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
         (rf"{_WORKER} exited (?P<code>\d+){_HOW}(?:: (?P<fault>.+))?", _exited),
@@ -369,6 +401,18 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
             rf"{_WORKER} refused its stacks: (?P<why>.+)",
             lambda said: fact.StacksRefused(int(said["generation"]), int(said["rank"]), said["why"]),
         ),
+        (
+            rf"quiet{_OF} since (?P<since>[\d.]+)(?:, worker (?P<stopped>\d+) is stopped)?: (?P<why>.+)",
+            _quiet,
+        ),
+        (rf"movement{_OF}", lambda said: fact.MovementSeen(int(said["generation"]))),
+        (
+            rf"stacks wanted{_OF}, suspicion (?P<number>\d+): (?P<why>.+)",
+            lambda said: fact.StacksWanted(int(said["generation"]), int(said["number"]), said["why"]),
+        ),
+        (rf"stacks read{_OF}, suspicion (?P<number>\d+): (?P<workers_at>.+)", _stacks_read),
+        (rf"hang found{_OF}", lambda said: fact.HangFound(int(said["generation"]), _hang(int(said["generation"])))),
+        (rf"hang over{_OF}", lambda said: fact.HangOver(int(said["generation"]))),
         (rf"node cleared{_OF}", lambda said: fact.NodeCleared(int(said["generation"]))),
         (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
         (r"keeper lost: (?P<reason>.+)", lambda said: fact.KeeperLost(said["reason"])),
@@ -422,6 +466,14 @@ def describe_command(command: AnyCommand) -> list[str]:
             return [f"signal generation {generation} with {Signals(signal).name}: {why}"]
         case order.DumpStacks(generation=generation, local_rank=local_rank):
             return [f"dump the stacks of worker {local_rank} of generation {generation}"]
+        case order.ReadStacks(generation=generation, local_ranks=local_ranks):
+            workers = "worker" if len(local_ranks) == 1 else "workers"
+            ranks = ", ".join(map(str, local_ranks))
+            return [f"read the stacks of {workers} {ranks} of generation {generation}"]
+        case order.ReportHang(generation=generation):
+            return [f"report the hang of generation {generation}"]
+        case order.ReportMovement(generation=generation):
+            return [f"report that generation {generation} moves again"]
         case order.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
             whom = f"worker {local_rank} of generation {generation}, pid {pid}"
             return [f"end {whom}, with {Signals(signal).name}: {why}"]
@@ -439,6 +491,12 @@ def _describe_message(message: word.FromNode) -> Iterator[str]:
     match message:
         case word.NodeReady(generation):
             yield f"tell ready after generation {generation}" if generation else "tell ready"
+        case word.WorkersRunning(_, pids):
+            yield f"tell running: {', '.join(map(str, pids))}"
+        case word.NodeProgress(_, _, workers):
+            for each in workers:
+                steps = f"steps {each.first_step} to {each.last_step}"
+                yield f"tell progress of worker {each.local_rank}: {steps}{f', in {each.phase}' if each.phase else ''}"
         case word.FailureSeen(_, failure):
             yield f"tell failure of rank {failure.global_rank} (pid {failure.pid}): {say_end(failure.exit_code)}"
         case word.NodeStopped(_, _, failures, stopped, was_cut_off):
@@ -446,6 +504,14 @@ def _describe_message(message: word.FromNode) -> Iterator[str]:
             yield from describe_failures(failures, stopped)
         case word.NodeSucceeded():
             yield "tell succeeded"
+        case word.NodeQuiet(_, _, since, why):
+            yield f"tell quiet since {since:g}: {why}"
+        case word.NodeBusy():
+            yield "tell busy"
+        case word.StacksTaken(_, _, places):
+            yield "tell where workers are"
+            for place in places:
+                yield f"{_INDENT}ranks {', '.join(map(str, place.ranks))}: {place.why or place.frames[0]}"
         case word.NodeDraining(_, grace_s, why):
             yield f"tell draining, grace {grace_s:g}: {why}"
         case word.NodeWillLeave(_, why, in_s):
@@ -474,6 +540,8 @@ def describe_verdict(verdict: Verdict) -> Iterator[str]:
         counts.append(f"membership changes {verdict.membership_changes}")
     if verdict.drains:
         counts.append(f"drains {verdict.drains}")
+    if verdict.requests:
+        counts.append(f"requests {verdict.requests}")
     if verdict.signal:
         counts.append(f"by {Signals(verdict.signal).name}")
     yield _INDENT + ", ".join(counts)

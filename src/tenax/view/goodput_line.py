@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tenax.core.ledger import Goodput
 
 _SHORT_S = 10.0  # of a run that took no longer, and in which nothing failed, only the first part is said
+_AT_ONCE_S = 0.0005
 _PARTS = (
     ("starting_s", "starting"),
     ("waiting_s", "waiting"),
@@ -41,7 +42,7 @@ def failures_in_words(goodput: Goodput) -> str:
     """How fast failures were noticed and got over. Empty: there were none."""
     said = []
     if (to_detect_s := goodput.to_detect.seconds) is not None:
-        said.append(f"detected in {duration_in_words(to_detect_s)}")
+        said.append("detected at once" if to_detect_s < _AT_ONCE_S else f"detected in {duration_in_words(to_detect_s)}")
     if (to_recover_s := goodput.to_recover.seconds) is not None:
         said.append(f"recovered in {duration_in_words(to_recover_s)}")
     if not said:

@@ -10,10 +10,13 @@ from tenax.core import messages as word
 from tenax.core.events import (
     GenerationEnded,
     GenerationFormed,
+    HangFound,
+    HangOver,
     JoinRefused,
     LeaveNoticed,
     LeaveRequested,
     RunEnded,
+    StacksWanted,
     Waiting,
 )
 
@@ -112,6 +115,15 @@ def _said_in_words(say: Say) -> str:
             return f"{host} will leave: {why}"
         case LeaveRequested(why):
             return f"asked to leave: {why}"
+        case StacksWanted(_, _, why):
+            return f"nothing moves ({why}): where are your workers?"
+        case HangFound(generation, report):
+            from tenax.core.hang_report import reason_of
+
+            who = f"rank {report.places[0].ranks[0]} " if report.places else ""
+            return f"generation {generation} hangs: {who}{reason_of(report)}"
+        case HangOver(generation):
+            return f"generation {generation} moves again"
         case Waiting(why):
             return why
     return ""
@@ -137,6 +149,13 @@ def _in_words(message: word.FromNode) -> str:
             return f"has stopped its workers of generation {generation}{found}"
         case word.NodeSucceeded(generation):
             return f"has succeeded in generation {generation}"
+        case word.NodeQuiet(generation, sent_at, since, why):
+            return f"sees nothing move in generation {generation} for {sent_at - since:.0f} s ({why})"
+        case word.NodeBusy(generation):
+            return f"sees its workers move in generation {generation}"
+        case word.StacksTaken(generation, _, places):
+            count = sum(len(place.ranks) for place in places)
+            return f"told where its {'worker is' if count == 1 else f'{count} workers are'}"
         case word.NodeDraining(_, grace_s, why):
             return f"was asked to leave ({why}); its workers have {grace_s:g} s"
         case word.NodeWillLeave(_, why, in_s):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.coordinator import NodePhase, RunPhase
+from tenax.core.coordinator import NodePhase, RunPhase, hang_in_words
 from tenax.core.ledger import Goodput, Spent
 from tenax.view.run_story import RunStory
 
@@ -110,6 +110,8 @@ class RunStatus(Value, frozen=True, omit_defaults=False):
     goodput: Goodput
     outcome: str = ""  # once it is over
     why: str = ""
+    hang: str = ""  # that nothing moves, and who is elsewhere, if that is suspected or found
+    mark: str = ""  # another one: something has changed
 
 
 def status_of(
@@ -141,6 +143,7 @@ def status_of(
         goodput=state.ledger.goodput(now),
         outcome=verdict.outcome.value if verdict is not None else "",
         why=verdict.why if verdict is not None else "",
+        hang=hang_in_words(state, now),
     )
 
 

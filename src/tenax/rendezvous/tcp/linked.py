@@ -257,6 +257,8 @@ class LinkedRendezvous(ABC):
             last_call_s=settings.last_call_s,
             scale_up=settings.scale_up,
             serving_node=self._info.node_id,
+            on_hang=self._node.settings.on_hang,
+            hang_after_s=self._node.settings.hang_after_s,
         )
 
     def _patience(self) -> float:

@@ -50,6 +50,7 @@ _ANSWERS_KEPT = 16  # that a node has not acknowledged
 _LAST_WORDS_S = 1.0  # for all links together, when the server closes
 _CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
 _MOST_ASKED = 1024  # requests that nodes have not answered
+_MOST_OPERATORS = 256
 _OPERATOR_S = 60.0  # how long an operator's link may be quiet
 _RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
 
@@ -139,6 +140,7 @@ class CoordinatorServer:
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
         self._strangers = 0
+        self._operators = 0
         self._nodes: dict[str, _Peer] = {}
         # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
         self._absent: dict[str, tuple[float, str]] = {}
@@ -292,7 +294,9 @@ class CoordinatorServer:
         elif hello.run_id != self._settings.run_id:
             self._refuse(
                 peer,
-                f"this endpoint serves the run {self._settings.run_id!r}, and the node was started for "
+                f"this endpoint serves the run {self._settings.run_id!r}, not {hello.run_id!r}"
+                if hello.is_operator
+                else f"this endpoint serves the run {self._settings.run_id!r}, and the node was started for "
                 f"{hello.run_id!r}; use another port, or the same --rdzv-id on every node",
                 is_final=not self.is_over,
             )
@@ -306,13 +310,18 @@ class CoordinatorServer:
             self._send(peer, wire.encode(wire.Challenge(peer.nonce, proof)))
 
     def _on_proof(self, peer: _Peer, hello: wire.Hello, proof: wire.Proof) -> None:
-        if not wire.is_same(proof.proof, wire.prove(self._secret, "agent", hello, peer.nonce)):
+        who = "operator" if hello.is_operator else "agent"  # nobody on the way can make one of the other
+        if not wire.is_same(proof.proof, wire.prove(self._secret, who, hello, peer.nonce)):
             self._refuse(peer, WRONG_SECRET)
+            return
+        if hello.is_operator and self._operators >= _MOST_OPERATORS:
+            self._refuse(peer, f"{self._operators} operators are asking already", is_final=False)
             return
         peer.is_trusted = True
         peer.is_operator = hello.is_operator
         if peer.is_operator:
             self._strangers -= 1
+            self._operators += 1
             self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s)))
             return
         peer.node_id = hello.node_id
@@ -428,6 +437,8 @@ class CoordinatorServer:
         self._peers.discard(peer)
         if not peer.is_trusted:
             self._strangers -= 1
+        elif peer.is_operator:
+            self._operators -= 1
         self._selector.unregister(peer.descriptor)
         if is_flushed:
             peer.link.flush(0.0)

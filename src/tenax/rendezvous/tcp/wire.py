@@ -200,7 +200,7 @@ class FrameReader:
 
 
 def prove(secret: bytes, who: str, hello: Hello, server_nonce: bytes) -> bytes:
-    """That ``who`` ("agent" or "coordinator") knows the secret, for this connection only."""
+    """That ``who`` ("agent", "operator" or "coordinator") knows the secret, for this connection only."""
     import hmac
 
     parts = (who.encode(), hello.run_id.encode(), hello.node_id.encode(), hello.nonce, server_nonce)

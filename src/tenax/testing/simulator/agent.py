@@ -23,7 +23,7 @@ from tenax.core.model import AgentSettings
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.network import FIN, RESET
 from tenax.testing.simulator.process import Process
-from tenax.testing.simulator.scheduler import Plan, give_up
+from tenax.testing.simulator.scheduler import Plan, give_up, is_due
 from tenax.testing.simulator.server import Server
 from tenax.testing.simulator.setup import ENDPOINT
 from tenax.testing.simulator.workers import Keeper
@@ -129,8 +129,8 @@ class AgentProcess(Process):
 
     def _time_passed(self) -> None:
         deadline, self._deadline = self._deadline, None
-        if deadline is not None and deadline == self.state.next_deadline():
-            self.step(fact.TimePassed(), deadline)  # sums of seconds differ in their last digits
+        if deadline is not None and deadline == self.state.next_deadline() and is_due(deadline, self.clock()):
+            self.step(fact.TimePassed(), deadline)
         self._plan_deadline()
 
     def _obey(self, command: AnyCommand) -> None:

@@ -96,7 +96,7 @@ class Checks:
         if server.agent.host.index != ENDPOINT:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, which is not the endpoint")
 
-    def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+    def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Say], now: float) -> None:
         parts: dict[str, Assignment] = {}
         last = self.formations[-1].parts if self.formations else {}
         for say in says:
@@ -115,7 +115,7 @@ class Checks:
         self._check_ledger(server)
         self._check_bounds(server)
         if self.cluster.parts.are_checked_inside:
-            server.checker.check(server.state, event, says)
+            server.checker.check(server.state, event, says, now)
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation

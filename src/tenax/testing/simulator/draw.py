@@ -31,6 +31,8 @@ KINDS: dict[str, tuple[float, float, float]] = {
     "join": (1.5, 0.0, 0.0),
     "replace": (1.5, 0.0, 0.0),
     "cancel": (0.3, 0.0, 0.0),
+    "restart_wanted": (0.5, 0.0, 0.0),
+    "dismiss": (0.5, 0.0, 0.0),
 }
 
 

@@ -20,6 +20,8 @@ number that is taken modulo how many there are at that moment, so that a plan st
     join        a new place on host a (modulo one more than there are)
     replace     an agent with the name of agent a is started on another host, while the old one lives on
     cancel      an operator ends the run
+    restart_wanted  an operator wants all workers to be started again
+    dismiss     an operator wants agent a to leave
 
 A jump of the wall clock is no fault here: nobody reads one (see ``network.py``).
 """
@@ -33,7 +35,7 @@ import msgspec
 
 from tenax.core import events as fact
 from tenax.core.agent import SIGINT, SIGTERM
-from tenax.core.coordinator import CancelRequested
+from tenax.core.coordinator import CancelRequested, DrainRequested, RestartRequested
 from tenax.testing.simulator.network import MOST_SLOWNESS
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
@@ -255,4 +257,14 @@ class Faults:
     def _cancel(self, _: Fault) -> None:
         server = self.cluster.server
         if server is not None:
-            server.agent.do(server.cancel, CancelRequested("an operator ended the run"))
+            server.agent.do(server.operator_says, CancelRequested("an operator ended the run"))
+
+    def _restart_wanted(self, _: Fault) -> None:
+        server = self.cluster.server
+        if server is not None:
+            server.agent.do(server.operator_says, RestartRequested("an operator wants a restart"))
+
+    def _dismiss(self, fault: Fault) -> None:
+        server, agent = self.cluster.server, self._agent(fault.a)
+        if server is not None and agent is not None:
+            server.agent.do(server.operator_says, DrainRequested(agent.info.node_id, "an operator wants it to leave"))

@@ -270,5 +270,5 @@ class Liveness:
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
-        server.agent.do(server.cancel, CancelRequested("an operator ended the run"))
+        server.agent.do(server.operator_says, CancelRequested("an operator ended the run"))
         self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)

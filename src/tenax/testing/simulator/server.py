@@ -19,7 +19,7 @@ from tenax.core.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
 from tenax.testing.simulator.network import FIN, RESET, Clocks, End
-from tenax.testing.simulator.scheduler import Plan, give_up
+from tenax.testing.simulator.scheduler import Plan, give_up, is_due
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,7 +91,7 @@ class Server:
                 f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
             )
             self._note(f"{describe(event)} -> {answers}{phases}")
-        self.cluster.checks.stepped(self, event, says)
+        self.cluster.checks.stepped(self, event, says, now)
         self._write_marker()
         for say in says:
             self._deliver(say)
@@ -116,7 +116,7 @@ class Server:
         is_sure = self.cluster.schedule.now - max(self._opened_at, network.slow_until) > _SURE_AFTER_S
         return 0.0 if is_sure else network.slowest_s
 
-    def cancel(self, event: AnyCoordinatorEvent) -> None:
+    def operator_says(self, event: AnyCoordinatorEvent) -> None:
         """An operator's word."""
         if self.is_open:
             self._step(event)
@@ -133,7 +133,7 @@ class Server:
         deadline, self._deadline = self._deadline, None
         if not self.is_open:
             return
-        if deadline is not None and deadline == self.state.next_deadline():
+        if deadline is not None and deadline == self.state.next_deadline() and is_due(deadline, self.agent.clock()):
             self._step(TimeWentBy(), deadline)
         self._plan_deadline()
 

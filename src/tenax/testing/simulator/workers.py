@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from tenax.core import events as fact
 from tenax.core.agent import SIGKILL
 from tenax.core.commands import ExamineFailure
+from tenax.core.messages import WorkerProgress
 from tenax.core.model import Evidence
 from tenax.testing.simulator.scheduler import Plan, give_up
 
@@ -42,10 +43,25 @@ class Worker:
         self.failed_at: float | None = None  # when what ended it was raised
         self.wrote_error = False
         self.is_stuck = False
+        self.began_at: float | None = None
+        self.ended_at: float | None = None
 
     @property
     def generation(self) -> int:
         return self.assignment.generation
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says which step it is at. Some scripts do."""
+        return self.began_at is not None and self.global_rank % 2 == 0
+
+    def progress(self, now: float) -> WorkerProgress:
+        """Ten steps a second, and the last two seconds of a generation are not saved."""
+        assert self.began_at is not None
+        until = now if self.ended_at is None else self.ended_at
+        first, count, ahead = int(10 * self.began_at), int(10 * (until - self.began_at)), self.keeper.agent.host.offset
+        began_at = self.began_at + ahead
+        return WorkerProgress(self.local_rank, first - 20, first - 20 + count, began_at, began_at + count / 10)
 
     def __str__(self) -> str:
         return f"rank {self.global_rank} of generation {self.generation} on {self.keeper.agent.label}"
@@ -125,7 +141,7 @@ class Keeper:
             self._tell(fact.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127))
             self._spread(worker)
             return
-        worker.is_alive = True
+        worker.is_alive, worker.began_at = True, cluster.schedule.now
         cluster.checks.began(worker)
         if dice.random() < habits.leaves_behind:
             self.leftovers = worker.formation
@@ -186,7 +202,7 @@ class Keeper:
 
     def _ends(self, worker: Worker) -> None:
         if worker.is_alive:
-            worker.is_alive = False
+            worker.is_alive, worker.ended_at = False, self.cluster.schedule.now
             self.cluster.checks.ended(worker)
 
     def _spread(self, worker: Worker) -> None:
@@ -247,6 +263,8 @@ class Keeper:
     def _tell_if_clear(self) -> None:
         if self._is_clearing and not self._has_stuck:
             generation, self._is_clearing = self._is_clearing, 0
+            if said := tuple(each.progress(self.cluster.schedule.now) for each in self.workers.values() if each.counts):
+                self._tell(fact.ProgressSeen(generation, said))
             self._tell(fact.NodeCleared(generation))
 
     def examine(self, order: ExamineFailure) -> None:

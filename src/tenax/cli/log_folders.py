@@ -1,0 +1,164 @@
+"""Log folders: the lines of a run that is over, or was killed, from the files it left on this host.
+
+The journal tells which generation had which folder, and who had which rank in it; the times beside the log files tell
+when lines came. Files without them (of an older tenax, or copied alone) are shown one after the other, which is said.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from tenax.cli.flags import UsageError
+from tenax.cli.job import NoSuchJob
+from tenax.core.commands import StartWorkers
+from tenax.logs.recall import Query, Source, following, last
+from tenax.logs.times import SUFFIX
+from tenax.runtime.journal import JournalUnreadable, read_journal
+from tenax.runtime.log_answers import STREAMS, RankSet, shown
+from tenax.view.log_lines import LeftOut, LogLine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax.cli.logs import Choice, Page
+    from tenax.logs.recall import Recalled
+
+_JOURNAL = "journal.jsonl"
+_MOST_NAMED = 8
+
+
+class LogOfWorker(msgspec.Struct, frozen=True):
+    """One file that is there."""
+
+    path: str
+    generation: int
+    rank: int
+    local_rank: int
+    stream: str
+
+    def line(self, at: float, data: bytes) -> LogLine:
+        return LogLine(at, self.rank, self.local_rank, self.stream, self.generation, shown(data))
+
+
+def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
+    """Show the chosen lines of these folders. Raises ``UsageError`` and ``NoSuchJob``."""
+    logs = [log for folder in run_folders(folders) for log in logs_in(folder)]
+    if not logs:
+        raise NoSuchJob("this run has kept no lines in files; 'tenax run --redirects 3' or '--tee 3' does")
+    chosen = _chosen(logs, choice)
+    without = [
+        log for log in chosen if not os.path.exists(os.fsencode(log.path) + SUFFIX) and os.path.getsize(log.path)
+    ]
+    if without and len(chosen) > 1:
+        page.note(
+            f"{len(without)} of {len(chosen)} files have no times beside them: they come first, one after another"
+        )
+    if choice.last >= 0:
+        recalled = _look(chosen, choice, [-1] * len(chosen), last)
+        _show(chosen, recalled, page)
+        return
+    positions = [0] * len(chosen)
+    while chosen and not page.is_closed:
+        recalled = _look(chosen, choice, positions, following)
+        _show(chosen, recalled, page)
+        positions = recalled.positions
+        if not recalled.is_more:
+            break
+
+
+def _chosen(logs: list[LogOfWorker], choice: Choice) -> list[LogOfWorker]:
+    ranks = RankSet(choice.ranks)
+    generation = choice.generation or max(log.generation for log in logs)
+    return [
+        log
+        for log in logs
+        if log.rank in ranks and generation in (-1, log.generation) and choice.stream in ("", log.stream)
+    ]
+
+
+def _look(
+    chosen: list[LogOfWorker], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], Recalled]
+) -> Recalled:
+    query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
+    sources: list[Source] = []
+    try:
+        for log, start in zip(chosen, starts, strict=True):
+            sources.append(Source(group=log.generation, path=os.fsencode(log.path), in_memory=False, start=start))
+        return how(sources, query)
+    finally:
+        for source in sources:
+            source.close()
+
+
+def _show(chosen: list[LogOfWorker], recalled: Recalled, page: Page) -> None:
+    page.show(chosen[line.source].line(line.at, line.text) for line in recalled.lines)
+    page.leave_out(
+        LeftOut(log.rank, log.local_rank, log.stream, log.generation, count, why)
+        for log, count, why in ((chosen[index], count, why) for index, count, why in recalled.left_out)
+    )
+
+
+# --- what is in a folder ----------------------------------------------------------------------------------------------
+
+
+def run_folders(folders: list[str]) -> list[str]:
+    """Folders of runs: those that were named; of a log folder, those of the only run there. Raises ``UsageError``."""
+    found: list[str] = []
+    for folder in folders:
+        if os.path.exists(os.path.join(folder, _JOURNAL)):
+            found.append(folder)
+            continue
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError as error:
+            raise UsageError(f"the folder {folder!r} cannot be read: {error.strerror}") from error
+        inside = [os.path.join(folder, name) for name in names if os.path.exists(os.path.join(folder, name, _JOURNAL))]
+        if not inside:
+            raise UsageError(f"{folder!r} is not the log folder of a run: there is no {_JOURNAL} in it")
+        if len({_read(os.path.join(each, _JOURNAL))[0] for each in inside}) > 1:
+            named = ", ".join(os.path.basename(each) for each in inside[:_MOST_NAMED])
+            more = f" and {len(inside) - _MOST_NAMED} more" if len(inside) > _MOST_NAMED else ""
+            raise UsageError(f"there are several runs in {folder!r}; name one: {named}{more}")
+        found += inside
+    return found
+
+
+def logs_in(folder: str) -> list[LogOfWorker]:
+    """The files of a run's folder, in the order of generations and ranks. Raises ``UsageError``."""
+    logs: list[LogOfWorker] = []
+    attempts: dict[int, int] = {}  # how many folders a restart count has had
+    for journal in _journals(folder):
+        _, starts, workers = _read(journal)
+        for start in starts:
+            place = start.assignment
+            number = attempts.get(place.restarts_used, 0)
+            attempts[place.restarts_used] = number + 1
+            attempt = f"attempt_{place.restarts_used}" + (f".{number}" if number else "")
+            for local_rank in range(workers):
+                for stream in STREAMS.values():
+                    path = os.path.join(folder, attempt, str(local_rank), f"{stream}.log")
+                    if os.path.isfile(path):
+                        rank = place.first_global_rank + local_rank
+                        logs.append(LogOfWorker(path, place.generation, rank, local_rank, stream))
+    return logs
+
+
+def _journals(folder: str) -> list[str]:
+    """Several if the folder was used by several runs, one after the other."""
+    found = [os.path.join(folder, _JOURNAL)]
+    while os.path.exists(following_one := os.path.join(folder, f"journal.{len(found)}.jsonl")):
+        found.append(following_one)
+    return found
+
+
+def _read(path: str) -> tuple[str, list[StartWorkers], int]:
+    """The run's id, its starts of workers, and how many workers each had."""
+    try:
+        header, steps, _ = read_journal(path)
+    except JournalUnreadable as error:
+        raise UsageError(str(error)) from error
+    starts = [command for step in steps for command in step.commands if isinstance(command, StartWorkers)]
+    return header.settings.run_id, starts, header.settings.local_world_size

@@ -1,0 +1,268 @@
+"""``tenax logs [RUN_ID or FOLDER]``: lines of any worker, of a run that goes on or of one that is over.
+
+Of a running job the nodes are asked (``live_lines``), of one that is over the files are read (``log_folders``); both
+give the same lines, and here they are shown.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from tenax.cli.flags import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tenax.cli.job import Words
+    from tenax.view.log_lines import LeftOut, LogLine
+
+USAGE = """\
+usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
+                  [--last N] [--since TIME] [--follow] [--times]
+
+Show what workers have printed, on whatever node they are, merged by time, each line with the worker's rank in front.
+
+  tenax logs                            the last 100 lines of the only run on this host
+  tenax logs my-run --rank 0,3-5        ... of these ranks
+  tenax logs my-run --follow            go on as lines come, also of the next generations; Ctrl-C ends it
+  tenax logs my-run --generation 3      why did generation 3 end? (all: every generation that is known)
+  tenax logs my-run --stream stderr --grep Error --last all
+  tenax logs my-run --since 10m         the last ten minutes (30s, 10m, 2h, 1d)
+  tenax logs /logs/my-run_d9ceea0a      a run that is over: from the files in its folder; several folders are merged
+
+--last N     so many lines of all that are chosen together (default: 100); all: everything that is there
+--times      show when each line came, on its node's clock
+
+Without files a node remembers the last 64 KiB of each stream, and as much of the last generations; with --redirects 3
+or --tee 3 of 'tenax run' everything is there. What is not there any more is said.
+
+"""
+
+_EXIT_CODES = """\
+
+Exit code 0: there were lines. 1: there were none, or nobody could be asked. 2: wrong usage.
+"""
+_DEFAULT_LAST = 100
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92, 95, 94)
+_RESET = "\x1b[0m"
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """Which lines are wanted."""
+
+    ranks: str = ""
+    generation: int = 0
+    stream: str = ""
+    containing: str = ""
+    last: int = _DEFAULT_LAST  # -1: all
+    since: float = 0.0  # seconds since the epoch
+
+
+def logs_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax logs ARGV`` asks, and return the exit code."""
+    from tenax.cli.job import PLACE_HELP, guarded
+
+    return guarded("logs", argv, USAGE + PLACE_HELP + _EXIT_CODES, _logs)
+
+
+def _logs(argv: Sequence[str]) -> int:
+    from tenax.cli.job import NoSuchJob, find_job, only_word, read_words, wanted
+
+    words = read_words(
+        argv,
+        switches=("--follow", "-f", "--times"),
+        values=("--rank", "--generation", "--stream", "--grep", "--last", "-n", "--since"),
+    )
+    choice = choice_of(words)
+    follows = bool(words.switches & {"--follow", "-f"})
+    page = Page(has_times="--times" in words.switches, begins_with_divider=choice.generation < 0)
+    folders = [word for word in words.plain if is_folder(word)] if "endpoint" not in words.values else []
+    if folders:
+        if len(folders) < len(words.plain):
+            raise UsageError("either folders or a run that is running, not both")
+        return _from_folders(folders, choice, page, follows)
+    meant = wanted(words, only_word(words, "run"))
+    try:
+        job = find_job(meant)
+    except NoSuchJob:
+        folder = "" if meant.endpoint else _folder_of_ended_run(meant.run_id)
+        if not folder:
+            raise
+        page.note(f"the run {meant.run_id!r} is over; this is from its folder {folder}")
+        return _from_folders([folder], choice, page, follows=False)
+    from tenax.cli.live_lines import follow, recent
+
+    with job:
+        (follow if follows else recent)(job, choice, page)
+    return page.exit_code(0 if follows else 1)
+
+
+def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool) -> int:
+    from tenax.cli.log_folders import lines_of
+
+    if follows:
+        raise UsageError("a folder is read as it is; --follow is for a run that is running")
+    lines_of(folders, choice, page)
+    return page.exit_code(1)
+
+
+def is_folder(word: str) -> bool:
+    """Whether a folder is meant rather than a run."""
+    if os.path.isdir(word) and (os.sep in word or os.path.exists(os.path.join(word, "journal.jsonl"))):
+        return True
+    if os.sep in word or word in (os.curdir, os.pardir):
+        if os.path.isdir(word):
+            return True
+        raise UsageError(f"there is no folder {word!r}")
+    return False
+
+
+def _folder_of_ended_run(run_id: str) -> str:
+    """Where it left its files, if it ran here and is over."""
+    from tenax.runtime.door import last_runs
+
+    if not run_id:
+        return ""
+    try:
+        ended = last_runs()
+    except OSError:  # no folder of ours: then nobody has noted anything
+        return ""
+    for run in ended:
+        if run_id in (run.run_id, str(run.pid)) and run.log_dir and os.path.isdir(run.log_dir):
+            return run.log_dir
+    return ""
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def choice_of(words: Words) -> Choice:
+    """From words to a choice. Raises ``UsageError``."""
+    from tenax.runtime.log_answers import STREAMS, RankSet, WrongRequest
+
+    values = words.values
+    ranks, stream = values.get("--rank", ""), values.get("--stream", "")
+    try:
+        RankSet(ranks)
+    except WrongRequest as error:
+        raise UsageError(f"--rank {error}") from None
+    if stream and stream not in STREAMS.values():
+        raise UsageError(f"--stream is stdout or stderr, not {stream!r}")
+    since = _since(values["--since"]) if "--since" in values else 0.0
+    written = values.get("--last", values.get("-n", "all" if since else str(_DEFAULT_LAST)))
+    return Choice(
+        ranks=ranks,
+        generation=_number("--generation", values.get("--generation", "0"), "all"),
+        stream=stream,
+        containing=values.get("--grep", ""),
+        last=_number("--last", written, "all"),
+        since=since,
+    )
+
+
+def _number(flag: str, written: str, word_for_all: str) -> int:
+    if written == word_for_all:
+        return -1
+    if not written.isdecimal() or len(written) > 9:
+        raise UsageError(f"{flag} takes a number or {word_for_all!r}, not {written!r}")
+    return int(written)
+
+
+def _since(written: str) -> float:
+    import time
+
+    number, unit = (written[:-1], written[-1]) if written[-1:] in _UNITS else (written, "s")
+    try:
+        seconds = float(number) * _UNITS[unit]
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < float("inf"):
+        raise UsageError(f"--since takes a time such as 30s, 10m, 2h or 1d, not {written!r}")
+    return max(1.0, time.time() - seconds)
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+class Page:
+    """Where lines are printed, and what is to be said about them."""
+
+    def __init__(self, *, has_times: bool = False, begins_with_divider: bool = False) -> None:
+        self._has_times = has_times
+        self._generation = 0 if begins_with_divider else -1
+        self._has_colours = _allows_colour()
+        self._width = 1
+        self._lines = 0
+        self._left_out: dict[str, tuple[set[tuple[int, str, int]], int]] = {}
+        self.is_closed = False
+
+    def show(self, lines: Iterable[LogLine]) -> None:
+        """Print them, in this order."""
+        from tenax.cli.run import print_page
+        from tenax.failures.plain_text import harmless
+
+        text: list[str] = []
+        for line in lines:
+            self._lines += 1
+            if self._generation not in (-1, line.generation):
+                text.append(f"--- generation {line.generation}\n")
+            self._generation = line.generation
+            rank = str(line.rank)
+            self._width = max(self._width, len(rank))
+            name = f"{self._time(line.at)}rank {rank:>{self._width}} |"
+            if self._has_colours:
+                name = f"\x1b[{_COLOURS[line.rank % len(_COLOURS)]}m{name}{_RESET}"
+            # What comes from a node is a stranger's word, whatever that node should have done with it.
+            text.append(f"{name} {harmless(line.text)}".rstrip(" ") + "\n")
+        if text and print_page("".join(text)):
+            self.is_closed = True
+
+    def _time(self, at: float) -> str:
+        if not self._has_times:
+            return ""
+        import time
+
+        if at <= 0:
+            return " " * 23 + " "
+        return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d} "
+
+    def note(self, sentence: str) -> None:
+        from tenax.cli.run import tell
+        from tenax.failures.plain_text import harmless
+
+        tell(f"tenax logs: {harmless(sentence)}")
+
+    def leave_out(self, left_out: Iterable[LeftOut]) -> None:
+        """Remember what is missing, to be told in the end."""
+        for each in left_out:
+            streams, count = self._left_out.get(each.why, (set(), 0))
+            streams.add((each.rank, each.stream, each.generation))
+            self._left_out[each.why] = (streams, count + each.bytes)
+
+    def tell_left_out(self) -> None:
+        """Say it now, and once."""
+        for why, (streams, count) in self._left_out.items():
+            rank, stream, generation = min(streams)
+            whose = f"{stream} of rank {rank} in generation {generation}"
+            whose += f" and {len(streams) - 1} more streams" if len(streams) > 1 else ""
+            self.note(f"{f'{count} bytes' if count else 'some lines'} of {whose} {why}")
+        self._left_out.clear()
+
+    def exit_code(self, if_nothing: int) -> int:
+        self.tell_left_out()
+        if self.is_closed:
+            return 1
+        if not self._lines and if_nothing:
+            self.note("there are no such lines")
+            return if_nothing
+        return 0
+
+
+def _allows_colour() -> bool:
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,0 +1,228 @@
+"""``tenax stop``, ``tenax restart``, ``tenax drain``: what an operator may want of a run.
+
+On a terminal they say what will happen and ask first. Elsewhere nobody can be asked, so they act only with ``--yes``.
+They say what was begun, and do not wait for its end.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.cli.job import PLACE_HELP, Job, UsageError, find_job, guarded, only_word, read_words, wanted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tenax.cli.job import Words
+    from tenax.core.requests import AnyRequest
+    from tenax.view.status import NodeStatus, RunStatus
+
+    Plan = Callable[[RunStatus], str]
+
+_COMMON = f"""\
+--yes does not ask first. --why TEXT says why, for the report and the journal.
+
+{PLACE_HELP}
+Exit code 0: it is being done. 1: it was refused, or there is no such run. 2: the command line cannot be followed.
+"""
+
+STOP_USAGE = f"""\
+usage: tenax stop [RUN_ID] [--why TEXT] [--yes] [--wait] [where the run is]
+
+End a run on every node. Workers get SIGTERM and their grace (--shutdown-timeout of 'tenax run'), as after Ctrl-C; every
+agent ends with the exit code of a run that was cancelled, 130.
+
+  tenax stop                       the only run on this host
+  tenax stop llama --yes --wait    do not ask, and wait until the agent here has ended
+  tenax stop llama --why 'maintenance of rack 7'
+
+{_COMMON}"""
+
+RESTART_USAGE = f"""\
+usage: tenax restart [RUN_ID] [--why TEXT] [--yes] [where the run is]
+
+Start all workers of a run again, on every node, in a new generation. Workers get SIGTERM and their grace first. It
+costs no restart of --max-restarts.
+
+  tenax restart
+  tenax restart llama --why 'new data'
+
+{_COMMON}"""
+
+DRAIN_USAGE = f"""\
+usage: tenax drain NODE [RUN_ID] [--why TEXT] [--yes] [where the run is]
+
+Let one node leave a run, as if its agent had been sent SIGTERM: its workers get their grace, and the others go on
+without it if enough are left. NODE is its name or rank, as 'tenax status' shows them.
+
+  tenax drain node17
+  tenax drain 3 llama --why 'a GPU with many errors'
+
+{_COMMON}"""
+
+_MOST_WHY = 1000
+
+
+def stop_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax stop ARGV`` asks, and return the exit code."""
+    return guarded("stop", argv, STOP_USAGE, _stop)
+
+
+def restart_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax restart ARGV`` asks, and return the exit code."""
+    return guarded("restart", argv, RESTART_USAGE, _restart)
+
+
+def drain_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax drain ARGV`` asks, and return the exit code."""
+    return guarded("drain", argv, DRAIN_USAGE, _drain)
+
+
+def _stop(argv: Sequence[str]) -> int:
+    from tenax.core.requests import StopWanted
+
+    words = read_words(argv, switches=("--yes", "--wait"), values=("--why",))
+    request = StopWanted(_why(words, "stopped"))
+    with find_job(wanted(words, only_word(words, "run"))) as job:
+
+        def plan(status: RunStatus) -> str:
+            return f"ends the run {status.run_id!r}: {_size(status)} will be asked to end"
+
+        if "--wait" not in words.switches:
+            return _do(words, job, request, plan)
+        agent = _handle_of(job)  # before it can end, and its number be another's
+        try:
+            begun = _do(words, job, request, plan)
+            if begun == 0:
+                _wait(job, agent)
+            return begun
+        finally:
+            if agent >= 0:
+                os.close(agent)
+
+
+def _restart(argv: Sequence[str]) -> int:
+    from tenax.core.requests import RestartWanted
+
+    words = read_words(argv, switches=("--yes",), values=("--why",))
+    request = RestartWanted(_why(words, "restarted"))
+    with find_job(wanted(words, only_word(words, "run"))) as job:
+
+        def plan(status: RunStatus) -> str:
+            return f"ends generation {status.generation} of the run {status.run_id!r} and starts {_size(status)} again"
+
+        return _do(words, job, request, plan)
+
+
+def _drain(argv: Sequence[str]) -> int:
+    from tenax.core.requests import DrainWanted
+
+    words = read_words(argv, switches=("--yes",), values=("--why",))
+    if not words.plain:
+        raise UsageError("say which node is to leave: its name or rank, as 'tenax status' shows them")
+    node = words.plain.pop(0)
+    request = DrainWanted(node, _why(words, "drained"))
+    with find_job(wanted(words, only_word(words, "run"))) as job:
+        return _do(words, job, request, lambda status: _plan_of_drain(status, node))
+
+
+def _plan_of_drain(status: RunStatus, name: str) -> str:
+    node = _named(status, name)
+    if node is None:
+        return f"asks the node {name!r} to leave the run {status.run_id!r}"
+    workers = "its worker" if node.slots == 1 else f"its {node.slots} workers"
+    plan = f"lets {node.name} leave the run {status.run_id!r}: {workers} will be asked to end"
+    left = len(status.nodes) - 1
+    if left == 0 and status.max_nodes == 1:
+        return f"{plan}, and the run with them, because it has no other node"
+    if left < status.min_nodes:
+        others = "no other is" if left == 0 else "1 other is" if left == 1 else f"{left} others are"
+        return f"{plan}; {others} left where {status.min_nodes} are needed, so the run will wait for more"
+    return f"{plan}, and {left} others go on" if left > 1 else f"{plan}, and the other one goes on"
+
+
+def _named(status: RunStatus, name: str) -> NodeStatus | None:
+    """Only to say what will happen: who is meant is decided where the nodes are known."""
+    for node in status.nodes:
+        if name in (node.name, node.node_id):
+            return node
+    found = [node for node in status.nodes if node.host == name]
+    found = found or [node for node in status.nodes if node.rank >= 0 and str(node.rank) == name]
+    return found[0] if len(found) == 1 else None
+
+
+def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
+    from tenax.cli.run import print_page, tell
+    from tenax.core.requests import StatusWanted
+    from tenax.failures.exit_codes import FAILED
+    from tenax.failures.plain_text import harmless
+    from tenax.view.status import RunStatus
+
+    if "--yes" not in words.switches:
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise UsageError("nobody can be asked here whether this is really wanted; add --yes")
+        status = job.ask(StatusWanted(), RunStatus)
+        if not _agrees(f"This {plan(status)}."):
+            tell("tenax: nothing was done")
+            return FAILED
+    said = job.ask(request, str)
+    return print_page(f"{harmless(said)}\n")
+
+
+def _agrees(text: str) -> bool:
+    from tenax.failures.plain_text import harmless
+
+    sys.stderr.write(f"{harmless(text)}\nGo on? [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+def _handle_of(job: Job) -> int:
+    """A descriptor of the agent's process; -1 where there is none: it is on another host, or in another container."""
+    if job.agent is None or not hasattr(os, "pidfd_open"):
+        return -1
+    try:
+        return os.pidfd_open(job.agent.pid)
+    except OSError:
+        return -1
+
+
+def _wait(job: Job, agent: int) -> None:
+    """Its door closes shortly before the agent ends: the process itself is waited for where the system can tell."""
+    import select
+
+    job.until_gone()
+    if agent >= 0:
+        poll = select.poll()
+        poll.register(agent, select.POLLIN)
+        poll.poll()
+
+
+def _size(status: RunStatus) -> str:
+    workers = sum(node.slots for node in status.nodes)
+    nodes = len(status.nodes)
+    return f"{_counted(workers, 'worker')} on {_counted(nodes, 'node')}"
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _why(words: Words, done: str) -> str:
+    why = words.values.get("--why", "").strip()
+    if len(why.encode(errors="surrogateescape")) > _MOST_WHY:
+        raise UsageError(f"--why takes at most {_MOST_WHY} bytes")
+    return why or f"{done} by {_operator()}"
+
+
+def _operator() -> str:
+    """Who asks, as far as the system knows."""
+    try:
+        import pwd
+
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except (ImportError, KeyError):
+        name = f"user {os.getuid()}"
+    return f"{name} on {os.uname().nodename}"

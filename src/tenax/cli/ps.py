@@ -1,0 +1,158 @@
+"""``tenax ps``: the runs that have an agent of this user on this host, a line for each."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from tenax.cli.flags import UsageError
+from tenax.cli.job import AgentHere, agents_here, guarded, read_words
+from tenax.rendezvous.tcp.operator import OperatorError, at_door
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenax.view.status import RunStatus
+
+USAGE = """\
+usage: tenax ps [--json]
+
+The runs that have an agent of yours on this host, a line for each: run id, script, what it does, generation, nodes and
+workers, age, coordinator, folder of its logs. 'tenax status RUN_ID' tells more about one.
+
+  tenax ps
+  tenax ps --json           for programs
+
+Exit code 0: they were listed, even if there are none. 1: they could not be looked for. 2: wrong usage.
+"""
+
+_STATUS_S = 3.0
+
+
+class RunHere(msgspec.Struct, frozen=True):
+    """A run, as its agents on this host and its coordinator say."""
+
+    run_id: str
+    script: str
+    phase: str
+    doing: str
+    generation: int
+    nodes: int
+    workers: int  # of all nodes
+    age_s: float
+    coordinator: str
+    log_dir: str
+    pids: tuple[int, ...]  # of its agents on this host
+    trouble: str = ""
+
+
+def ps_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax ps ARGV`` asks, and return the exit code."""
+    return guarded("ps", argv, USAGE, _ps)
+
+
+def _ps(argv: Sequence[str]) -> int:
+    from tenax.cli.run import print_page, tell
+    from tenax.cli.status import print_json
+
+    words = read_words(argv, switches=("--json",))
+    if words.plain or words.values:
+        raise UsageError("it lists this host; 'tenax status' shows a run, wherever it is")
+    runs = runs_here()
+    if "--json" in words.switches:
+        return print_json(runs, indent=2)
+    if not runs:
+        tell("tenax ps: nothing of yours runs on this host")
+        return 0
+    return print_page("".join(f"{line}\n" for line in _table(runs)))
+
+
+def runs_here() -> list[RunHere]:
+    """The oldest first."""
+    by_run: dict[tuple[str, str], list[AgentHere]] = {}
+    for agent in agents_here():
+        by_run.setdefault(agent.which_run if not agent.trouble else ("", str(agent.pid)), []).append(agent)
+    now = time.time()
+    return [_run(agents, now) for agents in by_run.values()]
+
+
+def _run(agents: list[AgentHere], now: float) -> RunHere:
+    first = min(agents, key=lambda agent: (not agent.is_coordinator, agent.since))
+    status, trouble = _status(agents) if not first.trouble else (None, first.trouble)
+    slots = [node.slots for node in status.nodes] if status is not None else [agent.workers for agent in agents]
+    age_s = now - min(agent.since for agent in agents)
+    return RunHere(
+        run_id=first.run_id,
+        script=first.entrypoint,
+        phase=status.phase if status is not None else first.phase or "silent",
+        doing=status.doing if status is not None else "",
+        generation=status.generation if status is not None else first.generation,
+        nodes=len(slots),
+        workers=sum(slots),
+        age_s=max(0.0, age_s, status.goodput.spent.total_s if status is not None else 0.0),
+        coordinator=first.coordinator.removeprefix("the coordinator ") if first.coordinator else "here",
+        log_dir=first.log_dir,
+        pids=tuple(agent.pid for agent in agents),
+        trouble=trouble,
+    )
+
+
+def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
+    """From whichever of them knows."""
+    from tenax.core.requests import StatusWanted
+    from tenax.view.status import RunStatus
+
+    trouble = ""
+    for agent in sorted(agents, key=lambda agent: (not agent.is_coordinator, agent.since)):
+        try:
+            line = at_door(agent.path, _STATUS_S)
+        except (OSError, OperatorError):
+            trouble = trouble or "it has just ended"
+            continue
+        try:
+            return msgspec.json.decode(line.ask(StatusWanted(), _STATUS_S), type=RunStatus), ""
+        except (OperatorError, msgspec.DecodeError) as error:
+            trouble = trouble or str(error)
+        finally:
+            line.close()
+    return None, trouble
+
+
+def _table(runs: list[RunHere]) -> list[str]:
+    import sys
+
+    from tenax.cli.status import terminal_size
+    from tenax.view.cells import Column, plain, table
+    from tenax.view.goodput_line import duration_in_words
+
+    columns = (
+        Column("RUN", 9, least=12),
+        Column("SCRIPT", 6, least=10),
+        Column("PHASE", 8),
+        Column("GENERATION", 4, is_right=True),
+        Column("NODES", 5, is_right=True),
+        Column("WORKERS", 5, is_right=True),
+        Column("AGE", 7, is_right=True),
+        Column("COORDINATOR", 2),
+        Column("PID", 1, is_right=True),
+        Column("LOGS", 3, least=16),
+    )
+    rows = [
+        (
+            plain(run.run_id) or "?",
+            plain(os.path.basename(run.script)),
+            plain(run.phase),
+            str(run.generation),
+            str(run.nodes),
+            str(run.workers),
+            duration_in_words(run.age_s),
+            plain(run.coordinator),
+            str(run.pids[0]),
+            plain(run.log_dir),
+        )
+        for run in runs
+    ]
+    return table(columns, rows, terminal_size()[0] if sys.stdout is not None and sys.stdout.isatty() else None)

@@ -1,0 +1,230 @@
+"""``tenax status [RUN_ID]``: what a run is doing, on one screen; once, or until it is over."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from tenax.cli.job import (
+    PLACE_HELP,
+    CannotBeAsked,
+    Declined,
+    Job,
+    LineLost,
+    NoSuchJob,
+    Wanted,
+    find_job,
+    guarded,
+    only_word,
+    read_words,
+    wanted,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenax.view.status import RunStatus
+
+USAGE = f"""\
+usage: tenax status [RUN_ID] [--watch] [--json] [where the run is]
+
+What a run is doing: its phase, for whom it waits, generation and restarts, what its time was spent on, its nodes, what
+failed, and what happened last.
+
+  tenax status                                the only run on this host
+  tenax status llama                          one of several, by its run id ('tenax ps' lists them)
+  tenax status --watch                        until it is over, or Ctrl-C; into a pipe: a line for each event
+  tenax status llama --json                   for programs
+  tenax status llama --endpoint host0:29400 --rdzv-conf token_file=FILE
+                                              from a machine that is not one of its nodes
+
+{PLACE_HELP}
+Exit code 0: it was shown. 1: there is no such run, or it does not answer. 2: the command line cannot be followed.
+"""
+
+_WAIT_S = 1.0  # an answer comes after that time at the latest: ages are shown, too
+_AGAIN_S = 1.0  # after it could not be asked
+_MOST_TRIES = 30  # in a row, while nobody is found
+_ENDS = {"cancelled": "was cancelled", "broken": "could not go on", "abandoned": "was abandoned"}
+
+
+def status_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax status ARGV`` asks, and return the exit code."""
+    return guarded("status", argv, USAGE, _status)
+
+
+def _status(argv: Sequence[str]) -> int:
+    from tenax.cli.run import print_page
+
+    words = read_words(argv, switches=("--watch", "--json"))
+    meant = wanted(words, only_word(words, "run"))
+    shown = _Json() if "--json" in words.switches else _Screen() if _is_terminal() else _Lines()
+    with find_job(meant) as job:
+        if "--watch" in words.switches:
+            try:
+                return _Watch(meant, job, shown).run()
+            except KeyboardInterrupt:
+                print_page("\n" if _is_terminal() else "")
+                return 0
+        return shown.once(_ask(job))
+
+
+def _ask(job: Job, mark: str = "") -> RunStatus:
+    from tenax.core.requests import StatusWanted
+    from tenax.view.status import RunStatus
+
+    return job.ask(StatusWanted(mark, _WAIT_S if mark else 0.0), RunStatus)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def allows_colour() -> bool:
+    return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def terminal_size() -> tuple[int, int]:
+    from shutil import get_terminal_size
+
+    return get_terminal_size((80, 24))
+
+
+# --- how it is shown --------------------------------------------------------------------------------------------------
+
+
+class _Lines:
+    """Not on a terminal: the screen once, or a line for each event."""
+
+    def __init__(self) -> None:
+        self._since = -1.0
+
+    def once(self, status: RunStatus) -> int:
+        from tenax.cli.run import print_page
+        from tenax.view.screen import render
+
+        return print_page(render(status, max(80, terminal_size()[0])))
+
+    def again(self, status: RunStatus) -> int:
+        from tenax.cli.run import print_page
+        from tenax.view.screen import told_as_lines
+
+        lines = told_as_lines(status, self._since)
+        self._since = max((self._since, *(event.at for event in status.events)))
+        return print_page("".join(f"{line}\n" for line in lines))
+
+
+class _Screen(_Lines):
+    """On a terminal. Drawn over itself: whenever it is left, even by SIGKILL, the terminal is as it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._has_drawn = False
+
+    def once(self, status: RunStatus) -> int:
+        from tenax.cli.run import print_page
+        from tenax.view.screen import render
+
+        return print_page(render(status, terminal_size()[0], colour=allows_colour()))
+
+    def again(self, status: RunStatus) -> int:
+        from tenax.cli.run import print_page
+        from tenax.view.screen import render
+
+        width, height = terminal_size()
+        text = render(status, width, height - 1, colour=allows_colour())
+        begin = "\x1b[H" if self._has_drawn else "\x1b[H\x1b[2J"
+        self._has_drawn = True
+        return print_page(begin + text.replace("\n", "\x1b[K\n") + "\x1b[J")
+
+
+class _Json(_Lines):
+    """For programs: one value, or one on each line. Plain ASCII, whatever names nodes have."""
+
+    def once(self, status: RunStatus) -> int:
+        return print_json(status, indent=2)
+
+    def again(self, status: RunStatus) -> int:
+        return print_json(status)
+
+
+def print_json(value: object, indent: int | None = None) -> int:
+    import json
+
+    import msgspec
+
+    from tenax.cli.run import print_page
+
+    return print_page(json.dumps(msgspec.to_builtins(value), indent=indent) + "\n")
+
+
+# --- watching ---------------------------------------------------------------------------------------------------------
+
+
+class _Watch:
+    """Shows the run again whenever something has changed, until it is over."""
+
+    def __init__(self, meant: Wanted, job: Job, shown: _Lines) -> None:
+        self._meant = meant
+        self._job = job
+        self._shown = shown
+        self._mark = ""
+        self._said = ""
+
+    def run(self) -> int:
+        while True:
+            try:
+                status = _ask(self._job, self._mark)
+            except Declined as error:  # the agent lives, and looks for its coordinator
+                self._say(f"the run cannot be asked just now: {error}")
+                self._mark = ""
+                _pause()
+                continue
+            except LineLost:
+                if not self._find_again():
+                    return 0
+                continue
+            has_changed = status.mark != self._mark or isinstance(self._shown, _Screen)
+            self._mark, self._said = status.mark, ""
+            failed = self._shown.again(status) if has_changed else 0
+            if failed or status.outcome:
+                return failed or self._end(status)
+
+    def _end(self, status: RunStatus) -> int:
+        if not isinstance(self._shown, _Json):
+            ended = _ENDS.get(status.outcome, status.outcome)
+            self._say(f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else ""))
+        return 0
+
+    def _find_again(self) -> bool:
+        """Its coordinator may have moved, and its agent on this host may have ended. Whether there is one again."""
+        self._job.close()
+        self._mark = ""
+        for _ in range(_MOST_TRIES):
+            try:
+                self._job = find_job(self._meant)
+            except NoSuchJob as error:
+                self._say(str(error))
+                if not self._meant.endpoint and not isinstance(error, CannotBeAsked):
+                    return False
+                _pause()
+            else:
+                return True
+        return False
+
+    def _say(self, text: str) -> None:
+        """Once, however often it is so."""
+        from tenax.cli.run import tell
+        from tenax.failures.plain_text import harmless
+
+        if text != self._said:
+            self._said = text
+            tell(f"tenax status: {harmless(text)}")
+
+
+def _pause() -> None:
+    """Nobody announces that a coordinator can be asked again."""
+    import time
+
+    time.sleep(_AGAIN_S)

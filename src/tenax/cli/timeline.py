@@ -1,0 +1,134 @@
+"""``tenax timeline JOURNAL_OR_FOLDER``: a run as a page, and as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenax.view.history import RunHistory
+
+USAGE = """\
+usage: tenax timeline [-o FILE] [--format html|perfetto] JOURNAL_OR_FOLDER ...
+
+Draw what happened in a run, from its journals, while it goes on or afterwards. Writes RUN_ID-timeline.html, a page that
+needs nothing but a browser, and RUN_ID-trace.json, which ui.perfetto.dev and chrome://tracing open.
+
+  tenax timeline /logs/job17_647c6fd7                    both, of the run in that folder
+  tenax timeline /logs/job17_647c6fd7 -o run.html        the page
+  tenax timeline /logs/job17_647c6fd7 --format perfetto  the trace
+  tenax timeline n0/coordinator.jsonl n1/journal.jsonl   of all nodes whose journals are here
+
+coordinator.jsonl says what happened on all nodes; it lies on the node that served the coordinator. journal.jsonl of a
+node adds its workers. Clocks of several hosts are taken as they are.
+
+Exit code 0: drawn. 1: drawn, but some journal could not be read, and is named. 2: nothing was drawn.
+"""
+
+_FORMATS = ("html", "perfetto")
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What the command line asks for."""
+
+    places: tuple[str, ...]
+    output: str = ""
+    format: str = ""  # empty: both
+
+
+class WrongUse(Exception):
+    """The command line cannot be followed. The message says why."""
+
+
+def timeline_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax timeline ARGV`` asks, and return the exit code."""
+    from tenax.cli.run import print_page, tell
+    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+    from tenax.failures.plain_text import harmless
+
+    if not argv or {"-h", "--help"}.intersection(argv):
+        return print_page(USAGE)
+    try:
+        wish = parse(argv)
+    except WrongUse as error:
+        tell(f"tenax timeline: {harmless(str(error))}\ntry: tenax timeline --help")
+        return WRONG_USAGE
+    from tenax.cli.journals import read_histories
+
+    found = read_histories(wish.places)
+    for trouble in found.troubles:
+        tell(f"tenax timeline: {harmless(trouble)}")
+    if len(found.histories) != 1:
+        if found.histories:
+            runs = ", ".join(each.run_id for each in found.histories[:5])
+            more = ", ..." if len(found.histories) > 5 else ""
+            tell(
+                f"tenax timeline: there are {len(found.histories)} runs there ({harmless(runs)}{more}); "
+                "name the journals of one, or use tenax report"
+            )
+        return WRONG_USAGE
+    (history,) = found.histories
+    for sentence in history.missing:
+        tell(f"tenax timeline: note: {harmless(sentence)}")
+    try:
+        written = [_write(path, history, form) for path, form in _files(wish, history)]
+    except OSError as error:
+        tell(f"tenax timeline: {error.filename!r} cannot be written: {error.strerror}")
+        return WRONG_USAGE
+    print_page("".join(f"{path}\n" for path in written))
+    return FAILED if found.troubles else SUCCEEDED
+
+
+def parse(argv: Sequence[str]) -> Wish:
+    """From words to a wish. Raises ``WrongUse``."""
+    places, output, form = [], "", ""
+    left = iter(argv)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if flag in ("-o", "--output", "--format"):
+            value = value if equals else next(left, "")
+            if not value:
+                raise WrongUse(f"{flag} needs a value")
+            if flag == "--format":
+                form = value
+            else:
+                output = value
+        elif word.startswith("-"):
+            raise WrongUse(f"there is no flag {word!r}")
+        else:
+            places.append(word)
+    if form and form not in _FORMATS:
+        raise WrongUse(f"--format {form!r} is none; write html or perfetto")
+    if not places:
+        raise WrongUse("no journal and no folder was named")
+    return Wish(tuple(places), output, form)
+
+
+def _files(wish: Wish, history: RunHistory) -> list[tuple[str, str]]:
+    """Where each format goes."""
+    # The id of a run is anybody's text, and this is a name of a file.
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "_", history.run_id).strip(".")[:100] or "run"
+    named = {"html": f"{stem}-timeline.html", "perfetto": f"{stem}-trace.json"}
+    if wish.output:
+        is_trace = wish.format == "perfetto" or (not wish.format and wish.output.endswith(".json"))
+        return [(wish.output, "perfetto" if is_trace else "html")]
+    return [(named[form], form) for form in ((wish.format,) if wish.format else _FORMATS)]
+
+
+def _write(path: str, history: RunHistory, form: str) -> str:
+    if form == "html":
+        from tenax.view.html.timeline_page import timeline_page
+
+        data = timeline_page(history).encode()
+    else:
+        from tenax.view.chrome_trace import trace_in_text
+
+        data = trace_in_text(history)
+    with open(path, "wb") as file:
+        file.write(data)
+    return os.path.abspath(path)

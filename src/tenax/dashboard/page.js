@@ -1,0 +1,1125 @@
+// The live page of a run.
+//
+// What comes from the run is put in as text, never as markup. Only what has changed is touched. Ages and what the time
+// is spent on are counted here, so nothing is sent while nothing happens; a page that nobody looks at counts nothing.
+"use strict";
+(() => {
+  const KEY = new URLSearchParams(location.search).get("key") || "";
+  const MOST_CARDS = 40; // more nodes than that are tiles
+  const MOST_EVENTS = 200;
+  const MOST_LINES = 3000;
+  const GENERATIONS_SHOWN = 8;
+  const SILENT_MS = 40_000; // the other side says something every 15 s
+  const GIVE_UP_MS = 60_000;
+  const STATES = ["draining", "stopping", "starting", "waiting", "joined", "working", "spare", "done"];
+  const GLYPHS = {
+    working: "●", running: "●", starting: "◐", waiting: "◌", gathering: "◌", recovering: "◌", paused: "‖",
+    stopping: "◑", ending: "◑", draining: "▽", done: "✓", joined: "○", spare: "◇", over: "■",
+    failed: "✕", succeeded: "✓", cancelled: "■",
+  };
+  const PHASES = {
+    gathering: "gathering nodes", recovering: "recovering", running: "running", ending: "stopping workers",
+    paused: "pausing", over: "over",
+  };
+  const SPENT = [
+    ["training", "training"], ["starting", "starting"], ["waiting", "waiting for nodes"], ["stopping", "stopping"],
+    ["lost", "lost: done again"],
+  ];
+  const SPANS = ["waiting", "starting", "training", "lost", "stopping"]; // in the order of time
+
+  const $ = (id) => document.getElementById(id);
+
+  // --- small things ------------------------------------------------------------------------------------------------
+
+  function make(tag, className = "", text = "") {
+    const element = document.createElement(tag);
+    if (className) element.className = className;
+    if (text) element.textContent = text;
+    return element;
+  }
+
+  function write(element, text) {
+    if (element.textContent !== text) element.textContent = text;
+  }
+
+  function attribute(element, name, value) {
+    if (element.getAttribute(name) !== value) element.setAttribute(name, value);
+  }
+
+  /** Make these the children, in this order, moving as few as possible. */
+  function arrange(parent, children) {
+    const wanted = new Set(children);
+    for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+    let at = parent.firstElementChild;
+    for (const child of children) {
+      if (child === at) at = at.nextElementSibling;
+      else parent.insertBefore(child, at);
+    }
+  }
+
+  const two = (number) => String(number).padStart(2, "0");
+  const count = (number) => number.toLocaleString("en-US");
+  const many = (number, word) => `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+
+  function duration(seconds, fine = true) {
+    const s = Math.max(0, seconds);
+    if (fine && s < 9.95) return `${s.toFixed(1)} s`;
+    const whole = Math.round(s);
+    if (whole < 60) return `${whole} s`;
+    if (whole < 3600) return `${Math.floor(whole / 60)} m ${two(whole % 60)} s`;
+    if (whole < 86400) return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} m`;
+    return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
+  }
+
+  function percent(part, whole) {
+    const share = whole > 0 ? (100 * part) / whole : 0;
+    if (share >= 99.5 && share < 100) return `${(Math.floor(share * 10) / 10).toFixed(1)} %`;
+    if (share > 0 && share < 0.5) return "< 1 %";
+    return `${Math.round(share)} %`;
+  }
+
+  function clock(epoch) {
+    const at = new Date(epoch * 1000);
+    return `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  }
+
+  /** Escape sequences and other codes out of what a worker printed; of what was written over, what was left. */
+  function harmless(text) {
+    return text
+      .replace(/\x1b(?:\[[0-9;:?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)/g, "")
+      .replace(/^.*\r(?=.)/, "")
+      .replace(/[\x00-\x08\x0b-\x1f\x7f]/g, "");
+  }
+
+  // --- what is known -----------------------------------------------------------------------------------------------
+
+  let run = null; // what is said once for the whole run
+  let nodes = new Map(); // by id
+  let generations = new Map(); // by number
+  let failures = [];
+  let earlier = [];
+  let goodput = null;
+  let knownAt = 0; // when the run knew that, on its clock
+  let ahead = null; // of that clock before ours, in seconds
+  let isLive = false;
+  const changed = { run: false, nodes: new Set(), allNodes: false, generations: new Set(), failures: false, events: [] };
+
+  const now = () => (isLive ? Date.now() / 1000 + (ahead || 0) : knownAt);
+
+  function heardAt(theirs) {
+    const difference = theirs - Date.now() / 1000; // too small by what the message took to come
+    if (ahead === null || difference > ahead || ahead - difference > 5) ahead = difference;
+    knownAt = theirs;
+  }
+
+  function takeWhole(status) {
+    const { nodes: itsNodes, generations: itsGenerations, events, failures: f, earlier: e, goodput: g, ...rest } = status;
+    heardAt(status.now);
+    run = rest;
+    nodes = new Map(itsNodes.map((node) => [node.node_id, prepared(node)]));
+    generations = new Map(itsGenerations.map((entry) => [entry.number, { ...entry, heardAt: status.now }]));
+    failures = f;
+    earlier = e;
+    goodput = g;
+    eventsList.replaceChildren();
+    changed.events = events;
+    changed.run = changed.allNodes = changed.failures = true;
+    changed.generations = new Set(generations.keys());
+    generationsList.replaceChildren();
+    rows.clear();
+    schedule();
+  }
+
+  function takeChange(change) {
+    if (run === null) return;
+    heardAt(change.now);
+    const before = { phase: run.phase, generation: run.generation };
+    Object.assign(run, change.run || {});
+    goodput = change.goodput;
+    for (const node of change.nodes || []) {
+      nodes.set(node.node_id, prepared(node));
+      changed.nodes.add(node.node_id);
+    }
+    for (const id of change.gone || []) {
+      nodes.delete(id);
+      changed.nodes.add(id);
+    }
+    for (const entry of change.generations || []) {
+      generations.set(entry.number, { ...entry, heardAt: change.now });
+      changed.generations.add(entry.number);
+    }
+    for (const number of [...generations.keys()]) {
+      if (number < (change.oldest_generation || 0)) {
+        generations.delete(number);
+        changed.generations.add(number);
+      }
+    }
+    if (change.failures) { failures = change.failures; changed.failures = true; }
+    if (change.earlier) { earlier = change.earlier; changed.failures = true; }
+    changed.events.push(...(change.events || []));
+    changed.run = true;
+    tellOf(before);
+    schedule();
+  }
+
+  /** With what is left out because it is the usual, and what the filter looks at. */
+  function prepared(node) {
+    const full = {
+      slots: 1, rank: -1, first_rank: -1, pids: [], steps: [], phases: [], failed: [], step_at: null,
+      is_coordinator: false, ...node,
+    };
+    full.words = `${full.name} ${full.host} ${full.state} ${full.node_id}`.toLowerCase();
+    return full;
+  }
+
+  // --- drawing -----------------------------------------------------------------------------------------------------
+
+  let isScheduled = false;
+
+  function schedule() {
+    if (isScheduled) return;
+    isScheduled = true;
+    requestAnimationFrame(draw);
+  }
+
+  function draw() {
+    isScheduled = false;
+    if (run === null) return;
+    if (changed.run) drawRun();
+    if (changed.allNodes || changed.nodes.size) drawNodes();
+    if (changed.generations.size) drawGenerations();
+    if (changed.failures) drawFailures();
+    if (changed.events.length) drawEvents();
+    drawTimes();
+    changed.run = changed.allNodes = changed.failures = false;
+    changed.nodes.clear();
+    changed.generations.clear();
+    changed.events = [];
+  }
+
+  /** What only the passing of time changes. */
+  function drawTimes() {
+    if (run === null) return;
+    drawAges();
+    drawLedger();
+    drawCurrentGeneration();
+  }
+
+  // --- the top -----------------------------------------------------------------------------------------------------
+
+  function drawRun() {
+    const isOver = run.phase === "over";
+    const shown = isOver ? run.outcome || "over" : run.phase;
+    write($("run-id"), run.run_id || "this run");
+    write($("phase"), `${GLYPHS[shown] || "○"} ${isOver ? shown : PHASES[shown] || shown}`);
+    $("phase").className = `badge is-${shown}`;
+    write($("doing"), isOver ? run.why || run.doing : run.doing);
+    document.title = `${isOver ? shown : PHASES[shown] || shown} · ${run.run_id || "tenax"}`;
+    const workers = [...nodes.values()].reduce((sum, node) => sum + (node.rank >= 0 ? node.slots : 0), 0);
+    const bounds = run.min_nodes === run.max_nodes ? run.max_nodes : `${run.min_nodes} to ${run.max_nodes}`;
+    fact("fact-generation", run.generation || "none yet");
+    fact("fact-nodes", count(nodes.size), ` of ${bounds}`);
+    fact("fact-workers", count(run.phase === "running" ? run.world_size : workers));
+    const left = Math.max(0, run.max_restarts - run.restarts_used);
+    fact("fact-restarts", `${run.restarts_used} used`, `, ${left} left of ${run.max_restarts}`);
+    const free = [run.drains && many(run.drains, "drain"), run.requests && `${run.requests} asked for`].filter(Boolean);
+    fact("fact-membership", count(run.membership_changes), free.length ? `, ${free.join(", ")}` : "");
+    $("restart").disabled = !isLive || !["running", "paused"].includes(run.phase);
+    $("stop").disabled = !isLive || isOver;
+  }
+
+  function fact(id, value, more = "") {
+    const place = $(id);
+    if (place.textContent === `${value}${more}`) return;
+    place.replaceChildren(document.createTextNode(String(value)));
+    if (more) place.append(make("small", "", more));
+  }
+
+  // --- nodes -------------------------------------------------------------------------------------------------------
+
+  const cards = new Map(); // by id: a card that is shown
+  const tiles = new Map();
+  const groups = new Map(); // by state
+  const opened = new Set(); // nodes whose tile was opened
+  const nodesPlace = $("nodes");
+  const cardsPlace = make("div", "cards");
+  let onlyState = "";
+
+  function drawNodes() {
+    const focused = document.activeElement;
+    drawChips();
+    const found = matching();
+    const asTiles = found.length > MOST_CARDS;
+    const withCard = asTiles ? [...opened].map((id) => nodes.get(id)).filter(Boolean) : found;
+    for (const id of [...opened]) if (!nodes.has(id)) opened.delete(id);
+    keepOnly(cards, new Set(withCard.map((node) => node.node_id)));
+    arrange(cardsPlace, withCard.map(cardOf));
+    const places = withCard.length || !asTiles ? [cardsPlace] : [];
+    if (asTiles) places.push(...drawGroups(found));
+    else tiles.clear();
+    arrange(nodesPlace, places);
+    drawNote(found, asTiles);
+    if (focused && focused !== document.activeElement && focused.isConnected && nodesPlace.contains(focused)) {
+      focused.focus({ preventScroll: true });
+    }
+  }
+
+  function keepOnly(shown, ids) {
+    for (const id of [...shown.keys()]) if (!ids.has(id)) shown.delete(id);
+  }
+
+  function drawNote(found, asTiles) {
+    let text = "";
+    if (!nodes.size) text = "No node is here yet.";
+    else if (!found.length) text = "No node is like that.";
+    else if (found.length < nodes.size) text = `${count(found.length)} of ${many(nodes.size, "node")} shown.`;
+    if (asTiles) text = `${text} Open a node to see its workers and their logs.`.trim();
+    $("nodes-note").hidden = !text;
+    write($("nodes-note"), text);
+  }
+
+  function matching() {
+    const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = [];
+    for (const node of nodes.values()) {
+      if (onlyState && (onlyState === "failed" ? !node.failed.length : node.state !== onlyState)) continue;
+      if (words.every((word) => isLike(node, word))) found.push(node);
+    }
+    return found.sort(byRank);
+  }
+
+  function isLike(node, word) {
+    if (/^\d+$/.test(word)) {
+      const rank = Number(word);
+      if (node.first_rank >= 0 && rank >= node.first_rank && rank < node.first_rank + node.slots) return true;
+    }
+    return node.words.includes(word);
+  }
+
+  function byRank(one, other) {
+    if (one.rank !== other.rank) {
+      if (one.rank < 0) return 1;
+      return other.rank < 0 ? -1 : one.rank - other.rank;
+    }
+    return one.name < other.name ? -1 : 1;
+  }
+
+  function drawChips() {
+    const numbers = new Map();
+    for (const node of nodes.values()) {
+      numbers.set(node.state, (numbers.get(node.state) || 0) + 1);
+      if (node.failed.length) numbers.set("failed", (numbers.get("failed") || 0) + 1);
+    }
+    const place = $("states");
+    if (onlyState && !numbers.has(onlyState)) numbers.set(onlyState, 0);
+    const known = new Map([...place.children].map((chip) => [chip.dataset.state, chip]));
+    const order = ["failed", ...STATES, ...[...numbers.keys()].filter((each) => !STATES.includes(each) && each !== "failed")];
+    arrange(place, order.filter((state) => numbers.has(state)).map((state) => {
+      const chip = known.get(state) || make("button", `is-${state}`);
+      chip.type = "button";
+      chip.dataset.state = state;
+      write(chip, `${GLYPHS[state] || "○"} ${count(numbers.get(state))} ${state === "failed" ? "with failed workers" : state}`);
+      attribute(chip, "aria-pressed", String(onlyState === state));
+      return chip;
+    }));
+  }
+
+  function cardOf(node) {
+    let card = cards.get(node.node_id);
+    if (card && !changed.allNodes && !changed.nodes.has(node.node_id)) return card.element;
+    if (!card) {
+      card = newCard(node);
+      cards.set(node.node_id, card);
+    }
+    fillCard(card, node);
+    return card.element;
+  }
+
+  function newCard(node) {
+    const card = { element: make("article", "node"), node };
+    const title = make("div", "title");
+    card.name = make("span", "name");
+    card.state = make("span", "state");
+    title.append(card.name, card.state);
+    card.line = make("div", "line");
+    card.ranks = make("span");
+    card.host = make("span");
+    card.steps = make("span", "steps");
+    card.coordinator = make("span", "tag", "coordinator");
+    card.drain = make("button", "drain", "Drain…");
+    card.drain.type = "button";
+    card.line.append(card.ranks, card.host, card.coordinator);
+    card.second = make("div", "line foot");
+    card.second.append(card.steps, card.drain);
+    card.workers = make("div", "workers");
+    card.element.append(title, card.line, card.workers, card.second);
+    card.element.dataset.node = node.node_id;
+    return card;
+  }
+
+  function fillCard(card, node) {
+    card.node = node;
+    card.element.className = `node is-${node.failed.length ? "failed" : node.state}`;
+    attribute(card.element, "aria-label", `${node.name}, ${node.state}`);
+    write(card.name, node.name);
+    card.state.className = `state is-${node.state}`;
+    const last = node.first_rank + node.slots - 1;
+    const ranks = last > node.first_rank ? `ranks ${node.first_rank}–${last}` : `rank ${node.first_rank}`;
+    write(card.ranks, node.rank >= 0 ? `node ${node.rank}, ${ranks}` : many(node.slots, "worker"));
+    write(card.host, node.host === node.name ? "" : node.host);
+    card.host.hidden = node.host === node.name;
+    card.coordinator.hidden = !node.is_coordinator;
+    card.drain.disabled = !isLive || node.state === "draining" || run.phase === "over";
+    attribute(card.drain, "aria-label", `Drain ${node.name}…`);
+    fillWorkers(card, node);
+    drawAge(card);
+  }
+
+  function fillWorkers(card, node) {
+    while (card.workers.children.length > node.slots) card.workers.lastElementChild.remove();
+    for (let local = 0; local < node.slots; local += 1) {
+      let button = card.workers.children[local];
+      if (!button) {
+        button = make("button", "worker");
+        button.type = "button";
+        button.dataset.local = String(local);
+        button.append(make("span", "glyph"), make("span"));
+        button.firstElementChild.setAttribute("aria-hidden", "true");
+        card.workers.append(button);
+      }
+      const [state, words] = workerState(node, local);
+      const rank = node.first_rank >= 0 ? node.first_rank + local : -1;
+      const about = [
+        rank >= 0 ? `rank ${rank}` : `worker ${local}`, words, node.pids[local] ? `pid ${node.pids[local]}` : "",
+        node.steps[local] >= 0 ? `step ${count(node.steps[local])}` : "",
+      ].filter(Boolean).join(", ");
+      const className = `worker is-${state}`;
+      if (button.className !== className) button.className = className;
+      write(button.firstElementChild, GLYPHS[state] || "◆");
+      write(button.lastElementChild, rank >= 0 ? String(rank) : `#${local}`);
+      attribute(button, "aria-label", `${about}: show its log`);
+      attribute(button, "title", about);
+      attribute(button, "aria-pressed", String(Boolean(log && log.node === node.node_id && log.local === local)));
+    }
+  }
+
+  function workerState(node, local) {
+    if (node.failed.includes(local)) return ["failed", "failed"];
+    if (node.state === "working") return node.phases[local] ? ["phase", node.phases[local]] : ["running", "running"];
+    return [node.state, node.state];
+  }
+
+  function drawAges() {
+    for (const card of cards.values()) drawAge(card);
+  }
+
+  function drawAge(card) {
+    const node = card.node;
+    write(card.state, `${GLYPHS[node.state] || "○"} ${node.state} for ${duration(now() - node.since, false)}`);
+    const said = node.steps.filter((step) => step >= 0);
+    let text = "";
+    if (said.length) {
+      const low = Math.min(...said);
+      const high = Math.max(...said);
+      text = low === high ? `step ${count(high)}` : `steps ${count(low)}–${count(high)}`;
+      if (node.step_at) text += `, ${duration(now() - node.step_at, false)} ago`;
+    }
+    const phases = [...new Set(node.phases.filter(Boolean))];
+    if (phases.length) text = [text, phases.join(", ")].filter(Boolean).join("; ");
+    write(card.steps, text);
+  }
+
+  function drawGroups(found) {
+    const byState = new Map();
+    for (const node of found) {
+      if (!byState.has(node.state)) byState.set(node.state, []);
+      byState.get(node.state).push(node);
+    }
+    keepOnly(tiles, new Set(found.map((node) => node.node_id)));
+    const order = [...STATES, ...[...byState.keys()].filter((state) => !STATES.includes(state))];
+    return order.filter((state) => byState.has(state)).map((state) => groupOf(state, byState.get(state)));
+  }
+
+  function groupOf(state, members) {
+    let group = groups.get(state);
+    if (!group) {
+      group = { element: make("section", "group"), title: make("h3"), tiles: make("div", "tiles") };
+      group.element.append(group.title, group.tiles);
+      group.tiles.setAttribute("role", "toolbar");
+      groups.set(state, group);
+    }
+    const workers = members.reduce((sum, node) => sum + node.slots, 0);
+    const said = `${GLYPHS[state] || "○"} ${state} – ${many(members.length, "node")}, ${many(workers, "worker")}`;
+    group.title.className = `is-${state}`;
+    write(group.title, said);
+    attribute(group.tiles, "aria-label", `${state}: ${many(members.length, "node")}; move with the arrow keys`);
+    arrange(group.tiles, members.map(tileOf));
+    // One of them is reached with the tab key, the others with the arrows.
+    if (!group.tiles.querySelector('[tabindex="0"]')) group.tiles.firstElementChild.tabIndex = 0;
+    return group.element;
+  }
+
+  function tileOf(node) {
+    let tile = tiles.get(node.node_id);
+    if (!tile) {
+      tile = make("button");
+      tile.type = "button";
+      tile.tabIndex = -1;
+      tile.dataset.node = node.node_id;
+      tiles.set(node.node_id, tile);
+    } else if (!changed.allNodes && !changed.nodes.has(node.node_id)) {
+      attribute(tile, "aria-expanded", String(opened.has(node.node_id)));
+      return tile;
+    }
+    const hasFailed = node.failed.length > 0;
+    const className = `tile is-${node.state}${hasFailed ? " has-failed" : ""}`;
+    if (tile.className !== className) tile.className = className;
+    const about = `${node.name}, ${node.state}${hasFailed ? `, ${many(node.failed.length, "failed worker")}` : ""}`;
+    write(tile, `${hasFailed ? "✕" : ""}${node.rank >= 0 ? node.rank : node.name}`);
+    attribute(tile, "title", about);
+    attribute(tile, "aria-label", node.rank >= 0 ? `node ${node.rank}, ${about}` : about);
+    attribute(tile, "aria-expanded", String(opened.has(node.node_id)));
+    return tile;
+  }
+
+  function redrawNodes() {
+    changed.allNodes = true;
+    schedule();
+  }
+
+  nodesPlace.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    const id = button.closest("[data-node]").dataset.node;
+    const node = nodes.get(id);
+    if (button.classList.contains("tile")) {
+      if (!opened.delete(id)) opened.add(id);
+      redrawNodes();
+    } else if (node && button.classList.contains("drain")) {
+      askToDrain(node);
+    } else if (node && button.classList.contains("worker")) {
+      openLog(node, Number(button.dataset.local));
+    }
+  });
+
+  nodesPlace.addEventListener("keydown", (event) => {
+    const tile = event.target.closest(".tile");
+    if (!tile) return;
+    const all = [...tile.parentElement.children];
+    const at = all.indexOf(tile);
+    const columns = Math.max(1, all.findIndex((each) => each.offsetTop > all[0].offsetTop));
+    const moves = {
+      ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + columns, ArrowUp: at - columns, Home: 0, End: all.length - 1,
+    };
+    const next = all[moves[event.key]];
+    if (!(event.key in moves)) return;
+    event.preventDefault();
+    if (!next) return;
+    tile.tabIndex = -1;
+    next.tabIndex = 0;
+    next.focus();
+  });
+
+  $("filter").addEventListener("input", redrawNodes);
+  $("states").addEventListener("click", (event) => {
+    const chip = event.target.closest("button");
+    if (!chip) return;
+    onlyState = onlyState === chip.dataset.state ? "" : chip.dataset.state;
+    redrawNodes();
+  });
+
+  // --- generations -------------------------------------------------------------------------------------------------
+
+  const rows = new Map(); // by number
+  const strip = $("strip");
+  const generationsList = $("generations");
+  let showsAll = false;
+
+  /** What a generation is spending its time on now; empty: it has settled. */
+  function spending(entry) {
+    if (!entry || entry.settled_at != null || run.phase === "over") return "";
+    if (entry.ended_at != null) return "stopping";
+    return entry.running_at == null ? "starting" : "training";
+  }
+
+  function spentBy(entry) {
+    const spent = {};
+    for (const name of SPANS) spent[name] = (entry.spent && entry.spent[`${name}_s`]) || 0;
+    const current = spending(entry);
+    if (current) spent[current] += Math.max(0, now() - entry.heardAt);
+    return spent;
+  }
+
+  function lastGeneration() {
+    return generations.size ? generations.get(Math.max(...generations.keys())) : null;
+  }
+
+  function drawGenerations() {
+    const numbers = [...generations.keys()].sort((one, other) => other - one);
+    const shown = showsAll ? numbers : numbers.slice(0, GENERATIONS_SHOWN);
+    const list = generationsList;
+    for (const number of changed.generations) if (!generations.has(number)) rows.delete(number);
+    arrange(list, shown.map((number) => {
+      let row = rows.get(number);
+      if (!row) {
+        row = newRow(number);
+        rows.set(number, row);
+        fillRow(row, generations.get(number));
+      } else if (changed.generations.has(number)) {
+        fillRow(row, generations.get(number));
+      }
+      return row.element;
+    }));
+    const more = $("more-generations");
+    more.hidden = numbers.length <= GENERATIONS_SHOWN;
+    write(more, showsAll ? "Show only the last ones" : `Show all ${numbers.length} generations`);
+    drawStrip(numbers);
+  }
+
+  function newRow(number) {
+    const row = { element: make("li"), bar: make("div", "bar"), spans: {}, texts: {} };
+    const title = make("div", "title");
+    row.state = make("span", "state");
+    row.size = make("span", "note");
+    row.when = make("span", "note");
+    title.append(make("b", "", `Generation ${number}`), row.state, row.size, row.when);
+    row.began = make("div", "why");
+    row.ended = make("div", "why");
+    row.bar.setAttribute("aria-hidden", "true");
+    const texts = make("div", "spans");
+    for (const name of SPANS) {
+      row.spans[name] = make("i", `fill-${name}`);
+      row.bar.append(row.spans[name]);
+      row.texts[name] = make("span");
+      row.texts[name].append(make("span", `swatch fill-${name}`), document.createTextNode(""));
+      texts.append(row.texts[name]);
+    }
+    row.steps = make("span");
+    texts.append(row.steps);
+    row.element.append(title, row.began, row.ended, row.bar, texts);
+    row.element.dataset.number = String(number);
+    return row;
+  }
+
+  function fillRow(row, entry) {
+    row.entry = entry;
+    write(row.size, `${many(entry.nodes, "node")}, ${many(entry.workers, "worker")}`);
+    write(row.when, `began ${clock(entry.formed_at)}`);
+    write(row.began, `Began: ${entry.why}`);
+    row.ended.hidden = entry.ended_at == null;
+    write(row.ended, entry.ended_at == null ? "" : `Ended by ${entry.ended_by || "the run's end"}: ${entry.ended_why}`);
+    const steps = entry.last_step >= 0 ? `steps ${count(entry.first_step)}–${count(entry.last_step)}` : "";
+    write(row.steps, entry.lost_steps ? `${steps}, ${count(entry.lost_steps)} of them done again` : steps);
+    drawRow(row);
+  }
+
+  function drawRow(row) {
+    const spent = spentBy(row.entry);
+    const current = spending(row.entry);
+    for (const name of SPANS) {
+      grow(row.spans[name], spent[name]);
+      row.texts[name].hidden = spent[name] <= 0 && current !== name;
+      const text = `${name} ${duration(spent[name])}`;
+      if (row.texts[name].lastChild.data !== text) row.texts[name].lastChild.data = text;
+    }
+    const by = row.entry.ended_by;
+    const state = current || (by === "failure" || by === "loss" ? "failed" : "done");
+    const words = { training: "training", starting: "starting", stopping: "stopping" }[current] || `ended: ${by || "over"}`;
+    const glyph = { training: "●", starting: "◐", stopping: "◑" }[current] || GLYPHS[state];
+    row.state.className = `state is-${state === "training" ? "working" : state}`;
+    write(row.state, `${glyph} ${words}`);
+  }
+
+  function grow(element, seconds) {
+    const value = String(Math.max(0, Math.round(seconds * 1000)));
+    if (element.style.flexGrow !== value) element.style.flexGrow = value;
+  }
+
+  function drawStrip(numbers) {
+    const pieces = [];
+    for (const number of [...numbers].reverse()) {
+      const entry = generations.get(number);
+      const spent = spentBy(entry);
+      const current = spending(entry);
+      let isFirst = true;
+      for (const name of SPANS) {
+        if (spent[name] <= 0 && name !== current) continue;
+        const piece = make("i", `fill-${name}${isFirst && pieces.length ? " first" : ""}`);
+        piece.title = `generation ${number}: ${name} ${duration(spent[name])}`;
+        piece.dataset.of = `${number} ${name}`;
+        grow(piece, spent[name]);
+        pieces.push(piece);
+        isFirst = false;
+      }
+    }
+    const waiting = make("i", "fill-waiting");
+    waiting.dataset.of = "waiting";
+    strip.replaceChildren(...pieces, waiting);
+    const first = numbers.length ? generations.get(numbers[numbers.length - 1]) : null;
+    let text = first ? `From ${clock(first.formed_at)} on; a line is the beginning of a generation.` : "No generation has been formed yet.";
+    if (run.generations_forgotten) text += ` ${many(run.generations_forgotten, "earlier generation")} are only in the sums.`;
+    write($("strip-note"), text);
+  }
+
+  function drawCurrentGeneration() {
+    const entry = lastGeneration();
+    const current = spending(entry);
+    const row = entry && rows.get(entry.number);
+    if (row && current) {
+      drawRow(row);
+      const piece = strip.querySelector(`[data-of="${entry.number} ${current}"]`);
+      if (piece) grow(piece, spentBy(entry)[current]);
+    }
+    const waiting = strip.lastElementChild;
+    if (waiting) grow(waiting, entry && entry.settled_at != null && run.phase !== "over" ? now() - entry.settled_at : 0);
+  }
+
+  $("more-generations").addEventListener("click", () => {
+    showsAll = !showsAll;
+    drawGenerations();
+  });
+
+  // --- the ledger --------------------------------------------------------------------------------------------------
+
+  const ledgerRows = new Map();
+  for (const [name, words] of SPENT) {
+    const row = make("tr");
+    const head = make("th");
+    head.scope = "row";
+    head.append(make("span", `swatch fill-${name}`), document.createTextNode(words));
+    const time = make("td", "", "–");
+    const share = make("td", "", "–");
+    row.append(head, time, share);
+    $("ledger").append(row);
+    const piece = make("i", `fill-${name}`);
+    $("ledger-bar").append(piece);
+    ledgerRows.set(name, { time, share, piece });
+  }
+
+  function spentByAll() {
+    const spent = {};
+    for (const [name] of SPENT) spent[name] = (goodput.spent && goodput.spent[`${name}_s`]) || 0;
+    const entry = lastGeneration();
+    const current = run.phase === "over" || !(entry || nodes.size) ? "" : spending(entry) || "waiting";
+    if (current) spent[current] += Math.max(0, now() - knownAt);
+    return spent;
+  }
+
+  function drawLedger() {
+    const spent = spentByAll();
+    let total = 0;
+    for (const [name] of SPENT) total += spent[name];
+    for (const [name] of SPENT) {
+      const row = ledgerRows.get(name);
+      write(row.time, duration(spent[name]));
+      write(row.share, percent(spent[name], total));
+      grow(row.piece, spent[name]);
+    }
+    const ratio = total > 0 ? percent(spent.training, total) : "–";
+    write($("ettr"), ratio);
+    fact("fact-ettr", ratio, total > 0 ? ` of ${duration(total, false)}` : "");
+    write($("ettr-of"), "effective training time ratio");
+    mean("to-detect", goodput.to_detect);
+    mean("to-recover", goodput.to_recover);
+    write($("lost-steps"), count(goodput.lost_steps || 0));
+  }
+
+  function mean(id, value) {
+    const number = (value && value.count) || 0;
+    const text = number ? duration(value.sum_s / number) : "–";
+    write($(id), number > 1 ? `${text}, mean of ${number}` : text);
+  }
+
+  // --- failures ----------------------------------------------------------------------------------------------------
+
+  function drawFailures() {
+    const place = $("failure");
+    const isNow = failures.length > 0;
+    place.hidden = !isNow && !earlier.length;
+    if (place.hidden) return;
+    const open = new Set([...place.querySelectorAll("details[open]")].map((each) => each.dataset.of));
+    place.classList.toggle("is-past", !isNow);
+    const first = isNow ? failures.find((each) => !each.is_consequence) || failures[0] : earlier[earlier.length - 1];
+    write($("failure-title"), isNow ? "What failed" : `The last failure, in generation ${first.generation}, which was tried again`);
+    const parts = [failureParts(first)];
+    if (isNow) {
+      const others = failures.filter((each) => each !== first);
+      parts.push(folded("others", others.filter((each) => !each.is_consequence), "more failed by itself", "more failed by themselves"));
+      parts.push(folded("consequences", others.filter((each) => each.is_consequence), "failed because of it", "failed because of it"));
+    }
+    $("failure-now").replaceChildren(...parts.filter(Boolean));
+    const before = isNow ? [...earlier].reverse() : earlier.slice(0, -1).reverse();
+    $("earlier").hidden = !before.length;
+    write($("earlier-title"), `${many(before.length, "earlier failure")} that ${before.length === 1 ? "was" : "were"} tried again`);
+    $("earlier-list").replaceChildren(...before.map(failureLine));
+    for (const each of place.querySelectorAll("details[data-of]")) each.open = open.has(each.dataset.of);
+  }
+
+  function failureParts(failure) {
+    const part = make("div");
+    const what = make("p", "what");
+    if (failure.cause) what.append(make("span", "kind", failure.cause));
+    what.append(document.createTextNode(failure.what));
+    part.append(what, make("p", "where", whereOf(failure)));
+    if (failure.traceback) {
+      const details = make("details");
+      details.dataset.of = `traceback ${failure.generation} ${failure.rank}`;
+      details.append(make("summary", "", "Traceback"), make("pre", "", harmlessLines(failure.traceback)));
+      part.append(details);
+    }
+    if (failure.log_file) part.append(make("p", "where", `Its log: ${failure.log_file}`));
+    return part;
+  }
+
+  const harmlessLines = (text) => text.split("\n").map(harmless).join("\n");
+
+  function whereOf(failure) {
+    return `rank ${failure.rank} (local rank ${failure.local_rank}) on ${failure.host}, generation ${failure.generation}, at ${clock(failure.at)}`;
+  }
+
+  function failureLine(failure) {
+    const line = make("li");
+    if (failure.cause) line.append(make("span", "kind", failure.cause));
+    line.append(document.createTextNode(failure.what), make("div", "where", whereOf(failure)));
+    return line;
+  }
+
+  function folded(name, list, one, several) {
+    if (!list.length) return null;
+    const details = make("details");
+    details.dataset.of = name;
+    const items = make("ol", "plain");
+    items.append(...list.map(failureLine));
+    details.append(make("summary", "", `${many(list.length, "worker")} ${list.length === 1 ? one : several}`), items);
+    return details;
+  }
+
+  // --- events ------------------------------------------------------------------------------------------------------
+
+  const eventsList = $("events");
+
+  function drawEvents() {
+    const isFirst = !eventsList.children.length;
+    const list = document.createDocumentFragment();
+    for (const event of changed.events.slice(-MOST_EVENTS).reverse()) {
+      const line = make("li", isFirst ? "" : "fresh");
+      line.dataset.at = String(event.at);
+      const time = make("time", "", clock(event.at));
+      time.dateTime = new Date(event.at * 1000).toISOString();
+      line.append(time, make("span", "", event.text));
+      list.append(line);
+    }
+    eventsList.prepend(list);
+    while (eventsList.children.length > MOST_EVENTS) eventsList.lastElementChild.remove();
+  }
+
+  // --- what is said aloud ------------------------------------------------------------------------------------------
+
+  let toSay = "";
+  let sayTimer = 0;
+
+  /** The last word of two seconds, politely: a storm of changes is one sentence. */
+  function announce(text) {
+    toSay = text;
+    if (sayTimer) return;
+    sayTimer = setTimeout(() => {
+      sayTimer = 0;
+      write($("announcer"), toSay);
+    }, 2000);
+  }
+
+  function tellOf(before) {
+    if (before.phase === run.phase && before.generation === run.generation) return;
+    if (run.phase === "over") announce(`The run is over: ${run.outcome}.`);
+    else if (run.phase === "running") announce(`Generation ${run.generation} has been formed, with ${many(run.world_size, "worker")}.`);
+    else if (run.phase === "ending" && failures.length) announce(`Generation ${run.generation} failed: ${failures[0].what}`);
+    else announce(`${PHASES[run.phase] || run.phase}.`);
+  }
+
+  // --- questions ---------------------------------------------------------------------------------------------------
+
+  const dialog = $("ask");
+  let wish = null;
+
+  function ask(title, sentences, yes, what) {
+    wish = what;
+    write($("ask-title"), title);
+    $("ask-text").replaceChildren(...sentences.map((each) => make("p", "", each)));
+    $("ask-answer").hidden = true;
+    write($("ask-answer"), "");
+    write($("ask-yes"), yes);
+    $("ask-yes").hidden = false;
+    $("ask-yes").disabled = false;
+    write($("ask-no"), "Cancel");
+    dialog.showModal();
+    $("ask-no").focus();
+  }
+
+  function askToDrain(node) {
+    const rest = nodes.size - 1;
+    const after = rest >= run.min_nodes
+      ? `The other ${many(rest, "node")} go on in a new generation: all workers are started again.`
+      : `Then there are ${many(rest, "node")}, fewer than the ${run.min_nodes} that the run needs: it waits for another node, and ends if none comes in time.`;
+    ask(`Drain ${node.name}?`, [
+      `${node.name} (${many(node.slots, "worker")}) is asked to leave. Its workers are told, get their time to end well, and are killed only after that.`,
+      node.rank >= 0 ? after : "It is not in the current generation, so nobody else notices.",
+      "This costs no restart.",
+    ], "Drain this node", { do: "drain", node: node.node_id });
+  }
+
+  $("restart").addEventListener("click", () => {
+    ask("Restart all workers?", [
+      `Generation ${run.generation} is ended on ${many(nodes.size, "node")}, and another follows: ${many(run.world_size, "worker")} are stopped and started again.`,
+      "What they have not saved is done again. This costs no restart: " +
+        `${run.restarts_used} of ${run.max_restarts} stay used.`,
+    ], "Restart all workers", { do: "restart" });
+  });
+
+  $("stop").addEventListener("click", () => {
+    ask(`Stop the run ${run.run_id}?`, [
+      `The run is ended on ${many(nodes.size, "node")}: workers are told, get their time to end well, and every agent leaves.`,
+      "It cannot be continued from here. Every agent ends with a code that says so.",
+    ], "Stop the run", { do: "stop" });
+  });
+
+  $("ask-no").addEventListener("click", () => dialog.close());
+  $("ask-yes").addEventListener("click", async () => {
+    $("ask-yes").disabled = true;
+    const answer = await request("do", { method: "POST", body: JSON.stringify(wish) });
+    if (!dialog.open) return;
+    $("ask-answer").hidden = false;
+    write($("ask-answer"), answer.error ? `It was not done: ${answer.error}` : `Done: ${answer.value}.`);
+    $("ask-yes").hidden = true;
+    write($("ask-no"), "Close");
+    $("ask-no").focus();
+  });
+
+  /** What is answered: a value, or an error in words. Never throws, but for one that was given up. */
+  async function request(where, options = {}) {
+    let response;
+    try {
+      response = await fetch(where, { ...options, headers: { "X-Tenax-Key": KEY }, cache: "no-store" });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      return { error: "the agent that serves this page cannot be reached", isGone: true };
+    }
+    const text = await response.text();
+    try {
+      return JSON.parse(text);
+    } catch {
+      return { error: text.trim() || `the answer was ${response.status}` };
+    }
+  }
+
+  // --- logs --------------------------------------------------------------------------------------------------------
+
+  let log = null; // whose is shown
+
+  function openLog(node, local) {
+    closeLog();
+    log = { node: node.node_id, local, name: node.name, rank: node.first_rank + local, cursor: "", generation: 0, control: new AbortController() };
+    $("log").hidden = false;
+    document.body.classList.add("has-log");
+    write($("log-title"), node.first_rank >= 0 ? `Log of rank ${log.rank}, on ${node.name}` : `Log of worker ${local} on ${node.name}`);
+    $("log-lines").replaceChildren();
+    $("log-title").focus({ preventScroll: true });
+    redrawNodes();
+    follow(log);
+  }
+
+  function closeLog() {
+    if (!log) return;
+    log.control.abort();
+    const button = nodesPlace.querySelector(`[data-node="${CSS.escape(log.node)}"] [data-local="${log.local}"]`);
+    log = null;
+    $("log").hidden = true;
+    document.body.classList.remove("has-log");
+    if (button) button.focus({ preventScroll: true });
+    redrawNodes();
+  }
+
+  async function follow(mine) {
+    try {
+      while (log === mine) {
+        const began = performance.now();
+        const query = new URLSearchParams({
+          node: mine.node, local_rank: mine.local, stream: $("log-stream").value, last: 200,
+          ...(mine.cursor ? { cursor: mine.cursor, wait_s: 20 } : {}),
+        });
+        const answer = await request(`logs?${query}`, { signal: mine.control.signal });
+        if (log !== mine) return;
+        if (answer.error) {
+          write($("log-state"), `${answer.error}.`);
+          if (!isLive && answer.isGone) return;
+          await pause(mine, 3000);
+          continue;
+        }
+        const value = answer.value;
+        showLines(mine, value);
+        mine.cursor = value.cursor;
+        if (value.is_over && !value.is_more) {
+          write($("log-state"), "This is all.");
+          await until(mine, () => nodes.has(mine.node) && run.generation > (value.generation || 0));
+          continue;
+        }
+        write($("log-state"), $("log-follow").checked ? "Following." : "Held.");
+        await until(mine, () => $("log-follow").checked);
+        if (!value.is_more && !value.lines.length && performance.now() - began < 300) await pause(mine, 1000);
+      }
+    } catch (error) {
+      if (error.name !== "AbortError") throw error;
+    }
+  }
+
+  const pause = (mine, ms) => new Promise((done) => {
+    const timer = setTimeout(done, ms);
+    mine.control.signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true });
+  });
+
+  async function until(mine, fact) {
+    while (log === mine && !fact()) await pause(mine, 500);
+  }
+
+  function showLines(mine, value) {
+    const place = $("log-lines");
+    const list = document.createDocumentFragment();
+    const say = (text) => list.append(make("div", "said", text));
+    for (const gap of value.left_out || []) {
+      say(`[${gap.bytes ? `${count(gap.bytes)} bytes` : "some bytes"} of ${gap.stream} ${gap.why}]`);
+    }
+    for (const line of value.lines) {
+      if (line.generation !== mine.generation) {
+        mine.generation = line.generation;
+        say(`[generation ${line.generation}, rank ${line.rank}]`);
+      }
+      const element = make("div", line.stream, harmless(line.text));
+      if (line.at) element.title = `${line.stream}, ${clock(line.at)}`;
+      list.append(element);
+    }
+    if (!list.childElementCount) return;
+    place.append(list);
+    for (let extra = place.childElementCount - MOST_LINES; extra > 0; extra -= 1) place.firstElementChild.remove();
+    if ($("log-follow").checked) place.scrollTop = place.scrollHeight;
+  }
+
+  $("log-close").addEventListener("click", closeLog);
+  $("log").addEventListener("keydown", (event) => { if (event.key === "Escape") closeLog(); });
+  $("log-follow").addEventListener("change", () => {
+    if ($("log-follow").checked) $("log-lines").scrollTop = $("log-lines").scrollHeight;
+  });
+  $("log-stream").addEventListener("change", () => {
+    if (!log) return;
+    log.control.abort();
+    log = { ...log, cursor: "", generation: 0, control: new AbortController() };
+    $("log-lines").replaceChildren();
+    follow(log);
+  });
+
+  // --- the stream --------------------------------------------------------------------------------------------------
+
+  let source = null;
+  let silence = 0;
+  let retry = 0;
+  let lostAt = 0;
+  let tries = 0;
+
+  function connect() {
+    clearTimeout(retry);
+    if (source) source.close();
+    source = new EventSource(`events?key=${encodeURIComponent(KEY)}`);
+    source.addEventListener("whole", (event) => {
+      setLive();
+      takeWhole(JSON.parse(event.data));
+    });
+    source.addEventListener("change", (event) => {
+      listen();
+      takeChange(JSON.parse(event.data));
+    });
+    source.addEventListener("beat", listen);
+    source.addEventListener("farewell", () => lose(true));
+    source.addEventListener("error", () => lose(false));
+    listen();
+  }
+
+  function listen() {
+    clearTimeout(silence);
+    silence = setTimeout(() => lose(false), SILENT_MS);
+  }
+
+  function setLive() {
+    isLive = true;
+    lostAt = 0;
+    tries = 0;
+    listen();
+    $("notice").hidden = true;
+    showConnection("live", "live");
+  }
+
+  function showConnection(is, text) {
+    $("connection").dataset.is = is;
+    write($("connection"), text);
+  }
+
+  function lose(isFarewell) {
+    clearTimeout(silence);
+    clearTimeout(retry);
+    if (source) source.close();
+    source = null;
+    if (run !== null && isLive) freeze();
+    isLive = false;
+    if (run !== null) { changed.run = changed.allNodes = true; schedule(); }
+    if (run !== null && run.phase === "over") {
+      showConnection("over", "the run is over");
+      notice(`The run is over: it ${run.outcome || "ended"}. What is shown is the last that was known of it.`, false);
+      return;
+    }
+    lostAt = lostAt || Date.now();
+    const wasNeverHere = run === null && tries >= 2; // a refusal does not change by asking again
+    if (wasNeverHere || Date.now() - lostAt > GIVE_UP_MS) {
+      giveUp();
+      return;
+    }
+    showConnection("lost", "connection lost, trying again");
+    if (isFarewell) {
+      notice("The agent that served this page has closed it. If another agent serves the run now, it has printed the link of its own page.", true);
+    }
+    tries += 1;
+    retry = setTimeout(connect, Math.min(8000, 250 * 2 ** tries));
+  }
+
+  /** Keep what was counted until now. */
+  function freeze() {
+    const at = now();
+    const kept = (spent) => Object.fromEntries(Object.entries(spent).map(([name, seconds]) => [`${name}_s`, seconds]));
+    for (const entry of generations.values()) {
+      if (spending(entry)) Object.assign(entry, { spent: kept(spentBy(entry)), heardAt: at });
+    }
+    goodput = { ...goodput, spent: kept(spentByAll()) };
+    knownAt = at;
+  }
+
+  async function giveUp() {
+    showConnection("lost", "not connected");
+    const answer = await request("status.json");
+    const why = answer.error && !answer.isGone ? `The page is refused: ${answer.error}` : "The agent that serves this page cannot be reached: it has ended, or the way to it is broken";
+    notice(`${why.replace(/\.$/, "")}. What is shown is ${run === null ? "nothing" : `from ${clock(knownAt)}`}.`, true);
+  }
+
+  function notice(text, canConnect) {
+    $("notice").hidden = false;
+    write($("notice-text"), text);
+    $("reconnect").hidden = !canConnect;
+    announce(text);
+  }
+
+  $("reconnect").addEventListener("click", () => {
+    lostAt = 0;
+    tries = 0;
+    showConnection("", "connecting");
+    connect();
+  });
+
+  setInterval(() => { if (isLive && !document.hidden) drawTimes(); }, 1000);
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) drawTimes(); });
+  connect();
+})();

@@ -1,0 +1,30 @@
+"""The kind of a failure: few words that many failures share, to be counted by. Pure."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.view.status import FailureStatus
+
+_LONGEST = 60
+
+
+def kind_of(failure: FailureStatus) -> str:
+    """What was found to be the cause; else the class of the exception; else how the process ended."""
+    if failure.cause:
+        return failure.cause
+    how = ended_by(failure.exit_code)
+    said = failure.what.removeprefix(how).removeprefix(": ")
+    name = said.partition(":")[0]
+    # A class, as a traceback names it: one word that begins with a capital letter behind its last dot.
+    if name and len(name) <= _LONGEST and name.replace(".", "").isidentifier() and _is_class(name):
+        return name
+    return how
+
+
+def ended_by(exit_code: int) -> str:
+    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+
+
+def _is_class(name: str) -> bool:
+    return name.rpartition(".")[2][:1].isupper()

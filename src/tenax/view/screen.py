@@ -1,0 +1,254 @@
+"""A run's status on one screen of a terminal. Pure: a status in, text out.
+
+It fits every width of at least 40 cells, and a height if one is given. Of many nodes it shows those that do not work
+first, and counts the others. Nothing is told by colour alone, and nothing that others wrote can act on the terminal.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from tenax.view.cells import Column, cut, plain, table, wrapped
+from tenax.view.goodput_line import duration_in_words, goodput_in_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tenax.view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
+
+LEAST_WIDTH = 40
+_BOLD, _RED, _GREEN, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
+# Those whose state says most come first; what is not here comes before them all.
+_STATES = ("draining", "stopping", "joined", "starting", "waiting", "spare", "working", "done")
+_INDENT = "  "
+_LABEL_CELLS = 12
+_COLUMNS = (
+    Column("RANK", 5, is_right=True),
+    Column("NODE", 9, least=10),
+    Column("STATE", 8),
+    Column("FOR", 1, is_right=True),
+    Column("WORKERS", 4),
+    Column("STEP", 6, is_right=True),
+)
+
+
+class _Room(msgspec.Struct, frozen=True):
+    """How much of what there may be much of is shown."""
+
+    nodes: int
+    events: int
+    failures: int
+
+
+_ROOMS = (_Room(200, 12, 8), _Room(64, 12, 8), _Room(32, 10, 6), _Room(16, 8, 4), _Room(8, 6, 3), _Room(4, 4, 2))
+_PLENTY, _LITTLE = _Room(16, 8, 4), (_Room(3, 2, 1), _Room(2, 0, 1))
+
+
+def render(status: RunStatus, width: int = 80, height: int | None = None, *, colour: bool = False) -> str:
+    """The screen. With a ``height`` it has no more lines than that."""
+    paint = _paint if colour else _leave
+    width = max(LEAST_WIDTH, width)
+    if height is None:
+        return "".join(f"{line}\n" for line in _lines(status, width, _PLENTY, paint))
+    lines: list[str] = []
+    for room in (*_ROOMS, *_LITTLE):
+        lines = _lines(status, width, room, paint)
+        if len(lines) <= height:
+            break
+    return "".join(f"{line}\n" for line in lines[: max(1, height)])
+
+
+def told_as_lines(status: RunStatus, since: float) -> list[str]:
+    """What has happened since then, a line for each, for a pipe."""
+    return [_event(event) for event in status.events if event.at > since]
+
+
+def _paint(colour: str, text: str) -> str:
+    return f"{colour}{text}{_PLAIN}" if text else ""
+
+
+def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _paint
+    return text
+
+
+def _lines(status: RunStatus, width: int, room: _Room, paint: Callable[[str, str], str]) -> list[str]:
+    lines = [paint(_BOLD, cut(f"run {plain(status.run_id)}: {_headline(status)}", width)), ""]
+    for label, text in _facts(status):
+        lines += _labelled(label, text, width)
+    lines += ["", *_nodes(status, width, room.nodes, paint)]
+    lines += _failures(status, width, room.failures, paint)
+    if room.events and status.events:
+        lines += ["", paint(_BOLD, "last events")]
+        lines += [cut(_INDENT + _event(event), width) for event in status.events[-room.events :]]
+    return lines
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+def _headline(status: RunStatus) -> str:
+    if status.outcome:
+        return plain(status.outcome)
+    since = _since(status)
+    return plain(status.phase) + (f" for {_age(status, since)}" if since is not None else "")
+
+
+def _since(status: RunStatus) -> float | None:
+    """When the run came to do what it does; None: that is not known."""
+    if not status.generations:
+        return None
+    last = status.generations[-1]
+    match status.phase:
+        case "running":
+            return last.formed_at if last.running_at is None else last.running_at
+        case "ending":
+            return last.ended_at
+        case "gathering" | "paused":
+            return last.settled_at
+    return None
+
+
+def _age(status: RunStatus, since: float) -> str:
+    return duration_in_words(max(0.0, status.now - since))
+
+
+def _facts(status: RunStatus) -> list[tuple[str, str]]:
+    facts = [("now", plain(status.doing))]
+    if status.generations:
+        last = status.generations[-1]
+        began = f"{last.number}, formed {_age(status, last.formed_at)} ago"
+        facts.append(("generation", f"{began}: {plain(last.why)}" if last.why else began))
+        if last.ended_why:
+            facts.append(("its end", plain(last.ended_why)))
+    facts.append(("restarts", _restarts(status)))
+    if line := goodput_in_words(status.goodput):
+        facts.append(("time", line))
+    return facts
+
+
+def _restarts(status: RunStatus) -> str:
+    left = max(0, status.max_restarts - status.restarts_used)
+    parts = [f"{status.restarts_used} of {status.max_restarts} used, {left} left"]
+    for count, one, many in (
+        (status.membership_changes, "change of members", "changes of members"),
+        (status.drains, "drain", "drains"),
+        (status.requests, "restart by an operator", "restarts by operators"),
+    ):
+        if count:
+            parts.append(f"{count} {one if count == 1 else many}")
+    return "; ".join(parts)
+
+
+def _labelled(label: str, text: str, width: int) -> list[str]:
+    first, *others = wrapped(text, width - len(_INDENT) - _LABEL_CELLS, 4) or [""]
+    head = f"{_INDENT}{label.ljust(_LABEL_CELLS)}{first}"
+    return [head.rstrip(), *(f"{_INDENT}{' ' * _LABEL_CELLS}{line}" for line in others)]
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _nodes(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
+    nodes = sorted(status.nodes, key=_order)
+    lines = [paint(_BOLD, cut(_count(status), width))]
+    shown = nodes[:most] if len(nodes) > most + 1 else nodes  # "and 1 more" takes as much room as that one
+    if not shown:
+        return lines
+    titles, *rows = table(_COLUMNS, [_row(status, node) for node in shown], width - len(_INDENT))
+    lines.append(_INDENT + titles)
+    lines += [paint(_colour(node), _INDENT + row) for node, row in zip(shown, rows, strict=True)]
+    if len(shown) < len(nodes):
+        left = nodes[len(shown) :]
+        lines.append(cut(f"{_INDENT}and {len(left)} more: {_states(left)}", width))
+    if any(node.is_coordinator for node in shown) and len(nodes) > 1:
+        lines.append(f"{_INDENT}* its agent is the coordinator")
+    return lines
+
+
+def _count(status: RunStatus) -> str:
+    least, most = status.min_nodes, status.max_nodes
+    span = str(most) if least == most else f"{least} to {most}"
+    states = f": {_states(status.nodes)}" if status.nodes else ""
+    return f"nodes, {len(status.nodes)} of {span}{states}"
+
+
+def _states(nodes: Sequence[NodeStatus]) -> str:
+    counts: dict[str, int] = {}
+    for node in sorted(nodes, key=_order):
+        counts[plain(node.state)] = counts.get(plain(node.state), 0) + 1
+    return ", ".join(f"{count} {state}" for state, count in counts.items())
+
+
+def _order(node: NodeStatus) -> tuple[bool, int, int, str]:
+    place = _STATES.index(node.state) if node.state in _STATES else -1
+    return not node.failed, place, node.rank if node.rank >= 0 else 1 << 30, node.name
+
+
+def _colour(node: NodeStatus) -> str:
+    if node.failed:
+        return _RED
+    return _GREEN if node.state in ("working", "done") else _YELLOW
+
+
+def _row(status: RunStatus, node: NodeStatus) -> tuple[str, ...]:
+    name = plain(node.name) + (" *" if node.is_coordinator and len(status.nodes) > 1 else "")
+    rank = str(node.rank) if node.rank >= 0 else "-"
+    return rank, name, _state(node), _age(status, node.since), _workers(node), _step(node)
+
+
+def _state(node: NodeStatus) -> str:
+    return f"{plain(node.state)}, {len(node.failed)} failed" if node.failed else plain(node.state)
+
+
+def _workers(node: NodeStatus) -> str:
+    if node.first_rank < 0:
+        return "1 worker" if node.slots == 1 else f"{node.slots} workers"
+    last = node.first_rank + node.slots - 1
+    return f"rank {last}" if node.slots == 1 else f"ranks {node.first_rank}-{last}"
+
+
+def _step(node: NodeStatus) -> str:
+    steps = [step for step in node.steps if step >= 0]
+    phases = sorted({plain(phase) for phase in node.phases if phase})
+    said = "" if not steps else str(steps[0]) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
+    return " ".join((*filter(None, (said, *(cut(phase, 12) for phase in phases[:2]))),))
+
+
+# --- what happened ----------------------------------------------------------------------------------------------------
+
+
+def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
+    lines: list[str] = []
+    now = list(status.failures)
+    if now:
+        lines += ["", paint(_RED, f"failures of generation {status.failures[0].generation}")]
+        for failure in now[:most]:
+            lines += _failure(status, failure, width)
+        if len(now) > most:
+            lines.append(f"{_INDENT}and {len(now) - most} more")
+    earlier = status.earlier[-most:]
+    if earlier:
+        lines += ["", paint(_BOLD, "why earlier generations failed")]
+        for failure in reversed(earlier):
+            lines += _failure(status, failure, width, is_earlier=True)
+        if len(status.earlier) > most:
+            lines.append(f"{_INDENT}and {len(status.earlier) - most} before these")
+    return lines
+
+
+def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlier: bool = False) -> list[str]:
+    which = f"generation {failure.generation}, " if is_earlier else ""
+    who = f"{which}rank {failure.rank} on {plain(failure.host)}, {_age(status, failure.at)} ago"
+    told = plain(failure.cause) or plain(failure.what)
+    if failure.is_consequence:
+        who += ", a consequence"
+    first, *others = wrapped(f"{who}: {told}", width - 4, 3)
+    return [_INDENT + first, *(f"{_INDENT}  {line}" for line in others)]
+
+
+def _event(event: EventStatus) -> str:
+    at = time.strftime("%H:%M:%S", time.localtime(event.at))
+    return f"{at} {plain(event.text)}"

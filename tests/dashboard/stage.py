@@ -1,0 +1,243 @@
+"""A stage: the real coordinator, desk and page in one loop, and a crowd of simulated nodes that do what nodes do.
+
+The loop has a thread of its own, as an agent's main thread would be; the test acts in it through ``do``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from tenax.core import events as fact
+from tenax.core import messages as word
+from tenax.core.coordinator import Heard, NodeLost, Opened, RunSettings, Say
+from tenax.core.model import Evidence, Failure
+from tenax.core.requests import LogsWanted
+from tenax.dashboard.live import Dashboard
+from tenax.http.server import Patience
+from tenax.loop import Loop
+from tenax.rendezvous.desk import Desk
+from tenax.rendezvous.seat import CoordinatorSeat
+from tenax.view.log_lines import LogAnswer, LogLine
+from tenax.view.status import RunStatus
+from watching import PATIENCE_S
+
+T = TypeVar("T")
+Reply = Callable[[Any, str], None]
+_numbers = itertools.count(1)
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nRuntimeError: <b>boom</b>'
+
+
+def own_address() -> str:
+    """A loopback address that nobody else in this test run uses."""
+    pid, number = os.getpid(), next(_numbers)
+    return f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}"
+
+
+class Stage:
+    """``nodes`` join at once, with so many workers each, if ``starts``."""
+
+    def __init__(
+        self,
+        nodes: int = 2,
+        slots: int = 2,
+        *,
+        max_restarts: int = 3,
+        min_nodes: int | None = None,
+        starts: bool = True,
+        patience: Patience | None = None,
+        hosts: Callable[[int], str] = "gpu-{:03d}".format,
+    ) -> None:
+        self.loop = Loop()
+        self.nodes, self.slots = nodes, slots
+        self._is_closed = False
+        self._least = nodes if min_nodes is None else min_nodes
+        settings = RunSettings(
+            "train-large", self._least, nodes, max_restarts, last_call_s=0.0, serving_node="id-0", scale_up=False
+        )
+        self.seat = CoordinatorSeat(settings, None, self.loop, self._deliver)
+        self.desk = Counting(Desk(self.seat, self.loop, self._answer_logs))
+        self.parts: dict[str, Any] = {}  # by node, in the current generation
+        self.hosts = {f"id-{number}": hosts(number) for number in range(nodes)}
+        self.complaints: list[str] = []
+        self.held: list[tuple[LogsWanted, Reply]] = []  # long polls
+        self.printed: list[str] = ["epoch 1", "<script>alert(1)</script>", "\x1b[31mred\x1b[0m"]
+        self.thread_time_s = 0.0
+        self._thread = threading.Thread(target=self._serve, name="stage")
+        self._thread.start()
+        more = {} if patience is None else {"patience": patience}
+        self.dashboard: Dashboard = self.do(
+            lambda: Dashboard(f"{own_address()}:0", self.desk, self.loop, self.complaints.append, **more)
+        )
+        self.link = self.dashboard.link
+        self.origin, _, self.key = self.link.partition("/?key=")
+        host, _, port = self.origin.removeprefix("http://").rpartition(":")
+        self.host, self.port = host, int(port)
+        self.step(Opened())
+        if starts:
+            self.join()
+
+    def _serve(self) -> None:
+        while not self._is_closed:
+            self.loop.next_event(lambda: self.loop.now() if self._is_closed else None)
+
+    def do(self, call: Callable[[], T]) -> T:
+        """Call it in the loop, and return what it returns."""
+        done: Future[T] = Future()
+
+        def act() -> None:
+            try:
+                done.set_result(call())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self.loop.soon(act)
+        return done.result(PATIENCE_S)
+
+    def step(self, *events: Any) -> None:
+        self.do(lambda: [self.seat.step(event) for event in events])
+
+    def join(self, *numbers: int) -> None:
+        for number in numbers or range(self.nodes):
+            node_id = f"id-{number}"
+            info = word.NodeInfo(
+                node_id, self.hosts[node_id], self.slots, min_nodes=self._least, max_nodes=self.nodes, rank=-1
+            )
+            joined = Heard(node_id, word.NodeJoined(info))
+            self.step(joined, Heard(node_id, word.NodeReady(0, "127.0.0.1", 29500)))
+
+    def _deliver(self, say: Say) -> None:
+        for node_id in say.to:
+            if node_id in self.hosts:
+                self.loop.soon(lambda node_id=node_id: self._react(node_id, say.event))  # type: ignore[misc]
+
+    def _react(self, node_id: str, event: Any) -> None:
+        if node_id not in self.seat.state.nodes:
+            return
+        match event:
+            case fact.GenerationFormed(part):
+                self.parts[node_id] = part
+                number = int(node_id[3:])
+                pids = tuple(10_000 + number * 100 + local for local in range(self.slots))
+                self.seat.step(Heard(node_id, word.WorkersRunning(part.generation, pids)))
+            case fact.GenerationEnded(generation):
+                self.seat.step(Heard(node_id, word.NodeStopped(generation, self.loop.now())))
+                self.seat.step(Heard(node_id, word.NodeReady(generation, "127.0.0.1", 29500)))
+            case fact.LeaveRequested(why):
+                self.seat.step(Heard(node_id, word.NodeDraining(self.seat.state.generation, 30.0, why)))
+                self.seat.step(Heard(node_id, word.NodeLeft(why)))
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def fail(self, rank: int, *consequences: int) -> None:
+        """This worker fails, and then those."""
+
+        def happen() -> None:
+            for each in (rank, *consequences):
+                node_id, part = next(
+                    (node_id, part)
+                    for node_id, part in self.parts.items()
+                    if part.first_global_rank <= each < part.first_global_rank + self.slots
+                )
+                is_first = each == rank
+                evidence = Evidence(
+                    "RuntimeError",
+                    "RuntimeError: <b>boom</b>" if is_first else "the connection was closed by a peer",
+                    TRACEBACK if is_first else "",
+                    cause="exception" if is_first else "peer lost",
+                    is_consequence=not is_first,
+                    log_file=f"/var/log/train/{each}/stderr.log",
+                )
+                now, local = self.loop.now(), each - part.first_global_rank
+                failure = Failure(
+                    part.generation, local, each, 10_000 + each, 1, now, evidence=evidence, host=self.hosts[node_id]
+                )
+                self.seat.step(Heard(node_id, word.FailureSeen(part.generation, failure, now)))
+
+        self.do(happen)
+
+    def progress(self, step: int, *numbers: int, phase: str = "") -> None:
+        def happen() -> None:
+            now = self.loop.now()
+            for number in numbers or range(self.nodes):
+                workers = tuple(
+                    word.WorkerProgress(local, 0, step - local % 2, now - 0.1, now, phase)
+                    for local in range(self.slots)
+                )
+                said = word.NodeProgress(self.seat.state.generation, now, workers)
+                self.seat.step(Heard(f"id-{number}", said))
+
+        self.do(happen)
+
+    def lose(self, number: int, why: str = "its connection was closed") -> None:
+        self.step(NodeLost(f"id-{number}", why))
+
+    @property
+    def status(self) -> RunStatus:
+        return self.do(self.desk.really.status)
+
+    def _answer_logs(self, node_id: str, request: LogsWanted, reply: Reply) -> None:
+        seen = int(request.cursor or 0)
+        if request.wait_s and seen >= len(self.printed):
+            self.held.append((request, reply))
+            return
+        self._reply_with_lines(seen, request, reply)
+
+    def _reply_with_lines(self, seen: int, request: LogsWanted, reply: Reply) -> None:
+        generation = self.seat.state.generation
+        lines = tuple(
+            LogLine(1_700_000_000.0, request.local_rank, request.local_rank, "stdout", generation, text)
+            for text in self.printed[seen:]
+        )
+        reply(LogAnswer(lines, str(len(self.printed)), generation), "")
+
+    def print(self, text: str) -> None:
+        """Workers print a line; who waits for it gets it."""
+
+        def happen() -> None:
+            self.printed.append(text)
+            held, self.held = self.held, []
+            for request, reply in held:
+                self._reply_with_lines(int(request.cursor), request, reply)
+
+        self.do(happen)
+
+    def close(self) -> None:
+        self.do(self.dashboard.close)
+        self.do(self.seat.close)
+        self._is_closed = True
+        self.loop.wake()
+        self._thread.join(PATIENCE_S)
+        self.loop.close()
+
+
+class Counting:
+    """A desk that counts, and measures what a status costs."""
+
+    def __init__(self, really: Desk) -> None:
+        self.really = really
+        self.watchers = 0
+        self.statuses = 0
+        self.cpu_s = 0.0
+        self.ask = really.ask
+
+    def watch(self, on_step: Callable[[], None]) -> None:
+        self.watchers += 1
+        self.really.watch(on_step)
+
+    def unwatch(self, on_step: Callable[[], None]) -> None:
+        self.watchers -= 1
+        self.really.unwatch(on_step)
+
+    def status(self) -> RunStatus:
+        import time
+
+        before = time.thread_time()
+        status = self.really.status()
+        self.cpu_s += time.thread_time() - before
+        self.statuses += 1
+        return status

@@ -1,0 +1,204 @@
+"""The feed: what a page is told is what has changed, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenax.core.ledger import Goodput, Spent
+from tenax.dashboard.feed import Change, change, encoded, whole
+from tenax.view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
+
+NODES = tuple(NodeStatus(f"id-{number}", f"host-{number}", f"host-{number}", "working", 100.0) for number in range(3))
+FIRST = GenerationStatus(1, "first generation", 3, 3, 100.0, 101.0, spent=Spent(1.0, 1.0, 5.0))
+EVENTS = (EventStatus(100.0, "it began"), EventStatus(101.0, "it runs"))
+
+
+def status(**fields: Any) -> RunStatus:
+    made = {
+        "run_id": "run",
+        "now": 110.0,
+        "phase": "running",
+        "doing": "generation 1 is running",
+        "generation": 1,
+        "world_size": 3,
+        "min_nodes": 1,
+        "max_nodes": 3,
+        "restarts_used": 0,
+        "max_restarts": 3,
+        "membership_changes": 0,
+        "drains": 0,
+        "requests": 0,
+        "nodes": NODES,
+        "generations": (FIRST,),
+        "generations_forgotten": 0,
+        "failures": (),
+        "earlier": (),
+        "events": EVENTS,
+        "goodput": Goodput(Spent(1.0, 1.0, 5.0)),
+    }
+    return RunStatus(**{**made, **fields})
+
+
+def taken(before: RunStatus, told: Change | None) -> RunStatus:
+    """What a page has after it was told."""
+    if told is None:
+        return before
+    nodes = {node.node_id: node for node in before.nodes} | {node.node_id: node for node in told.nodes}
+    for gone in told.gone:
+        del nodes[gone]
+    entries = {entry.number: entry for entry in (*before.generations, *told.generations)}
+    kept = tuple(entry for number, entry in sorted(entries.items()) if number >= told.oldest_generation)
+    return msgspec.structs.replace(
+        before,
+        **told.run,
+        now=told.now,
+        goodput=told.goodput,
+        nodes=tuple(nodes.values()),
+        generations=kept,
+        failures=before.failures if told.failures is None else told.failures,
+        earlier=before.earlier if told.earlier is None else told.earlier,
+        events=(*before.events, *told.events)[-100:],
+    )
+
+
+def test_time_that_goes_by_is_no_change() -> None:
+    """F3: neither the clock, nor what a generation that goes on has spent."""
+    later = msgspec.structs.replace(FIRST, spent=Spent(1.0, 1.0, 15.0))
+    assert change(status(), status(now=120.0, generations=(later,), goodput=Goodput(Spent(1.0, 1.0, 15.0)))) is None
+
+
+def test_a_node_that_changes_is_said_and_no_other() -> None:
+    """F2."""
+    changed = msgspec.structs.replace(NODES[1], state="stopping", since=111.0)
+    told = change(status(), status(nodes=(NODES[0], changed, NODES[2])))
+    assert told is not None
+    assert (told.nodes, told.gone, told.run, told.generations, told.events) == ((changed,), (), {}, (), ())
+
+
+def test_a_node_that_is_gone_is_named() -> None:
+    told = change(status(), status(nodes=NODES[:2]))
+    assert told is not None
+    assert (told.nodes, told.gone) == ((), ("id-2",))
+
+
+def test_the_same_moment_read_off_two_clocks_is_the_same() -> None:
+    """F2: the clock of the day may have been read a little later; everything that is said of before stays said."""
+    ahead = 0.02
+    shifted = status(
+        nodes=tuple(msgspec.structs.replace(node, since=node.since + ahead) for node in NODES),
+        generations=(msgspec.structs.replace(FIRST, formed_at=100.0 + ahead, running_at=101.0 + ahead),),
+        events=tuple(EventStatus(event.at + ahead, event.text) for event in EVENTS),
+    )
+    assert change(status(), shifted) is None
+    assert change(shifted, status()) is None
+
+
+def test_an_event_soon_after_the_last_is_new_whatever_the_clocks_do() -> None:
+    """F1: also if the second reading is earlier than the first by more than lies between the events."""
+    for ahead in (-0.05, 0.0, 0.05):
+        events = tuple(EventStatus(event.at + ahead, event.text) for event in EVENTS)
+        new = EventStatus(101.003 + ahead, "the next")
+        entry = msgspec.structs.replace(FIRST, formed_at=100.0 + ahead, running_at=101.0 + ahead)
+        told = change(status(), status(generations=(entry,), events=(*events, new)))
+        assert told is not None
+        assert told.events == (new,)
+
+
+def test_what_was_lost_is_said_of_a_generation_that_is_over() -> None:
+    """Of one that has settled, what it has spent does not grow by itself."""
+    over = msgspec.structs.replace(FIRST, ended_at=108.0, settled_at=109.0, ended_by="failure", ended_why="boom")
+    charged = msgspec.structs.replace(over, spent=Spent(1.0, 1.0, 2.0, lost_s=3.0))
+    told = change(status(generations=(over,)), status(generations=(charged,)))
+    assert told is not None
+    assert told.generations == (charged,)
+
+
+def test_generations_that_are_forgotten_are_dropped() -> None:
+    """F1."""
+    before = status(generations=tuple(msgspec.structs.replace(FIRST, number=number) for number in (1, 2, 3)))
+    after = status(
+        generations=tuple(msgspec.structs.replace(FIRST, number=number) for number in (2, 3, 4)),
+        generations_forgotten=1,
+    )
+    told = change(before, after)
+    assert told is not None
+    assert (told.oldest_generation, told.run) == (2, {"generations_forgotten": 1})
+    assert taken(before, told) == after
+
+
+def test_what_is_not_said_is_not_sent() -> None:
+    """One node of a thousand: a line of a few hundred bytes, where everything is a hundred thousand."""
+    nodes = tuple(NodeStatus(f"id-{n}", f"host-{n}", f"host-{n}", "working", 100.0, 8) for n in range(1000))
+    changed = (msgspec.structs.replace(nodes[0], state="done"), *nodes[1:])
+    told = change(status(nodes=nodes), status(nodes=changed))
+    assert told is not None
+    assert len(encoded(told)) < 1000 < 50_000 < len(whole(status(nodes=nodes)))
+
+
+_failures = st.lists(
+    st.builds(
+        FailureStatus,
+        rank=st.integers(0, 3),
+        local_rank=st.just(0),
+        host=st.just("h"),
+        generation=st.integers(1, 3),
+        exit_code=st.integers(-9, 1),
+        at=st.sampled_from([100.0, 105.0]),
+        what=st.sampled_from(["exit code 1", "signal 9"]),
+    ),
+    max_size=2,
+).map(tuple)
+_nodes = st.dictionaries(
+    st.sampled_from([f"id-{n}" for n in range(5)]), st.tuples(st.sampled_from(["working", "done"]), st.integers(0, 9))
+).map(lambda found: tuple(NodeStatus(each, each, "h", state, float(at)) for each, (state, at) in found.items()))
+_statuses = st.builds(
+    lambda nodes, failures, earlier, length, number, doing: status(
+        nodes=nodes,
+        failures=failures,
+        earlier=earlier,
+        doing=doing,
+        events=tuple(EventStatus(100.0 + n, f"event {n}") for n in range(max(0, length - 100), length)),
+        generations=tuple(msgspec.structs.replace(FIRST, number=n) for n in range(max(1, number - 4), number + 1)),
+    ),
+    _nodes,
+    _failures,
+    _failures,
+    st.integers(0, 150),
+    st.integers(0, 9),
+    st.sampled_from(["this", "that"]),
+)
+
+
+@given(_statuses, _statuses)
+def test_who_is_told_the_change_has_the_next_status(before: RunStatus, after: RunStatus) -> None:
+    """F1, for statuses in which events and generations only come, as they do."""
+    if len(after.events) and len(before.events) and after.events[-1].at < before.events[-1].at:
+        before, after = after, before
+    if not after.events:
+        after = msgspec.structs.replace(after, events=before.events)
+    if max((entry.number for entry in before.generations), default=0) > max(
+        (entry.number for entry in after.generations), default=0
+    ):
+        after = msgspec.structs.replace(after, generations=before.generations)
+    got = taken(before, change(before, after))
+    by_id = {node.node_id: node for node in got.nodes}
+    assert by_id == {node.node_id: node for node in after.nodes}
+    overlapping = [event for event in got.events if event.at >= after.events[0].at] if after.events else []
+    assert overlapping == list(after.events)
+    first = after.generations[0].number if after.generations else 0
+    assert [entry for entry in got.generations if entry.number >= first] == list(after.generations)
+    assert (got.failures, got.earlier, got.doing) == (after.failures, after.earlier, after.doing)
+
+
+def test_what_is_sent_is_one_line() -> None:
+    """As a server-sent event must be, whatever a traceback looks like."""
+    failure = FailureStatus(0, 0, "h", 1, 1, 100.0, "a\nb", traceback="one\r\ntwo\u2028three")
+    told = change(status(), status(failures=(failure,)))
+    assert told is not None
+    for data in (encoded(told), whole(status(failures=(failure,)))):
+        assert b"\n" not in data
+        assert b"\r" not in data

@@ -1,0 +1,166 @@
+"""The desk answers every request once: at once, when something has changed, or when the time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tenax.core.coordinator import CancelRequested, Ending, Heard, Opened, RunSettings
+from tenax.core.messages import NodeInfo, NodeJoined, NodeReady, WorkersRunning
+from tenax.core.requests import AgentWanted, DrainWanted, LogsWanted, RestartWanted, StatusWanted, StopWanted
+from tenax.loop import Loop
+from tenax.rendezvous.desk import Desk
+from tenax.rendezvous.seat import CoordinatorSeat
+from tenax.testing.clock import FakeClock
+
+
+class Office:
+    """A desk on a clock that the test holds."""
+
+    def __init__(self, nodes: int = 2) -> None:
+        self.clock = FakeClock(1000.0)
+        self.loop = Loop(self.clock, selector=self.clock.selector())
+        self.seat = CoordinatorSeat(RunSettings("run", nodes, nodes), None, self.loop, lambda _: None)
+        self.wall = 5000.0
+        self.passed_on: list[str] = []
+        self.desk = Desk(self.seat, self.loop, self._pass_on, lambda: self.wall + self.clock())
+        self.answers: list[tuple[float, Any, str]] = []
+        self.seat.step(Opened())
+
+    def _pass_on(self, node_id: str, request: object, reply: Any) -> None:
+        self.passed_on.append(node_id)
+        reply("of the node", "")
+
+    def node(self, node_id: str, host: str = "") -> None:
+        info = NodeInfo(node_id, host or node_id, min_nodes=2, max_nodes=2)
+        self.seat.step(Heard(node_id, NodeJoined(info)))
+        self.seat.step(Heard(node_id, NodeReady(0)))
+
+    def run(self) -> None:
+        for node_id in ("a", "b"):
+            self.node(node_id)
+        for node_id in ("a", "b"):
+            self.seat.step(Heard(node_id, WorkersRunning(1, (1,))))
+
+    def ask(self, request: Any) -> Any:
+        """What is answered at once; None if nothing is."""
+        before = len(self.answers)
+        self.desk.ask(request, lambda value, error: self.answers.append((self.clock() - 1000.0, value, error)))
+        return self.answers[-1][1:] if len(self.answers) > before else None
+
+    def wait_until(self, moment: float) -> None:
+        assert self.loop.next_event(lambda: 1000.0 + moment) is None
+
+
+@pytest.fixture
+def office() -> Iterator[Office]:
+    made = Office()
+    yield made
+    made.seat.close()
+    made.loop.close()
+
+
+def test_a_status_is_answered_at_once_and_its_mark_stays_until_something_happens(office: Office) -> None:
+    first, _ = office.ask(StatusWanted())
+    again, _ = office.ask(StatusWanted())
+    assert first.mark == again.mark != ""
+    office.node("a")
+    assert office.ask(StatusWanted())[0].mark != first.mark
+
+
+def test_whoever_has_seen_the_last_one_waits_for_a_change(office: Office) -> None:
+    mark = office.ask(StatusWanted())[0].mark
+    assert office.ask(StatusWanted(mark, 10.0)) is None
+    office.wait_until(3.0)
+    assert len(office.answers) == 1
+    office.node("a")  # two steps, one answer
+    office.wait_until(9.0)
+    (at, status, _) = office.answers[-1]
+    assert len(office.answers) == 2
+    assert 3.0 < at < 3.5
+    assert len(status.nodes) == 1
+    assert status.mark != mark
+
+
+def test_nobody_waits_for_longer_than_was_asked_nor_for_ever(office: Office) -> None:
+    office.run()  # while nodes are waited for, something is said now and then
+    mark = office.ask(StatusWanted())[0].mark
+    office.ask(StatusWanted(mark, 2.0))
+    office.ask(StatusWanted(mark, 1e9))
+    office.wait_until(100.0)
+    times = [round(at, 3) for at, _, _ in office.answers[1:]]
+    assert times == [2.0, 30.0]
+    assert office.answers[-1][1].mark == mark
+
+
+def test_whoever_asks_again_at_once_is_held_back_a_little(office: Office) -> None:
+    assert office.ask(StatusWanted("of another coordinator", 0.0)) is None
+    office.wait_until(1.0)
+    assert len(office.answers) == 1
+    assert office.answers[0][0] == pytest.approx(0.2)
+
+
+def test_the_end_of_the_run_is_answered_at_once(office: Office) -> None:
+    office.run()
+    mark = office.ask(StatusWanted())[0].mark
+    assert office.ask(StatusWanted(mark, 10.0)) is None
+    assert office.ask(StatusWanted("another", 10.0)) is None
+    office.seat.step(CancelRequested("enough"))
+    assert [answer[1].outcome for answer in office.answers[1:]] == ["cancelled", "cancelled"]
+    assert office.ask(StatusWanted(office.answers[-1][1].mark, 10.0)) is not None
+    office.wait_until(60.0)
+    assert len(office.answers) == 4, "once each"
+
+
+def test_only_so_many_wait(office: Office) -> None:
+    mark = office.ask(StatusWanted())[0].mark
+    for _ in range(256):
+        assert office.ask(StatusWanted(mark, 10.0)) is None
+    assert office.ask(StatusWanted(mark, 10.0)) is not None
+
+
+def test_what_has_happened_keeps_its_time_until_somebody_sets_the_clock(office: Office) -> None:
+    first = office.ask(StatusWanted())[0].events[0].at
+    office.wall += 0.01
+    assert office.ask(StatusWanted())[0].events[0].at == first
+    office.wall += 3600
+    assert office.ask(StatusWanted())[0].events[0].at == pytest.approx(first + 3600.01)
+
+
+def test_a_restart_needs_a_generation_that_runs(office: Office) -> None:
+    _, error = office.ask(RestartWanted("new data"))
+    assert error.startswith("no generation is running that could be restarted: ")
+    office.run()
+    assert office.ask(RestartWanted("new data")) == ("generation 1 is being ended, and another follows", "")
+    assert office.seat.state.ended_by is Ending.REQUEST
+
+
+def test_a_run_that_is_over_is_not_operated(office: Office) -> None:
+    office.run()
+    assert office.ask(StopWanted("enough"))[1] == ""
+    for request in (StopWanted("again"), RestartWanted(""), DrainWanted("a", "")):
+        assert office.ask(request) == (None, "the run is over")
+
+
+@pytest.mark.parametrize(("name", "node_id"), [("a", "a"), ("1", "b"), ("host-of-c", "c"), ("1" * 5000, ""), ("x", "")])
+def test_a_node_is_meant_by_id_rank_or_host(office: Office, name: str, node_id: str) -> None:
+    office.run()
+    office.node("c", "host-of-c")
+    value, error = office.ask(LogsWanted(name))
+    if node_id:
+        assert (value, error, office.passed_on) == ("of the node", "", [node_id])
+    else:
+        assert office.passed_on == []
+        assert error.startswith("there is no node ")
+        assert len(error) < 300
+
+
+def test_what_may_be_two_nodes_is_none(office: Office) -> None:
+    office.node("a", "host")
+    office.node("b", "host")
+    state = office.seat.state
+    label = state.nodes["b"].label
+    assert office.desk.find(label) == ("b", "")
+    assert office.ask(AgentWanted())[1] == "this is asked of an agent, not of the coordinator"

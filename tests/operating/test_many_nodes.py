@@ -1,0 +1,209 @@
+"""The operator's commands and runs of several nodes: from any of them, or from anywhere with the secret."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cluster.kit import Agent
+from etcd_servers import EtcdCluster
+from tenax.core.messages import NodeInfo, NodeJoined
+from tenax.core.requests import LogsWanted, StatusWanted
+from tenax.endpoint import literal
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.operator import Declined, NotLetIn, OperatorLine, at_endpoint
+from tenax.view.status import RunStatus
+
+from .kit import Operator, greeting, self_signed
+
+
+FAR = 1e6  # on the system's clock; a socket waits no longer than 30 s for it
+
+
+def line_to(endpoint: str, secret: bytes = b"", run_id: str = "run") -> OperatorLine:
+    host, _, port = endpoint.rpartition(":")
+    return at_endpoint(literal(host, int(port)), run_id, secret)
+
+
+def working(status: RunStatus) -> bool:
+    return {node.state for node in status.nodes} == {"working"}
+
+
+def start(operator: Operator, count: int = 2, **told: object) -> list[Agent]:
+    agents = operator.cluster.start_in_order(count, **told)
+    operator.until_found(*agents)
+    operator.until_status(agents[0], lambda status: len(status.nodes) == count and working(status))
+    return agents
+
+
+def test_any_node_of_the_run_will_do(operator: Operator) -> None:
+    serving, other = start(operator)
+    workers = operator.cluster.desk.generation(2)
+    by_pid = [operator.json("status", str(agent.process.pid)) for agent in (serving, other)]
+    for status in by_pid:
+        assert [node["state"] for node in status["nodes"]] == ["working", "working"]
+        assert [node.get("is_coordinator", False) for node in status["nodes"]].count(True) == 1
+    (run,) = operator.json("ps")
+    assert (run["run_id"], run["nodes"], run["workers"], len(run["pids"])) == ("run", 2, 2, 2)
+    assert run["coordinator"] == f"at {operator.cluster.endpoint}"
+    operator.cluster.finish(workers)
+
+
+def test_a_node_is_drained_and_the_others_go_on(operator: Operator) -> None:
+    agents = start(operator, 3, nodes=(2, 3))
+    first = operator.cluster.desk.generation(3)
+    leaving = next(agent for agent in agents[1:] if agent.name == first[2].agent or agent.name == first[1].agent)
+    rank = next(worker.rank for worker in first if worker.agent == leaving.name)
+    done = operator.tenax("drain", str(rank), "run", "--yes", "--why", "many errors")
+    assert done.code == 0
+    assert done.out.endswith(" is asked to leave\n")
+    workers = operator.cluster.desk.generation(2, 2)
+    assert leaving.name not in {worker.agent for worker in workers}
+    assert leaving.wait() == 143, "as after SIGTERM"
+    staying = next(agent for agent in agents if agent is not leaving)
+    status = operator.until_status(staying, lambda status: working(status) and len(status.nodes) == 2)
+    assert (status.generation, status.restarts_used, status.drains) == (2, 0, 1)
+    missing = operator.tenax("drain", "nobody", "--yes")
+    assert missing.code == 1
+    assert "there is no node 'nobody'; there are " in missing.err
+    operator.cluster.finish(workers)
+
+
+def test_stop_ends_every_node_as_cancelled(operator: Operator) -> None:
+    agents = start(operator)
+    operator.cluster.desk.generation(2)
+    done = operator.tenax("stop", "run", "--endpoint", operator.cluster.endpoint, "--yes", "--wait", "--why", "enough")
+    assert (done.code, done.out) == (0, "the run is being ended on every node\n")
+    for agent in agents:
+        assert agent.wait() == 130
+        assert "enough" in agent.printed_report
+    gone = operator.tenax("status", "run", "--endpoint", operator.cluster.endpoint)
+    assert gone.code == 1
+    assert f"there is no coordinator to ask at {operator.cluster.endpoint}: Connection refused" in gone.err
+
+
+def test_a_restart_of_all_nodes_is_free(operator: Operator) -> None:
+    _, other = start(operator)
+    operator.cluster.desk.generation(2)
+    assert operator.tenax("restart", str(other.process.pid), "--yes").code == 0
+    workers = operator.cluster.desk.generation(2, 2)
+    status = operator.until_status(other, working)
+    assert (status.generation, status.restarts_used, status.requests, status.max_restarts) == (2, 0, 1, 3)
+    operator.cluster.finish(workers)
+
+
+def test_at_an_endpoint_the_secret_is_needed(operator: Operator, tmp_path: Path) -> None:
+    (tmp_path / "right").write_text("an open sesame")
+    (tmp_path / "wrong").write_text("a password")
+    start(operator, conf={"token_file": str(tmp_path / "right")})
+    workers = operator.cluster.desk.generation(2)
+    place = ("--endpoint", operator.cluster.endpoint)
+    right, wrong = (("--rdzv-conf", f"token_file={tmp_path / name}") for name in ("right", "wrong"))
+    assert operator.json("status", "run", *place, *right)["run_id"] == "run"
+    assert operator.json("status", "run", *place, env={"TENAX_RDZV_TOKEN": "an open sesame"})["run_id"] == "run"
+    for words in ((*place, *wrong), place):
+        done = operator.tenax("stop", "run", "--yes", *words)
+        assert done.code == 1
+        assert "does not let us in: the coordinator has another secret" in done.err
+        assert "sesame" not in done.err
+    other = operator.tenax("stop", "walk", "--yes", *place, *right)
+    assert other.code == 1
+    assert "this endpoint serves the run 'run', not 'walk'" in other.err
+    assert operator.json("status", "run")["generation"] == 1  # at the door nobody is asked for it
+    operator.cluster.finish(workers)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the program openssl")
+def test_a_run_with_tls_is_asked_through_tls(operator: Operator, tmp_path: Path) -> None:
+    cert, key = self_signed(tmp_path, operator.cluster.endpoint.partition(":")[0])
+    conf = {"ssl_cert": cert, "ssl_cert_key": key, "ca_cert": cert}
+    start(operator, conf=conf)
+    workers = operator.cluster.desk.generation(2)
+    place = ("--endpoint", operator.cluster.endpoint)
+    files = ("--rdzv-conf", ",".join(f"{name}={path}" for name, path in conf.items()))
+    assert operator.json("status", "run", *place, *files)["run_id"] == "run"
+    without = operator.tenax("status", "run", *place)
+    assert without.code == 1
+    assert "if the run uses TLS, add its files to --rdzv-conf" in without.err
+    unknown = operator.tenax("status", "run", *place, "--rdzv-conf", f"ca_cert={cert}")
+    assert unknown.code == 1, "a coordinator that checks nodes checks operators as well"
+    operator.cluster.finish(workers)
+
+
+def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operator) -> None:
+    serving, _ = start(operator, conf={"token": "secret"})
+    workers = operator.cluster.desk.generation(2)
+    endpoint = operator.cluster.endpoint
+    nodes = {node.node_id for node in operator.until_status(serving, working).nodes}
+    joined = wire.Word(NodeJoined(NodeInfo("intruder", "intruder")))
+    for frame in (joined, wire.Beat(1), wire.Cancel("by force"), wire.Answer(1), greeting("run"), wire.Proof(b"")):
+        line = line_to(endpoint, b"secret")
+        line.say(frame)
+        line.until_closed(StatusWanted())
+        line.close()
+    host, _, port = endpoint.rpartition(":")
+    for garbage in (b"\xff" * 64, wire.encode(wire.Ask(1, StatusWanted())), wire.encode(joined)):
+        with socket.create_connection((host, int(port)), 30.0) as sock:
+            sock.sendall(garbage)
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(4096) == b"", "nobody is answered who has not proved to know the secret"
+    line = line_to(endpoint, b"secret")
+    with pytest.raises(Declined, match="there is no node 'x'"):
+        line.ask(LogsWanted("x"), 30.0)
+    with pytest.raises(Declined, match="there is no node '999"):
+        line.ask(LogsWanted("9" * 3000), 30.0)
+    status = msgspec.json.decode(line.ask(StatusWanted(), 30.0), type=RunStatus)
+    line.close()
+    assert {node.node_id for node in status.nodes} == nodes
+    assert (status.generation, status.phase) == (1, "running")
+    operator.cluster.finish(workers)
+
+
+def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Path) -> None:
+    start(operator)
+    workers = operator.cluster.desk.generation(2)
+    with pytest.raises(NotLetIn, match="another secret"):
+        line_to(operator.cluster.endpoint, b"guess")
+    if shutil.which("openssl") is not None:
+        cert, _ = self_signed(tmp_path, operator.cluster.endpoint.partition(":")[0])
+        tls = ("--rdzv-conf", f"ca_cert={cert}")
+        done = operator.tenax("status", "run", "--endpoint", operator.cluster.endpoint, *tls)
+        assert done.code == 1
+        assert "TLS could not be agreed on" in done.err
+    # The proof of a node does not let an operator in, nor the other way round.
+    host, _, port = operator.cluster.endpoint.rpartition(":")
+    with socket.create_connection((host, int(port)), 30.0) as sock:
+        line, hello = OperatorLine(sock), greeting("run")
+        line.say(hello)
+        challenge = line.hear(FAR)
+        assert isinstance(challenge, wire.Challenge)
+        line.say(wire.Proof(wire.prove(b"", "agent", hello, challenge.nonce)))
+        assert isinstance(line.hear(FAR), wire.Refused)
+    operator.cluster.finish(workers)
+
+
+def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster, tmp_path: Path) -> None:
+    operator.cluster.use_etcd(etcd, token="secret")
+    run_id = operator.cluster.told["run_id"]
+    agents = operator.cluster.start(2)
+    operator.until_found(*agents)
+    workers = operator.cluster.desk.generation(2)
+    status = operator.until_status(agents[1], working)
+    assert len(status.nodes) == 2
+    place = ("--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
+    found = operator.json("status", run_id, *place, env={"TENAX_RDZV_TOKEN": "secret"})
+    assert [node["state"] for node in found["nodes"]] == ["working", "working"]
+    wrong = operator.tenax("stop", run_id, "--yes", *place)
+    assert wrong.code == 1
+    assert "does not let us in: the coordinator has another secret" in wrong.err
+    nobody = operator.tenax("status", f"{run_id}-not", *place)
+    assert nobody.code == 1
+    assert "knows no coordinator of it" in nobody.err
+    (run,) = operator.json("ps")
+    assert (run["nodes"], run["coordinator"]) == (2, f"on {os.uname().nodename}")
+    operator.cluster.finish(workers)

@@ -1,0 +1,195 @@
+"""The operator's commands and a run of one node: found by its id, by its pid, or because it is the only one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+
+from .kit import Operator
+
+
+def start(operator: Operator, run_id: str = "solo", workers: int = 2) -> None:
+    (agent,) = operator.cluster.start(nodes=(1, 1), workers=workers, run_id=run_id, backend="local")
+    operator.until_found(agent)
+
+
+def test_the_only_run_needs_no_name_and_shows_what_it_does(operator: Operator) -> None:
+    start(operator)
+    workers = operator.cluster.desk.generation(2)
+    agent = operator.cluster.agents[0]
+    operator.until_status(agent, lambda status: status.nodes[0].state == "working")
+    done = operator.tenax("status")
+    assert done.code == 0
+    assert done.out.startswith("run solo: running for ")
+    assert "generation 1 is running, 2 workers on 1 node" in done.out
+    assert "0 of 3 used, 3 left" in done.out
+    assert "ranks 0-1" in done.out
+    for name in ("solo", str(agent.process.pid)):
+        found = operator.json("status", name)
+        assert found["run_id"] == "solo"
+        assert found["nodes"][0]["pids"] == [worker.pid for worker in workers]
+    operator.cluster.finish(workers)
+
+
+def test_ps_lists_every_run_of_this_host(operator: Operator) -> None:
+    start(operator, "one", 1)
+    start(operator, "two", 2)
+    workers = operator.cluster.desk.all(3)
+    done = operator.tenax("ps")
+    assert done.code == 0
+    titles, *rows = done.out.splitlines()
+    assert titles.split()[:3] == ["RUN", "SCRIPT", "PHASE"]
+    assert [row.split()[:2] for row in rows] == [["one", "worker_main.py"], ["two", "worker_main.py"]]
+    assert [(run["run_id"], run["workers"]) for run in operator.json("ps")] == [("one", 1), ("two", 2)]
+    several = operator.tenax("status")
+    assert several.code == 1
+    assert "2 runs are on this host; say which: 'one', 'two'" in several.err
+    assert operator.tenax("status", "two").out.startswith("run two: ")
+    operator.cluster.finish(workers)
+
+
+def test_two_runs_of_one_name_are_told_apart_by_pid(operator: Operator) -> None:
+    start(operator, "same", 1)
+    start(operator, "same", 1)
+    workers = operator.cluster.desk.all(2)
+    pids = [agent.process.pid for agent in operator.cluster.agents]
+    done = operator.tenax("stop", "same", "--yes")
+    assert done.code == 1
+    assert "2 runs on this host are called 'same'; name the pid of an agent instead" in done.err
+    assert all(str(pid) in done.err for pid in pids)
+    assert operator.tenax("stop", str(pids[1]), "--yes", "--wait").code == 0
+    assert operator.cluster.agents[1].wait() == 130
+    operator.cluster.finish([worker for worker in workers if worker.agent == "node0"])
+
+
+def test_a_restart_is_free_and_says_why(operator: Operator) -> None:
+    start(operator)
+    operator.cluster.desk.generation(2)
+    agent = operator.cluster.agents[0]
+    operator.until_status(agent, lambda status: status.nodes[0].state == "working")
+    done = operator.tenax("restart", "--yes", "--why", "new data")
+    assert done.code == 0
+    assert done.out == "generation 1 is being ended, and another follows\n"
+    workers = operator.cluster.desk.generation(2, 2)
+    status = operator.until_status(agent, lambda status: status.nodes[0].state == "working")
+    assert (status.generation, status.restarts_used, status.requests) == (2, 0, 1)
+    assert status.generations[-1].why == "new data"
+    assert {worker.env["TORCHELASTIC_RESTART_COUNT"] for worker in workers} == {"0"}
+    operator.cluster.finish(workers)
+    assert operator.tenax("restart", "--yes").code == 1
+
+
+def test_stop_waits_until_the_agent_is_gone_and_the_run_is_told_as_cancelled(operator: Operator) -> None:
+    start(operator)
+    operator.cluster.desk.generation(2)
+    agent = operator.cluster.agents[0]
+    done = operator.tenax("stop", "solo", "--yes", "--wait", "--why", "the rack is moved")
+    assert done.code == 0
+    assert done.out == "the run is being ended on every node\n"
+    assert not os.path.exists(f"/proc/{agent.process.pid}/fd/0"), "it has ended before stop has"
+    assert agent.wait() == 130
+    assert "the rack is moved" in agent.printed_report
+
+
+def test_without_a_terminal_nothing_is_done_unless_it_is_said_to_be_wanted(operator: Operator) -> None:
+    start(operator)
+    workers = operator.cluster.desk.generation(2)
+    for words in (("stop",), ("restart",), ("drain", "0")):
+        done = operator.tenax(*words)
+        assert done.code == 2
+        assert "add --yes" in done.err
+    operator.cluster.finish(workers)
+
+
+def test_a_terminal_is_asked_first(operator: Operator) -> None:
+    start(operator)
+    operator.cluster.desk.generation(2)
+    agent = operator.cluster.agents[0]
+    operator.until_status(agent, lambda status: status.nodes[0].state == "working")
+    terminal = operator.terminal("stop")
+    terminal.until("Go on? [y/N] ")
+    assert "This ends the run 'solo': 2 workers on 1 node will be asked to end." in terminal.seen
+    terminal.type(b"n\n")
+    assert terminal.wait() == 1
+    assert "nothing was done" in terminal.seen
+    assert agent.is_running
+    terminal = operator.terminal("drain", "0")
+    terminal.until("Go on? [y/N] ")
+    assert "and the run with them, because it has no other node" in terminal.seen
+    terminal.type(b"\x03")
+    assert terminal.wait() == 130
+    terminal = operator.terminal("stop", "--wait")
+    terminal.until("Go on? [y/N] ")
+    terminal.type(b"y\n")
+    assert terminal.wait() == 0
+    assert agent.wait() == 130
+
+
+def test_a_run_that_has_ended_is_not_a_run_that_never_was(operator: Operator) -> None:
+    start(operator, "past")
+    operator.cluster.finish(operator.cluster.desk.generation(2))
+    done = operator.tenax("status", "past")
+    assert done.code == 1
+    assert "the run 'past' is not running on this host any more; see how it ended: tenax report " in done.err
+    never = operator.tenax("status", "never")
+    assert never.code == 1
+    assert "there is no run 'never' on this host" in never.err
+    nothing = operator.tenax("status")
+    assert nothing.code == 1
+    assert "nothing of yours runs on this host" in nothing.err
+
+
+def test_the_door_of_an_agent_that_was_killed_is_removed(operator: Operator) -> None:
+    start(operator)
+    operator.cluster.desk.generation(2)
+    agent = operator.cluster.agents[0]
+    path = operator.door(agent)
+    operator.cluster.kill(agent)
+    agent.wait()
+    assert os.path.exists(path)
+    done = operator.tenax("ps")
+    assert (done.code, done.out) == (0, "")
+    assert not os.path.exists(path)
+    assert "not running on this host any more" in operator.tenax("status", "solo").err
+
+
+def test_an_agent_that_is_stopped_is_listed_and_holds_nobody_up(operator: Operator) -> None:
+    start(operator, "well", 1)
+    start(operator, "stuck", 1)
+    workers = operator.cluster.desk.all(2)
+    stuck = operator.cluster.agents[1]
+    stuck.send(signal.SIGSTOP)
+    well, silent = operator.json("ps")
+    assert (well["run_id"], well["trouble"]) == ("well", "")
+    assert silent["pids"] == [stuck.process.pid]
+    assert silent["trouble"] == "nothing was answered in time"
+    stuck.send(signal.SIGCONT)
+    operator.cluster.finish(workers)
+
+
+def test_garbage_at_the_door_costs_its_visitor_only(operator: Operator) -> None:
+    start(operator, workers=1)
+    workers = operator.cluster.desk.generation(1)
+    agent = operator.cluster.agents[0]
+    for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, b"\0\0\0\2{}", b"\0\0\0\0", b"\0\0"):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(30.0)
+            sock.connect(operator.door(agent))
+            sock.sendall(garbage)
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(100) == b""
+    assert operator.tenax("status").code == 0
+    operator.cluster.finish(workers)
+
+
+def test_a_folder_that_others_can_enter_is_not_used(operator: Operator) -> None:
+    os.chmod(operator.doors, 0o755)
+    (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
+    workers = operator.cluster.desk.generation(1)
+    agent.until_said("'tenax status' will not find this run by its id")
+    assert os.listdir(operator.doors) == []
+    done = operator.tenax("ps")
+    assert done.code == 1
+    assert "must be a folder that only this user can enter" in done.err
+    operator.cluster.finish(workers)

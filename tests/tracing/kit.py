@@ -1,0 +1,134 @@
+"""A collector that decodes the real OTLP that arrives, and a coordinator with a desk, told facts by the test."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from tenax.core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
+from tenax.core.messages import NodeInfo, NodeJoined, NodeProgress, NodeReady, WorkerProgress, WorkersRunning
+from tenax.core.model import Evidence, Failure
+from tenax.core.requests import AnyRequest
+from tenax.view.status import RunStatus, status_of
+from watching import PATIENCE_S, leaving_nothing
+
+pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")
+service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+
+WALL = 1_700_000_000.0
+
+
+class Collector:
+    """Takes traces, in a thread. ``status``: what it answers."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.paths: list[str] = []
+        self.requests: list[Any] = []
+        collector = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                if self.headers.get("Content-Encoding") == "gzip":
+                    body = gzip.decompress(body)
+                request = service.ExportTraceServiceRequest()
+                request.ParseFromString(body)
+                collector.paths.append(self.path)
+                collector.requests.append(request)
+                self.send_response(status)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+        self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread.start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join(PATIENCE_S)
+        self._server.server_close()
+
+    @property
+    def spans(self) -> list[Any]:
+        return [
+            span
+            for request in self.requests
+            for resource in request.resource_spans
+            for scope in resource.scope_spans
+            for span in scope.spans
+        ]
+
+    def span(self, name: str) -> Any:
+        (found,) = [span for span in self.spans if span.name == name]
+        return found
+
+
+@contextmanager
+def collecting(status: int = 200) -> Iterator[Collector]:
+    with leaving_nothing():
+        collector = Collector(status)
+        try:
+            yield collector
+        finally:
+            collector.close()
+
+
+def attributes(thing: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, str(pair.value.WhichOneof("value"))) for pair in thing.attributes}
+
+
+class ToldDesk:
+    """Implements ``ports.Desk`` over a machine that the test tells what to hear, and when."""
+
+    def __init__(self, run_id: str = "job", max_restarts: int = 1) -> None:
+        self.machine = CoordinatorMachine(RunSettings(run_id, max_restarts=max_restarts))
+        self.watchers: list[Callable[[], None]] = []
+        self.now = 0.0
+        self.looked = 0
+
+    def tell(self, at: float, event: Any) -> None:
+        self.now = at
+        self.machine.step(event, at)
+        for watch in self.watchers:
+            watch()
+
+    def hear(self, at: float, message: Any) -> None:
+        self.tell(at, Heard("n0", message))
+
+    def watch(self, on_step: Callable[[], None]) -> None:
+        self.watchers.append(on_step)
+
+    def unwatch(self, on_step: Callable[[], None]) -> None:
+        self.watchers.remove(on_step)
+
+    def status(self) -> RunStatus:
+        self.looked += 1
+        return status_of(self.machine.state, (), self.machine.doing_in_words(self.now), self.now, WALL)
+
+    def ask(self, request: AnyRequest, reply: Any) -> None:
+        raise AssertionError("nobody asks here")
+
+    # --- facts that every test needs ----------------------------------------------------------------------------------
+
+    def begins(self) -> None:
+        """Generation 1 runs since second 3."""
+        self.tell(0.0, Opened())
+        self.hear(1.0, NodeJoined(NodeInfo("n0", "node0", 2)))
+        self.hear(2.0, NodeReady(0, "node0", 1234))
+        self.hear(3.0, WorkersRunning(1, (11, 12)))
+
+    def said_step(self, at: float, generation: int, first: int, last: int, first_at: float) -> None:
+        workers = (WorkerProgress(0, first, last, first_at, at),)
+        self.hear(at, NodeProgress(generation, at, workers))
+
+
+def boom(generation: int, at: float, message: str = "RuntimeError: boom") -> Failure:
+    return Failure(generation, 1, 1, 12, 1, at, evidence=Evidence("RuntimeError", message))
