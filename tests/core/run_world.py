@@ -58,6 +58,7 @@ class Node:
         self.failures: list[Failure] = []
         self.is_draining = False
         self.is_up = False  # all its workers of this generation run
+        self.is_quiet = False  # nothing moves here, and it has said so
         self.steps: tuple[int, float] | None = None  # where they began to count, and when; None: they do not
         self.was_cut_off = False
         self.has_ended_elsewhere = False
@@ -116,6 +117,9 @@ class RunWorld:
             scale_up=dice.random() < 0.8,
             tell_waiting_every_s=dice.choice((1.0, 10.0)),
             serving_node="n0" if dice.random() < 0.3 else "",
+            on_hang=dice.choice(("off", "report", "report", "restart")),
+            hang_after_s=dice.choice((0.0, 2.0)),
+            stacks_timeout_s=3.0,
         )
         self.policy = Counting(Pausing() if dice.random() < 0.3 else BudgetPolicy())
         self.machine = make_machine(self.settings, self.policy, None)
@@ -148,6 +152,8 @@ class RunWorld:
             self._soon(self._replace_coordinator, 40.0)
         for _ in range(dice.choice((0, 0, 0, 0, 1, 2))):
             self._soon(self._want, 40.0)
+        for _ in range(dice.choice((0, 0, 1, 3))):
+            self._soon(self._hang, 40.0)
         while not self._is_finished():
             if len(self.steps) > MOST_STEPS:
                 raise WorldBroken(f"no end after {MOST_STEPS} steps: {self.machine.state.phase.value}")
@@ -226,6 +232,34 @@ class RunWorld:
         else:
             self._step(run.DrainRequested(self._dice.choice(list(self.nodes)), "maintenance"))
 
+    def _hang(self) -> None:
+        """Nothing moves any more on any node, for a while or for ever; or only on some of them."""
+        for node in self.nodes.values():
+            if node.phase == "running" and node.is_up and self._dice.random() < 0.9:
+                self._soon(lambda node=node, at=node.generation: self._fall_silent(node, at), 1.0)  # type: ignore[misc]
+
+    def _fall_silent(self, node: Node, generation: int) -> None:
+        if node.phase != "running" or node.generation != generation or not node.is_alive or node.is_quiet:
+            return
+        node.is_quiet = True
+        self._tell(node, word.NodeQuiet(generation, self._clock(node), self._clock(node) - 1.0, "no step"))
+        if self._dice.random() < 0.5:
+            self._soon(lambda: self._move_again(node, generation), 8.0)
+
+    def _move_again(self, node: Node, generation: int) -> None:
+        if node.phase == "running" and node.generation == generation and node.is_alive and node.is_quiet:
+            node.is_quiet = False
+            self._tell(node, word.NodeBusy(generation))
+
+    def _tell_stacks(self, node: Node, number: int) -> None:
+        assert node.part is not None
+        first = node.part.first_global_rank
+        places = [
+            word.StackPlace((first + rank,), (f"train.py:{self._dice.randint(1, 2)} in load",), local_rank=rank)
+            for rank in range(node.info.slots)
+        ]
+        self._tell(node, word.StacksTaken(node.generation, number, tuple(places)))
+
     # --- the truth ----------------------------------------------------------------------------------------------------
 
     def _check_alone(self, generation: int) -> None:
@@ -286,6 +320,9 @@ class RunWorld:
         self._tell(node, node.joined())
         if node.phase == "running" and node.is_up:
             self._tell(node, self._running(node))
+            now = self._clock(node)
+            quiet, busy = word.NodeQuiet(node.generation, now, now - 1.0, "no step"), word.NodeBusy(node.generation)
+            self._tell(node, quiet if node.is_quiet else busy)
         elif node.phase == "stopping":
             for failure in node.failures[:1]:
                 self._tell(node, word.FailureSeen(node.generation, failure, self._clock(node)))
@@ -441,6 +478,9 @@ class RunWorld:
             case fact.RunEnded(verdict):
                 node.verdict = verdict
                 self._stop_for_good(node)
+            case fact.StacksWanted(generation, number) if generation == node.generation and node.phase == "running":
+                if self._dice.random() < 0.8:
+                    self._tell_stacks(node, number)
             case fact.LeaveRequested():
                 self._drain(node)
             case fact.JoinRefused():
@@ -461,7 +501,7 @@ class RunWorld:
         node.was_cut_off = node.has_ended_elsewhere = False
         generation = part.generation
         is_calm = self._now > CALM_AFTER_S
-        node.is_up, node.steps = False, None
+        node.is_up, node.steps, node.is_quiet = False, None, False
         self._soon(lambda: self._come_up(node, generation))
         after = dice.choice((0.5, 3.0, 70.0)) * dice.random()
         if not is_calm and dice.random() < 0.25:
@@ -614,7 +654,7 @@ class RunWorld:
         rank = dice.randint(0, 3)
         info = word.NodeInfo(node_id, "host9", min_nodes=state.settings.min_nodes, max_nodes=state.settings.max_nodes)
         failure = Failure(generation, 0, rank, 9, 1, self._now)
-        match dice.randint(0, 13):
+        match dice.randint(0, 15):
             case 10:
                 return run.RestartRequested("a whim")
             case 11:
@@ -624,6 +664,12 @@ class RunWorld:
             case 13:
                 steps = word.WorkerProgress(0, rank, dice.randint(-1, 99), self._now - 1e3, self._now + 1e3)
                 return run.Heard(node_id, word.NodeProgress(generation, self._now, (steps,)))
+            case 14:
+                return run.Heard(node_id, word.NodeQuiet(generation, self._now, self._now - 1e3, "a lie"))
+            case 15:
+                places = (word.StackPlace((rank,), why="a lie"),)
+                taken = word.StacksTaken(generation, dice.randint(1, 3), places)
+                return run.Heard(node_id, dice.choice((taken, word.NodeBusy(generation))))
             case 0:
                 return run.NodeLost(node_id, "somebody said so")
             case 1:

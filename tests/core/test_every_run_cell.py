@@ -15,7 +15,9 @@ from tenax.core.run_invariants import RunChecker
 
 from .policies import Pausing
 
-SETTINGS = RunSettings("run", min_nodes=2, max_nodes=2, max_restarts=3, last_call_s=5.0, on_hang="report", hang_after_s=0.0)
+SETTINGS = RunSettings(
+    "run", min_nodes=2, max_nodes=2, max_restarts=3, last_call_s=5.0, on_hang="report", hang_after_s=0.0
+)
 FAILURE = Failure(1, 0, 1, 101, 1, 8.0)
 
 

@@ -17,7 +17,7 @@ from tenax.core.agent import AgentMachine, AgentState, Phase
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent
 from tenax.core.invariants import InvariantChecker
-from tenax.core.messages import WorkerProgress
+from tenax.core.messages import HangReport, WorkerProgress
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 
 from .world import MOST_STEPS, World, tell
@@ -109,6 +109,17 @@ any_event = st.one_of(
         st.sampled_from([0, 9, 15]),
     ),
     st.builds(fact.StacksRefused, generations, ranks, st.just("no")),
+    st.builds(fact.QuietSeen, generations, st.floats(0, 50), st.just("no"), st.lists(ranks, max_size=2).map(tuple)),
+    st.builds(fact.MovementSeen, generations),
+    st.builds(fact.StacksWanted, generations, st.integers(1, 2), st.just("no")),
+    st.builds(
+        fact.StacksRead,
+        generations,
+        st.integers(1, 2),
+        st.lists(st.builds(fact.WorkerStacks, ranks, st.sampled_from(["", "Stack:"])), max_size=2).map(tuple),
+    ),
+    st.builds(fact.HangFound, generations, st.just(HangReport(1, 1, 1, 60.0, "no"))),
+    st.builds(fact.HangOver, generations),
     st.builds(fact.NodeCleared, generations),
     st.builds(fact.SignalReceived, st.sampled_from([1, 2, 15])),
     st.builds(fact.KeeperLost, st.just("gone")),

@@ -21,7 +21,7 @@ from tenax.core.invariants import InvariantChecker
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 
 SIGHUP = 1
-MOST_STEPS = 400  # a history that needs more has lost its way
+MOST_STEPS = 500  # a history that needs more has lost its way
 MOST_LIES = 60  # a world that only lies leads nowhere
 MOST_GENERATIONS = 4
 
@@ -90,7 +90,7 @@ class World:
                 self._soon(signal, dice.choice((0.5, 5.0)))
         if dice.random() < 0.05:
             self._soon(fact.LeaveRequested("maintenance"), 5.0)
-        if dice.random() < 0.03:
+        if dice.random() < 0.05:
             self._soon(fact.KeeperLost("it was killed"), 5.0)
         if dice.random() < 0.1:
             self._soon(fact.NoticeReceived("spot reclaim", dice.choice((None, 120.0))), 3.0)
@@ -203,6 +203,12 @@ class World:
             case order.DumpStacks(generation=generation, local_rank=local_rank):
                 if self._dice.random() < 0.3:
                     self._soon(fact.StacksRefused(generation, local_rank, "it does not catch the signal"))
+            case order.ReadStacks(generation=generation, number=number, local_ranks=local_ranks):
+                if not set(local_ranks) <= self._up() and not self._lies:
+                    raise WorldBroken(f"stacks of {local_ranks} are read, and {self._up()} are up")
+                if self._dice.random() < 0.8:
+                    read = tuple(fact.WorkerStacks(rank, why="it wrote nothing") for rank in local_ranks)
+                    self._soon(fact.StacksRead(generation, number, read), 1.0)
             case order.EndWorker(generation=generation, local_rank=local_rank, signal=signal):
                 if self._dice.random() < 0.7:
                     code = self._dice.choice((-signal, -signal, 0, 1, 143))
@@ -262,10 +268,27 @@ class World:
             self._soon(fact.Fenced(generation, "no word from the coordinator"), 4.0)
         if dice.random() < 0.1:
             self._soon(fact.LeaveNoticed(generation, "b", "it was asked to stop", dice.choice((None, 30.0))), 2.0)
+        if dice.random() < 0.2:
+            self._hang(generation)
         if dice.random() < 0.03:
             self._soon(fact.JoinRefused("this node was started again and its new self took its place"), 4.0)
         if dice.random() < 0.06:
             self._end_run(Outcome.CANCELLED, "an operator ended it", 4.0)
+
+    def _hang(self, generation: int) -> None:
+        """Nothing moves, here and elsewhere, or so it seems."""
+        dice = self._dice
+        stopped = (0,) if dice.random() < 0.2 else ()
+        self._soon(fact.QuietSeen(generation, self._now, "no step", stopped), 1.0)
+        self._soon(fact.StacksWanted(generation, 1, "no step"), 1.5)
+        self._soon(fact.HangFound(generation, self._hang_report(generation)), 3.0)
+        if dice.random() < 0.5:
+            self._soon(fact.MovementSeen(generation), 3.0)
+            self._soon(fact.HangOver(generation), 4.0)
+
+    @staticmethod
+    def _hang_report(generation: int) -> word.HangReport:
+        return word.HangReport(generation, 1, 1, 60.0, "no step", (word.StackPlace((0,), why="not asked"),))
 
     def _kill(self, generation: int) -> None:
         if self._dice.random() < 0.15:
@@ -380,7 +403,7 @@ class World:
             return dice.choice(self.steps)[0]
         generation = max(0, self.machine.state.generation + dice.choice((-1, 0, 0, 1)))
         rank = dice.randint(-1, self.settings.local_world_size)
-        match dice.randint(0, 18):
+        match dice.randint(0, 20):
             case 0:
                 return fact.RunRequested()
             case 1 | 2:
@@ -416,6 +439,13 @@ class World:
                 return fact.StacksRefused(generation, rank, "it does not catch the signal")
             case 18:
                 return fact.ProgressSeen(generation, (self._progress(rank),))
+            case 19:
+                read = fact.StacksRead(generation, dice.choice((1, 2)), (fact.WorkerStacks(rank, "Stack:"),))
+                return dice.choice((fact.StacksWanted(generation, 2, "a lie"), read, fact.HangOver(generation)))
+            case 20:
+                quiet = fact.QuietSeen(generation, self._now, "a lie", (rank,))
+                found = fact.HangFound(generation, self._hang_report(generation))
+                return dice.choice((quiet, fact.MovementSeen(generation), found))
             case _:
                 return fact.TimePassed()
 

@@ -48,6 +48,27 @@ def chromium() -> Iterator[Any]:
         driver.quit()
 
 
+# What a person can read there, scrolled into view or not: innerText leaves out what the browser has not laid out yet.
+_READ = """
+const place = document.getElementById(arguments[0]);
+let text = "";
+const read = element => {
+  if (element.hidden) return;
+  const style = getComputedStyle(element).display;
+  const isInline = style.startsWith("inline");
+  if (!isInline && text) text += "\\n";
+  for (const child of element.childNodes) {
+    if (child.nodeType === 3) text += child.data.replace(/\\s+/g, " ");
+    else if (child.nodeType === 1 && (element.tagName !== "DETAILS" || element.open || child.tagName === "SUMMARY"))
+      read(child);
+  }
+  text += isInline ? " " : "\\n";
+};
+if (place) read(place);
+return text.split("\\n").map(line => line.replace(/ +/g, " ").replace(/ ,/g, ",").trim()).filter(Boolean).join("\\n");
+"""
+
+
 class Page:
     """What a person sees and does."""
 
@@ -62,8 +83,7 @@ class Page:
         return self.driver.execute_script(script, *arguments)
 
     def text(self, element_id: str) -> str:
-        found = self.js("return (document.getElementById(arguments[0]) || {}).innerText || ''", element_id)
-        return str(found)
+        return str(self.js(_READ, element_id))
 
     def until_text(self, element_id: str, part: str) -> str:
         return until(
@@ -75,11 +95,20 @@ class Page:
         return until(lambda: self.js(f"return {script}", *arguments), script)
 
     def click(self, selector: str) -> None:
+        """With the mouse, as soon as it can be reached: what is drawn meanwhile may move it."""
+        from selenium.common.exceptions import WebDriverException
         from selenium.webdriver.common.by import By
 
-        element = self.driver.find_element(By.CSS_SELECTOR, selector)
-        self.js("arguments[0].scrollIntoView({block: 'center'})", element)
-        element.click()
+        def has_clicked() -> bool:
+            try:
+                element = self.driver.find_element(By.CSS_SELECTOR, selector)
+                self.js("arguments[0].scrollIntoView({block: 'center'})", element)
+                element.click()
+            except WebDriverException:
+                return False
+            return True
+
+        until(has_clicked, f"{selector} to be clicked at")
 
     def press(self, *keys: str) -> None:
         from selenium.webdriver.common.action_chains import ActionChains

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -66,7 +66,6 @@ class Stage:
         self.complaints: list[str] = []
         self.held: list[tuple[LogsWanted, Reply]] = []  # long polls
         self.printed: list[str] = ["epoch 1", "<script>alert(1)</script>", "\x1b[31mred\x1b[0m"]
-        self.thread_time_s = 0.0
         self._thread = threading.Thread(target=self._serve, name="stage")
         self._thread.start()
         more = {} if patience is None else {"patience": patience}
@@ -135,43 +134,64 @@ class Stage:
 
     def fail(self, rank: int, *consequences: int) -> None:
         """This worker fails, and then those."""
+        self.do(lambda: self._fail(rank, *consequences))
 
-        def happen() -> None:
-            for each in (rank, *consequences):
-                node_id, part = next(
-                    (node_id, part)
-                    for node_id, part in self.parts.items()
-                    if part.first_global_rank <= each < part.first_global_rank + self.slots
-                )
-                is_first = each == rank
-                evidence = Evidence(
-                    "RuntimeError",
-                    "RuntimeError: <b>boom</b>" if is_first else "the connection was closed by a peer",
-                    TRACEBACK if is_first else "",
-                    cause="exception" if is_first else "peer lost",
-                    is_consequence=not is_first,
-                    log_file=f"/var/log/train/{each}/stderr.log",
-                )
-                now, local = self.loop.now(), each - part.first_global_rank
-                failure = Failure(
-                    part.generation, local, each, 10_000 + each, 1, now, evidence=evidence, host=self.hosts[node_id]
-                )
-                self.seat.step(Heard(node_id, word.FailureSeen(part.generation, failure, now)))
-
-        self.do(happen)
+    def _fail(self, rank: int, *consequences: int) -> None:
+        for each in (rank, *consequences):
+            node_id, part = next(
+                (node_id, part)
+                for node_id, part in self.parts.items()
+                if part.first_global_rank <= each < part.first_global_rank + self.slots
+            )
+            is_first = each == rank
+            evidence = Evidence(
+                "RuntimeError",
+                "RuntimeError: <b>boom</b>" if is_first else "the connection was closed by a peer",
+                TRACEBACK if is_first else "",
+                cause="exception" if is_first else "peer lost",
+                is_consequence=not is_first,
+                log_file=f"/var/log/train/{each}/stderr.log",
+            )
+            now, local = self.loop.now(), each - part.first_global_rank
+            failure = Failure(
+                part.generation, local, each, 10_000 + each, 1, now, evidence=evidence, host=self.hosts[node_id]
+            )
+            self.seat.step(Heard(node_id, word.FailureSeen(part.generation, failure, now)))
 
     def progress(self, step: int, *numbers: int, phase: str = "") -> None:
-        def happen() -> None:
-            now = self.loop.now()
-            for number in numbers or range(self.nodes):
-                workers = tuple(
-                    word.WorkerProgress(local, 0, step - local % 2, now - 0.1, now, phase)
-                    for local in range(self.slots)
-                )
-                said = word.NodeProgress(self.seat.state.generation, now, workers)
-                self.seat.step(Heard(f"id-{number}", said))
+        self.do(lambda: self._progress(step, numbers or range(self.nodes), phase))
 
-        self.do(happen)
+    def _progress(self, step: int, numbers: Iterable[int], phase: str) -> None:
+        now = self.loop.now()
+        for number in numbers:
+            workers = tuple(
+                word.WorkerProgress(local, 0, step - local % 2, now - 0.1, now, phase) for local in range(self.slots)
+            )
+            said = word.NodeProgress(self.seat.state.generation, now, workers)
+            self.seat.step(Heard(f"id-{number}", said))
+
+    def storm(self, rounds: int, every_s: float) -> Future[float]:
+        """One failure after the other, on one node after the other, and progress in between.
+
+        Its result: how late the loop was at worst, in seconds.
+        """
+        done: Future[float] = Future()
+        late_s = 0.0
+
+        def happen(number: int, due: float) -> None:
+            nonlocal late_s
+            now = self.loop.now()
+            late_s = max(late_s, now - due)
+            if number == rounds:
+                done.set_result(late_s)
+                return
+            world_size = self.nodes * self.slots
+            self._fail(number * 7 % world_size, *((number * 7 + each) % world_size for each in (1, 9, 17)))
+            self.loop.at(now + every_s / 2, lambda: self._progress(number + 1, range(self.nodes), ""))
+            self.loop.at(now + every_s, lambda: happen(number + 1, now + every_s))
+
+        self.loop.soon(lambda: happen(0, self.loop.now()))
+        return done
 
     def lose(self, number: int, why: str = "its connection was closed") -> None:
         self.step(NodeLost(f"id-{number}", why))

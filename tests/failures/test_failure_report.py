@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tenax.core.ledger import Goodput, Spent
 from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.failures.report import Report, headline, render, summary, to_dict, to_json
 
@@ -543,3 +544,91 @@ def test_what_to_do_is_not_cut_off() -> None:
     )
     text = " ".join(render(report(Verdict(Outcome.BROKEN, why))).split())
     assert text.count("so check the network") == 1
+
+
+# --- the verdict ------------------------------------------------------------------------------------------------------
+
+FULL = "OSError: [Errno 28] No space left on device: '/data/x'"
+RESET = "ConnectionResetError: [Errno 104] Connection reset"
+
+
+def full(rank: int, seen_at: float = 10.0) -> Failure:
+    return failure(rank, 1, seen_at, error_type="OSError", message=FULL, cause="disk_full", proof=FULL)
+
+
+def lost(rank: int, seen_at: float = 10.1) -> Failure:
+    known = {"cause": "peer_lost", "is_consequence": True, "proof": RESET}
+    return failure(rank, 1, seen_at, error_type="ConnectionResetError", message=RESET, **known)
+
+
+def test_the_verdict_says_cause_proof_next_step_and_victims() -> None:
+    """The cause in a sentence, what to do, who failed of the same, and who failed because of it."""
+    saved = msgspec.structs.replace(full(3), evidence=msgspec.structs.replace(full(3).evidence, message="X: not saved"))
+    verdict = failed(saved, full(5), *(lost(rank) for rank in (0, 1, 2)), failure(7, -11, 10.2), generation=1)
+    text = render(report(verdict))
+    assert (
+        """
+First cause
+  cause      The disk is full where /data/x is.
+  proof      OSError: [Errno 28] No space left on device: '/data/x'
+  next       Free space there or write elsewhere; df -h and df -i on that host
+             show which one is full.
+  also       rank 5: the same
+  rank       3 (local rank 3) on gpu-07, pid 4703
+"""
+        in text
+    )
+    assert (
+        """
+Because of that
+  ranks 0-2, 100 ms later: lost the connection to a peer; raised ConnectionResetError: [Errno 104] Connection reset
+
+Also failed, before we stopped them
+  rank 7, 200 ms later: was ended by SIGSEGV (invalid memory access)
+"""
+        in text
+    )
+    data = to_dict(report(verdict))
+    assert (data["cause"], data["cause_is_known"], data["proof"]) == ("disk_full", True, FULL)
+    assert data["cause_sentence"] == "The disk is full where /data/x is."
+    assert data["next_step"].startswith("Free space there")
+    assert (data["same_cause"], data["victims"]) == ([5], [0, 1, 2])
+    assert [each["cause"] for each in data["other_failures"]] == ["disk_full", *["peer_lost"] * 3, "segmentation_fault"]
+
+
+def test_where_all_only_lost_a_peer_nobody_is_blamed() -> None:
+    """The cause is not among them; those that had not failed are named as what may be missing."""
+    verdict = failed(lost(0), lost(1), stopped=(Stopped(2, 2, 1, -15),))
+    words = " ".join(render(report(verdict)).split())
+    assert "(a consequence: no worker names the cause)" in headline(report(verdict))
+    assert "cause Not known: no worker names one of its own." in words
+    assert "missing perhaps rank 2: had not failed when we stopped them" in words
+    assert "Also failed, before we stopped them rank 1" in words
+    assert "Because of that" not in words
+    assert to_dict(report(verdict))["cause_is_known"] is False
+
+
+def test_a_rank_that_the_others_name_as_missing_is_told() -> None:
+    late = "RuntimeError: [Rank 0]: Ranks 4, 6 failed to pass monitoredBarrier in 1000 ms"
+    one = failure(0, message=late, cause="collective_timeout", is_consequence=True, proof=late)
+    assert "  missing    ranks 4, 6, by what the others say\n" in render(report(failed(one, lost(1))))
+
+
+def test_a_rank_that_ended_in_order_while_others_needed_it_is_told() -> None:
+    assert "missing    perhaps rank 1: had ended without an error" in render(report(failed(lost(0), lost(2))))
+
+
+def test_exceptions_of_scripts_are_the_same_only_if_they_say_the_same() -> None:
+    same = failure(4, error_type="RuntimeError", message="RuntimeError: boom")
+    other = failure(5, error_type="RuntimeError", message="RuntimeError: bang")
+    data = to_dict(report(failed(BOOM, same, other)))
+    assert (data["cause"], data["same_cause"], data["victims"]) == ("exception", [4], [])
+
+
+def test_the_report_ends_with_what_the_time_was_spent_on() -> None:
+    goodput = Goodput(Spent(training_s=90.0, waiting_s=10.0))
+    text = render(report(failed(BOOM, goodput=goodput)))
+    assert "\n  time       90 % of 1 min 40 s was training" in text
+    success = render(report(Verdict(Outcome.SUCCEEDED, "all done", goodput=goodput)))
+    assert success.startswith("train.py succeeded: 90 % of 1 min 40 s was training")
+    assert success.count("\n") == 1

@@ -79,12 +79,12 @@ def serve() -> Iterator[Callable[..., Served]]:
 
 
 def heard_until(sock: socket.socket, part: bytes) -> bytes:
-    data = b""
-    while part not in data:
+    data = bytearray()
+    while part not in data[-len(part) - 65_536 :]:
         piece = sock.recv(65_536)
-        assert piece, f"it ended with {data!r}, before {part!r}"
+        assert piece, f"it ended after {len(data)} bytes, before {part!r}"
         data += piece
-    return data
+    return bytes(data)
 
 
 def test_what_others_find_out_is_answered_when_they_have(serve: Callable[..., Served]) -> None:

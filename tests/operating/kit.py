@@ -1,4 +1,4 @@
-"""An operator at work: a cluster of real agents whose doors lie in a folder of the test's own, and the real commands."""
+"""An operator at work: a cluster of real agents whose doors lie in a folder of the test's own, and real commands."""
 
 from __future__ import annotations
 

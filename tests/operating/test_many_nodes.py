@@ -21,7 +21,6 @@ from tenax.view.status import RunStatus
 
 from .kit import Operator, greeting, self_signed
 
-
 FAR = 1e6  # on the system's clock; a socket waits no longer than 30 s for it
 
 

@@ -7,9 +7,9 @@ import re
 import msgspec
 import pytest
 
+from tenax.cli.cells import Column, cells, cut, plain, table, wrapped
+from tenax.cli.screen import render, told_as_lines
 from tenax.core.ledger import Goodput, Mean, Spent
-from tenax.view.cells import Column, cells, cut, plain, table, wrapped
-from tenax.view.screen import render, told_as_lines
 from tenax.view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
 NOW = 1_700_000_000.0

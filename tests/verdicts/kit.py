@@ -71,6 +71,9 @@ def run(seed: Seed, folder: Path) -> str:
 def _run(seed: Seed, bench: Bench, number: int) -> tuple[list[str], list[dict[str, Any]], list[int]]:
     for rank in range(seed.nodes * seed.workers):
         os.mkfifo(bench.home / f"door.{rank}")
+    program = bench.home / "without_interpreter"
+    program.write_text("#!/no/such/interpreter\n")
+    program.chmod(0o755)
     pid = os.getpid()
     endpoint = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}:{22_000 + number // 250}"
     env = {**bench.environ, "VERDICT_FOLDER": str(bench.home)}
@@ -89,11 +92,12 @@ def _run(seed: Seed, bench: Bench, number: int) -> tuple[list[str], list[dict[st
     for node in range(seed.nodes):
         command = [*TENAX, "run", *flags, "--report", f"report.{node}.json", *words]
         with open(bench.home / f"node.{node}", "wb") as console:
-            agents.append(
-                subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, cwd=bench.home, env=env)
-            )
+            out = {"stdout": console, "stderr": console, "stdin": subprocess.DEVNULL}
+            agents.append(subprocess.Popen(command, **out, cwd=bench.home, env=env))
     try:
-        codes = [agent.wait(PATIENCE_S) for agent in agents]
+        # Of torch each process has to import all; a busy machine takes its time for that.
+        patience_s = PATIENCE_S * (3 if seed.fault.startswith("gloo") else 1)
+        codes = [agent.wait(patience_s) for agent in agents]
     except subprocess.TimeoutExpired:
         texts = [(bench.home / f"node.{node}").read_text(errors="replace") for node in range(seed.nodes)]
         raise Wrong("an agent did not end\n" + "\n".join(texts)) from None
@@ -131,9 +135,10 @@ def _what_is_wrong(seed: Seed, texts: list[str], reports: list[dict[str, Any]], 
     rank = report["first_cause"]["rank"]
     if isinstance(seed.root, int) and rank != seed.root:
         yield f"rank {rank} is blamed"
-    if seed.root == "all" and {rank, *report["same_cause"]} != set(range(seed.nodes * seed.workers)):
+    # A worker that tenax stopped before it could say anything is told as stopped.
+    stopped = {each["rank"] for each in report["stopped_by_us"]}
+    if seed.root == "all" and {rank, *report["same_cause"], *stopped} != set(range(seed.nodes * seed.workers)):
         yield f"ranks {rank} and {report['same_cause']} are told as one"
-    # A victim that tenax stopped before it could say anything is told as stopped.
     failed = {each["rank"] for each in report["other_failures"]}
     if isinstance(seed.root, int) and set(report["victims"]) != failed:
         yield f"{failed} failed besides, and {report['victims']} are said to be victims"
@@ -141,6 +146,7 @@ def _what_is_wrong(seed: Seed, texts: list[str], reports: list[dict[str, Any]], 
     for number, text in enumerate(texts):
         block = text[text.find("First cause") :] if "First cause" in text else ""
         words = " ".join(block.split())
-        for expected in (sentence, f" rank {rank} (", seed.says):
+        as_one = ": the same" if report["same_cause"] else ""
+        for expected in (sentence, f" rank {rank} (", seed.says, as_one):
             if " ".join(expected.split()) not in words:
                 yield f"node {number} does not say {expected!r}"

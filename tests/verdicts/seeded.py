@@ -96,8 +96,8 @@ def nccl_remote(peer: socket.socket) -> None:
 
     raise DistBackendError(
         "NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691, remote process exited or there was a "
-        "network error, NCCL version 2.19.3\nncclRemoteError: A call failed possibly due to a network error or a remote "
-        "process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer node1<41234>"
+        "network error, NCCL version 2.19.3\nncclRemoteError: A call failed possibly due to a network error or a "
+        "remote process exiting prematurely.\nLast error:\nsocketProgress: Connection closed by remote peer node1<412>"
     )
 
 
@@ -129,11 +129,11 @@ def store_timeout(peer: socket.socket) -> None:
     raise RuntimeError("wait timeout after 300000ms, keys: /default_pg/0//cuda//timeout_dump")
 
 
-def barrier(peer: socket.socket) -> None:  # noqa: ARG001
+def barrier(peer: socket.socket) -> None:
     raise RuntimeError(f"[Rank {RANK}]: Rank 1 failed to pass monitoredBarrier in 1000 ms")
 
 
-def wait(peer: socket.socket) -> None:  # noqa: ARG001
+def wait(peer: socket.socket) -> None:
     signal.pause()
 
 
@@ -151,6 +151,12 @@ VICTIMS = {
 
 
 # --- faults: the system's ---------------------------------------------------------------------------------------------
+
+
+def forever() -> None:
+    """A handler may have run: that ends a pause."""
+    while True:
+        signal.pause()
 
 
 def become_nobody() -> None:
@@ -195,7 +201,7 @@ def disk_full_in_a_chain() -> None:
 def disk_full_of_a_child() -> None:
     import subprocess
 
-    subprocess.run(["sh", "-c", "echo x > /dev/full"], check=True)
+    subprocess.run(["sh", "-c", "cat /etc/passwd > /dev/full"], check=True)
 
 
 def read_only() -> None:
@@ -439,7 +445,7 @@ def child_failed() -> None:
 
 
 def key_error() -> None:
-    {}["lr"]  # noqa: B018
+    {}["lr"]
 
 
 def type_error() -> None:
@@ -489,7 +495,7 @@ def success() -> None:
 
 
 def hang() -> None:
-    signal.pause()
+    forever()
 
 
 def scope_expired() -> None:
@@ -497,7 +503,7 @@ def scope_expired() -> None:
 
     timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
     with timer.expires(after=0.2, scope="step"):
-        signal.pause()
+        forever()
 
 
 # --- faults: of GPUs, as torch, CUDA and NCCL say them ----------------------------------------------------------------
@@ -567,8 +573,8 @@ def watchdog_sees_gpu_error() -> None:
         f"[rank{RANK}]:[E ProcessGroupNCCL.cpp:1414] [PG 0 Rank {RANK}] Process group watchdog thread terminated with "
         "exception: CUDA error: an illegal memory access was encountered\n"
         "terminate called after throwing an instance of 'c10::DistBackendError'\n"
-        f"  what():  [PG 0 Rank {RANK}] Process group watchdog thread terminated with exception: CUDA error: an illegal "
-        "memory access was encountered\nCUDA kernel errors might be asynchronously reported at some other API call"
+        f"  what():  [PG 0 Rank {RANK}] Process group watchdog thread terminated with exception: CUDA error: an "
+        "illegal memory access was encountered\nCUDA kernel errors might be asynchronously reported at some other call"
     )
 
 
@@ -617,7 +623,7 @@ def gloo(fault: str) -> None:
     ones = torch.ones(4)
     distributed.all_reduce(ones)
     group = distributed.new_group(timeout=timedelta(seconds=1)) if is_timeout else None
-    if RANK == int(sys.argv[2]):
+    if int(sys.argv[2]) == RANK:
         match fault:
             case "gloo_killed":
                 os.kill(os.getpid(), signal.SIGKILL)

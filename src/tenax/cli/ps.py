@@ -124,8 +124,8 @@ def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
 def _table(runs: list[RunHere]) -> list[str]:
     import sys
 
+    from tenax.cli.cells import Column, plain, table
     from tenax.cli.status import terminal_size
-    from tenax.view.cells import Column, plain, table
     from tenax.view.goodput_line import duration_in_words
 
     columns = (

@@ -102,13 +102,13 @@ class _Lines:
 
     def once(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.view.screen import render
+        from tenax.cli.screen import render
 
         return print_page(render(status, max(80, terminal_size()[0])))
 
     def again(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.view.screen import told_as_lines
+        from tenax.cli.screen import told_as_lines
 
         lines = told_as_lines(status, self._since)
         self._since = max((self._since, *(event.at for event in status.events)))
@@ -124,13 +124,13 @@ class _Screen(_Lines):
 
     def once(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.view.screen import render
+        from tenax.cli.screen import render
 
         return print_page(render(status, terminal_size()[0], colour=allows_colour()))
 
     def again(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.view.screen import render
+        from tenax.cli.screen import render
 
         width, height = terminal_size()
         text = render(status, width, height - 1, colour=allows_colour())

@@ -100,9 +100,7 @@ def places_of(workers: Iterable[LocalStacks]) -> tuple[StackPlace, ...]:
         why = "" if frames else worker.why or "what it wrote tells no place"
         stacks = most_of_stacks(worker.stacks) if frames else ""
         places.append(
-            StackPlace(
-                (worker.global_rank,), frames, beside, stacks, why, local_rank=worker.local_rank, pid=worker.pid
-            )
+            StackPlace((worker.global_rank,), frames, beside, stacks, why, local_rank=worker.local_rank, pid=worker.pid)
         )
     return merged(places)
 

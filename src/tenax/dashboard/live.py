@@ -101,6 +101,7 @@ class Dashboard:
         # In the loop's thread.
         self._is_watching = False
         self._is_closed = False
+        self._is_broken = False
         self._timer: Cancellable | None = None
         self._made_at = 0.0
         self._took_s = 0.0
@@ -132,7 +133,7 @@ class Dashboard:
 
     def _watch(self) -> None:
         """Somebody has come."""
-        if self._is_closed:
+        if self._is_closed or self._is_broken:
             return
         if not self._is_watching:
             self._desk.watch(self._on_step)
@@ -164,7 +165,7 @@ class Dashboard:
             self._newest = self._desk.status()
         except Exception as error:
             # A page that cannot be made must never end a run.
-            self._is_closed = True
+            self._is_broken = True
             self._rest()
             self._complain(f"the page shows nothing new any more: {type(error).__name__}: {error}")
             return

@@ -21,6 +21,10 @@
     gathering: "gathering nodes", recovering: "recovering", running: "running", ending: "stopping workers",
     paused: "pausing", over: "over",
   };
+  const OUTCOMES = {
+    succeeded: "it succeeded", failed: "it failed", cancelled: "it was stopped", abandoned: "it was abandoned",
+    broken: "it could not go on",
+  };
   const SPENT = [
     ["training", "training"], ["starting", "starting"], ["waiting", "waiting for nodes"], ["stopping", "stopping"],
     ["lost", "lost: done again"],
@@ -830,7 +834,7 @@
 
   function tellOf(before) {
     if (before.phase === run.phase && before.generation === run.generation) return;
-    if (run.phase === "over") announce(`The run is over: ${run.outcome}.`);
+    if (run.phase === "over") announce(`The run is over: ${OUTCOMES[run.outcome] || "it ended"}.`);
     else if (run.phase === "running") announce(`Generation ${run.generation} has been formed, with ${many(run.world_size, "worker")}.`);
     else if (run.phase === "ending" && failures.length) announce(`Generation ${run.generation} failed: ${failures[0].what}`);
     else announce(`${PHASES[run.phase] || run.phase}.`);
@@ -1070,7 +1074,7 @@
     if (run !== null) { changed.run = changed.allNodes = true; schedule(); }
     if (run !== null && run.phase === "over") {
       showConnection("over", "the run is over");
-      notice(`The run is over: it ${run.outcome || "ended"}. What is shown is the last that was known of it.`, false);
+      notice(`The run is over: ${OUTCOMES[run.outcome] || "it ended"}. What is shown is the last that was known of it.`, false);
       return;
     }
     lostAt = lostAt || Date.now();

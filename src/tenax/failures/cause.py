@@ -234,7 +234,7 @@ KINDS: tuple[Kind, ...] = (
         id="gpu_assert",
         meaning="A check on the GPU failed, most often an index or a label out of range.",
         next_step="Run it again with CUDA_LAUNCH_BLOCKING=1, or on the CPU: then the traceback shows the true place.",
-        says=(r"device-side assert", r"cudaErrorAssert"),
+        says=(r"device-side assert triggered", r"cudaErrorAssert"),
         is_scarcity=True,
     ),
     Kind(

@@ -117,7 +117,7 @@ def render(report: Report, colour: bool = False, width: int = 80) -> str:
     sections.append(_stopped(report, width))
     sections.append(_meanwhile(report, paint, width))
     sections.append([paint(_BOLD, "What was done"), *_what_was_done(report, width)])
-    sections.append(_where_to_look(report))
+    sections.append(_where_to_look(report, width))
     for section in sections:
         if section:
             lines += [*section, ""]
@@ -364,17 +364,18 @@ def _not_counted(verdict: Verdict) -> str:
     return f"{what}: not counted as {counted}."
 
 
-def _where_to_look(report: Report) -> list[str]:
+def _where_to_look(report: Report, width: int) -> list[str]:
     import shlex
 
     facts = {
-        "time": _goodput(report.verdict),
         "run": report.run_id + (f", role {report.role}" if report.role else ""),
         "logs": report.log_dir,
         "journal": report.journal,
         "the story": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
     }
-    return [_fact(key, value) for key, value in facts.items() if value]
+    goodput = _goodput(report.verdict)
+    time = _wrapped_fact("time", goodput, width) if goodput else []
+    return [*time, *(_fact(key, value) for key, value in facts.items() if value)]
 
 
 def _goodput(verdict: Verdict) -> str:

@@ -70,7 +70,7 @@ class _Connection:
         self.sock = sock
         self.until: float | None = until  # None: for as long as the client wants
         self.heard = b""
-        self.to_say = b""
+        self.to_say = bytearray()
         self.has_asked = False
         self.is_done = False  # the answer is out; what still comes is thrown away until the client closes
         self.thrown_away = 0
@@ -351,14 +351,14 @@ class HttpServer:
                 self._go_on(connection)
 
     def _begin_to_say(self, connection: _Connection, response: Response, *, with_body: bool = True) -> None:
-        connection.to_say = render(response, with_body=with_body)
+        connection.to_say += render(response, with_body=with_body)
         connection.until = self._now() + self._patience.take_s
         with suppress(BlockingIOError):
             self._say(connection)
 
     def _say(self, connection: _Connection) -> None:
         sent = connection.sock.send(connection.to_say)
-        connection.to_say = connection.to_say[sent:]
+        del connection.to_say[:sent]
         if connection.stream is not None:
             connection.until = self._now() + self._patience.take_s if connection.to_say else None
         elif not connection.to_say:

@@ -79,7 +79,7 @@ class Source:
         in_memory: bool = True,
         is_open: bool = False,
         start: int = -1,  # for ``following``
-        is_lost: bool = False,  # memory was lost since that position was given
+        lost_why: str = "",  # since that position was given something may have been lost
         is_resumed: bool = False,  # memory was lost before this stream was seen
     ) -> None:
         self.group = group
@@ -100,8 +100,8 @@ class Source:
             self._open(path, in_memory)
         if self.begin > 0:
             self.is_whole = False
-        if is_lost:
-            self.lost.append((0, LOST if self._descriptor < 0 else MAY_BE_LOST))
+        if lost_why:
+            self.lost.append((0, lost_why))
         if not in_memory and self._descriptor < 0:
             self.lost.append((0, UNREADABLE if path else FORGOTTEN))
         if is_resumed and self._descriptor < 0:
@@ -305,7 +305,7 @@ def _forward(index: int, source: Source, start: int, query: Query) -> tuple[list
     lines: list[Line] = []
     size = 0
     position = start
-    is_cut = start == source.begin and not source.is_whole and start > source.start
+    is_cut = start == source.begin > max(0, source.start)
     for line in _lines(index, source, start, source.end, query, is_cut):
         position = line.end
         if line.text is not _SKIPPED:
@@ -321,7 +321,7 @@ def _backward(index: int, source: Source, query: Query) -> tuple[list[Line], int
     window = TAIL_BYTES
     while True:
         start = max(source.begin, source.end - window)
-        is_cut = start > source.begin or not source.is_whole
+        is_cut = start > 0
         lines: deque[Line] = deque(maxlen=max(query.last, 0))
         position = start
         is_first = True

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from tenax.logs.lane import Lane
-from tenax.logs.recall import Query, Source, following, last
+from tenax.logs.recall import LOST, MAY_BE_LOST, Query, Source, following, last
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -123,12 +123,12 @@ class Recalls:
             "group": group,
             "data": tail.since(start),
             "first": max(tail.first, start),
-            "marks": list(tail.marks),
+            "marks": tail.marks,
             "path": file.path if file is not None and is_usable else b"",
             "base": file.began_at if file is not None and not stream.is_resumed else 0,
             "is_open": stream.descriptor >= 0,
             "start": start,
-            "is_lost": is_lost,
+            "lost_why": "" if not is_lost else LOST if file is None else MAY_BE_LOST,
             "is_resumed": stream.is_resumed,
         }
 

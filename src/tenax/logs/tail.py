@@ -7,10 +7,13 @@
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_right
+
 TAIL_BYTES = 1 << 16
-MOST_MARKS = 512
+MOST_MARKS = 2048
 _FINEST_S = 0.001
-_MARK_BYTES = 120  # of memory, about
+_MARK_BYTES = 16
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +24,8 @@ class Tail:
     def __init__(self, began_at: int = 0) -> None:
         self.data = bytearray()
         self.end = began_at
-        self.marks: list[Mark] = []
+        self._places = array("q")  # of the marks
+        self._times = array("d")
         self._marked_at = 0.0
 
     @property
@@ -31,14 +35,20 @@ class Tail:
     @property
     def size(self) -> int:
         """What it costs in memory."""
-        return len(self.data) + _MARK_BYTES * len(self.marks)
+        return len(self.data) + _MARK_BYTES * len(self._places)
+
+    @property
+    def marks(self) -> list[Mark]:
+        return list(zip(self._places, self._times, strict=True))
 
     def add(self, data: bytes, at: float) -> None:
         if not -_FINEST_S < at - self._marked_at < _FINEST_S:
-            self.marks.append((self.end, at))
+            self._places.append(self.end)
+            self._times.append(at)
             self._marked_at = at
-            if len(self.marks) > MOST_MARKS:
-                del self.marks[1:-1:2]
+            if len(self._places) > MOST_MARKS:  # then they are coarser
+                del self._places[1:-1:2]
+                del self._times[1:-1:2]
         self.end += len(data)
         if len(data) >= TAIL_BYTES:
             self.data[:] = data[-TAIL_BYTES:]
@@ -62,7 +72,6 @@ class Tail:
 
     def _forget_marks(self) -> None:
         """All that tell only of what is gone."""
-        first, gone = self.first, 0
-        while gone + 1 < len(self.marks) and self.marks[gone + 1][0] <= first:
-            gone += 1
-        del self.marks[:gone]
+        gone = max(0, bisect_right(self._places, self.first) - 1)
+        del self._places[:gone]
+        del self._times[:gone]

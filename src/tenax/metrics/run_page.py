@@ -27,7 +27,6 @@ OUTCOMES = ("succeeded", "failed", "cancelled", "abandoned", "broken")
 KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "lost")
 MOST_NODES = 2000  # that have lines of their own
 _MOST_CAUSES = 50
-_HANG = "hang"
 
 
 def render(status: RunStatus) -> str:
@@ -119,12 +118,7 @@ def _its_failures(page: _Page, status: RunStatus) -> None:
         "Generations that failed and were tried again, by their first cause; the last hundred.",
         status.earlier,
     )
-    hangs = any(_HANG in failure.cause for failure in status.failures)
-    page.gauge("tenax_run_hang_suspected", "1 while workers seem to hang.", int(hangs or bool(_said_to_hang(status))))
-
-
-def _said_to_hang(status: RunStatus) -> object:
-    return getattr(status, "hang", None)
+    page.gauge("tenax_run_hang_suspected", "1 while workers seem to hang.", int(bool(status.hang)))
 
 
 def _by_cause(page: _Page, name: str, meaning: str, failures: tuple[FailureStatus, ...]) -> None:

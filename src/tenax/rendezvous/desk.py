@@ -17,7 +17,6 @@ import time
 import msgspec
 
 from tenax.core.coordinator import CancelRequested, DrainRequested, RestartRequested, RunPhase
-from tenax.failures.plain_text import shortened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
 
 _NAMES_SAID = 8
 _MOST_DIGITS = 10
+_LONGEST_NAME_SAID = 100
 _LONGEST_WAIT_S = 30.0
 _TOGETHER_S = 0.2  # what happens within that time is one answer
 _MOST_WAITING = 256
@@ -193,7 +193,7 @@ class Desk:
             return found[0], ""
         names = [record.label for record in state.nodes.values()]
         shown = ", ".join(names[:_NAMES_SAID]) + (", ..." if len(names) > _NAMES_SAID else "")
-        asked = repr(shortened(node, 100))
+        asked = repr(node if len(node) <= _LONGEST_NAME_SAID else f"{node[:_LONGEST_NAME_SAID]}...")
         if found:
             return "", f"{asked} may be {len(found)} nodes; say which of {shown}"
         return "", f"there is no node {asked}; there are {shown or 'none yet'}"

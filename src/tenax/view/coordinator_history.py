@@ -80,6 +80,7 @@ class _NodeWatch:
         self.spans: list[Span] = []
         self.gone_at: float | None = None
         self.gone_how = self.gone_why = ""
+        self.times_lost = 0
 
     def be(self, what: str, generation: int, at: float) -> None:
         if (what, generation) != (self.what, self.generation):
@@ -193,6 +194,7 @@ class _RunWatch:
         if self.state.phase is not RunPhase.OVER:
             node.gone_at, node.gone_how = self._at, node.gone_how or ("lost" if is_lost else "left")
             node.gone_why = node.gone_why or why
+            node.times_lost += node.gone_how == "lost"
 
     def history(self, missing: tuple[str, ...]) -> RunHistory:
         state, offset, at = self.state, self._offset, self._at
@@ -234,5 +236,6 @@ def _node_history(node_id: str, node: _NodeWatch, offset: float) -> NodeHistory:
         gone_at=None if node.gone_at is None else node.gone_at + offset,
         gone_how=node.gone_how if node.gone_at is not None else "",
         gone_why=node.gone_why if node.gone_at is not None else "",
+        times_lost=node.times_lost,
         spans=tuple(Span(each.what, each.since + offset, each.until + offset, each.generation) for each in node.spans),
     )

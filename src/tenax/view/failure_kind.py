@@ -7,11 +7,12 @@ if TYPE_CHECKING:
     from tenax.view.status import FailureStatus
 
 _LONGEST = 60
+_GENERAL = frozenset({"exception", "signal", "exit_code", "unknown"})  # the class or the number says more
 
 
 def kind_of(failure: FailureStatus) -> str:
     """What was found to be the cause; else the class of the exception; else how the process ended."""
-    if failure.cause:
+    if failure.cause and failure.cause not in _GENERAL:
         return failure.cause
     how = ended_by(failure.exit_code)
     said = failure.what.removeprefix(how).removeprefix(": ")
@@ -19,7 +20,7 @@ def kind_of(failure: FailureStatus) -> str:
     # A class, as a traceback names it: one word that begins with a capital letter behind its last dot.
     if name and len(name) <= _LONGEST and name.replace(".", "").isidentifier() and _is_class(name):
         return name
-    return how
+    return failure.cause or how
 
 
 def ended_by(exit_code: int) -> str:

@@ -59,6 +59,7 @@ class NodeHistory(Value, frozen=True):
     gone_at: float | None = None  # before the end of the run
     gone_how: str = ""  # lost, drained, left
     gone_why: str = ""
+    times_lost: int = 0  # also if it came back
     spans: tuple[Span, ...] = ()
     workers: tuple[WorkerSpan, ...] = ()
 
@@ -133,7 +134,7 @@ def histories_of(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> list[Run
             groups.append(([run], []))
     for node in sorted(nodes, key=lambda each: each.began_at):
         near = [(_overlap_s(node, group), place) for place, group in enumerate(groups) if _run_id(group) == node.run_id]
-        overlap_s, place = max(near, default=(-1.0, -1))
+        overlap_s, place = max(near, default=(-_SLACK_S, -1))
         if overlap_s > -_SLACK_S:
             groups[place][1].append(node)
         else:
@@ -223,7 +224,12 @@ def _followed_by(earlier: RunHistory, later: RunPart) -> RunHistory:
         nodes[node.node_id] = (
             node
             if before is None
-            else msgspec.structs.replace(node, came_at=before.came_at, spans=_one_after_other(before.spans, node.spans))
+            else msgspec.structs.replace(
+                node,
+                came_at=before.came_at,
+                times_lost=before.times_lost + node.times_lost,
+                spans=_one_after_other(before.spans, node.spans),
+            )
         )
     failures = {(each.generation, each.rank): each for each in (*earlier.failures, *after.failures)}
     missing = [*(each for each in earlier.missing if "has no end" not in each), *after.missing]
@@ -257,13 +263,20 @@ def _one_after_other(before: tuple[Span, ...], after: tuple[Span, ...]) -> tuple
 
 
 def _sum(first: Goodput | None, second: Goodput | None) -> Goodput | None:
-    if first is None or second is None:
-        return first or second
+    return plus(first, second) if first is not None and second is not None else first or second
+
+
+def plus(one: Goodput, other: Goodput) -> Goodput:
+    """Of two pieces of time together."""
+
+    def mean(first: Mean, second: Mean) -> Mean:
+        return Mean(first.count + second.count, first.sum_s + second.sum_s)
+
     return Goodput(
-        first.spent + second.spent,
-        Mean(first.to_detect.count + second.to_detect.count, first.to_detect.sum_s + second.to_detect.sum_s),
-        Mean(first.to_recover.count + second.to_recover.count, first.to_recover.sum_s + second.to_recover.sum_s),
-        first.lost_steps + second.lost_steps,
+        one.spent + other.spent,
+        mean(one.to_detect, other.to_detect),
+        mean(one.to_recover, other.to_recover),
+        one.lost_steps + other.lost_steps,
     )
 
 

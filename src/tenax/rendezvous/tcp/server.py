@@ -489,6 +489,9 @@ class CoordinatorServer:
         self._seat.close()
         for listener in self._listeners:
             listener.close()
+        asked, self._asked = self._asked, {}
+        for _, reply in asked.values():
+            reply(None, "the coordinator went before that node answered")
         until = self._loop.now() + _LAST_WORDS_S
         for peer in list(self._peers):
             peer.link.flush(until - self._loop.now())

@@ -28,7 +28,7 @@ _STYLE = """
 }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--bg); color: var(--fg); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 1120px; margin: 0 auto; padding: 20px 20px 48px; }
+main { max-width: 1160px; margin: 0 auto; padding: 20px 20px 48px; }
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 4px; overflow-wrap: anywhere; }
 h2 { font-size: 1.1rem; margin: 32px 0 8px; }
 p { margin: 6px 0; overflow-wrap: anywhere; }

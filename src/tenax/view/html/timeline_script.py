@@ -12,7 +12,7 @@ STYLE = """
 .tools button:focus-visible { outline: 2px solid var(--focus); }
 #lanes { position: relative; max-height: 72vh; overflow-y: auto; border: 1px solid var(--line); border-radius: 8px; }
 #lanes canvas { position: sticky; top: 0; display: block; touch-action: pan-y; cursor: grab; }
-#said { min-height: 3em; }
+#said { min-height: 1.6em; }
 """
 
 SCRIPT = r"""
@@ -71,8 +71,8 @@ SCRIPT = r"""
     return n > 1 ? words.slice(0, n) + "…" : "";
   };
   const drawAxis = (pen) => {
-    const steps = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 43200, 86400,
-      172800, 604800];
+    const steps = [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 600, 1800, 3600, 7200, 21600, 43200,
+      86400, 172800, 604800];
     const wanted = (to - from) / Math.max(2, (width - names) / 90);
     const step = steps.find((each) => each >= wanted) || 2592000;
     pen.fillStyle = colours.bg;

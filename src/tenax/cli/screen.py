@@ -10,7 +10,7 @@ import time
 
 import msgspec
 
-from tenax.view.cells import Column, cut, plain, table, wrapped
+from tenax.cli.cells import Column, cut, plain, table, wrapped
 from tenax.view.goodput_line import duration_in_words, goodput_in_words
 
 TYPE_CHECKING = False

@@ -1,0 +1,100 @@
+"""``tenax report JOURNAL_OR_FOLDER ...``: what became of one or many runs, as a page, as text, or as JSON."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+USAGE = """\
+usage: tenax report [-o FILE] [--json] JOURNAL_OR_FOLDER ...
+
+Sum up one or many runs from their journals: how each ended and what it cost, why generations ended early, which hosts
+fail often, how long recoveries took. Writes a page that needs nothing but a browser, and says the most of it here.
+
+  tenax report /logs                       all runs below a folder; writes report.html
+  tenax report /logs/job17_647c6fd7        one run
+  tenax report /logs -o /www/week.html     ... to that file
+  tenax report --json /logs                the numbers on stdout, for a program; writes no page
+
+A folder is searched six levels deep for coordinator.jsonl and journal.jsonl.
+
+Exit code 0: everything was read. 1: some journal could not be read, or not to its end, and is named. 2: nothing was
+read.
+"""
+
+_DEFAULT = "report.html"
+
+
+class Wish(msgspec.Struct, frozen=True):
+    """What the command line asks for."""
+
+    places: tuple[str, ...]
+    output: str = _DEFAULT
+    as_json: bool = False
+
+
+class WrongUse(Exception):
+    """The command line cannot be followed. The message says why."""
+
+
+def report_command(argv: Sequence[str]) -> int:
+    """Do what ``tenax report ARGV`` asks, and return the exit code."""
+    from tenax.cli.run import print_page, tell
+    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+    from tenax.failures.plain_text import harmless
+
+    if not argv or {"-h", "--help"}.intersection(argv):
+        return print_page(USAGE)
+    try:
+        wish = parse(argv)
+    except WrongUse as error:
+        tell(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
+        return WRONG_USAGE
+    from tenax.cli.journals import read_histories
+    from tenax.view.summary import summary_in_words, summary_of
+
+    found = read_histories(wish.places)
+    for trouble in found.troubles:
+        tell(f"tenax report: {harmless(trouble)}")
+    if not found.histories:
+        return WRONG_USAGE
+    summary = summary_of(found.histories)
+    if wish.as_json:
+        print_page(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+        return FAILED if found.troubles else SUCCEEDED
+    from tenax.view.html.report_page import report_page
+
+    try:
+        with open(wish.output, "wb") as file:
+            file.write(report_page(summary, found.histories, found.troubles).encode())
+    except OSError as error:
+        tell(f"tenax report: {wish.output!r} cannot be written: {error.strerror}")
+        return WRONG_USAGE
+    print_page(harmless(summary_in_words(summary, [f"the page: {os.path.abspath(wish.output)}"])))
+    return FAILED if found.troubles else SUCCEEDED
+
+
+def parse(argv: Sequence[str]) -> Wish:
+    """From words to a wish. Raises ``WrongUse``."""
+    places, output, as_json = [], _DEFAULT, False
+    left = iter(argv)
+    for word in left:
+        flag, equals, value = word.partition("=")
+        if flag in ("-o", "--output"):
+            output = value if equals else next(left, "")
+            if not output:
+                raise WrongUse(f"{flag} needs a file")
+        elif word == "--json":
+            as_json = True
+        elif word.startswith("-"):
+            raise WrongUse(f"there is no flag {word!r}")
+        else:
+            places.append(word)
+    if not places:
+        raise WrongUse("no journal and no folder was named")
+    return Wish(tuple(places), output, as_json)

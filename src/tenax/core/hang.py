@@ -1,0 +1,282 @@
+"""The judgement whether the workers of one node have stopped moving. Pure: samples in, an opinion out.
+
+    nothing is known -> a rhythm is seen -> nothing moves for far too long -> quiet -> something moves -> ...
+
+A job moves when its script says a step, or when its processes do something that a process which only waits does not:
+read or write, touch new memory, be woken often, use a processor for a part of the time. One that waits is either
+asleep, or it spins: some threads want a processor all the time and do nothing else that can be seen. Both are *still*.
+
+How long a job may be still is learned from the job itself: the longest time that it was still and then went on, in this
+generation and in earlier ones, times a generous factor, and never less than what was asked for.
+
+Laws (tests cite the numbers):
+
+H1  Nobody is judged before its rhythm was seen in this generation: some steps; or, without steps, movement during at
+    least ``hang_after_s``. A start takes as long as it takes.
+H2  Who says that it is in a phase (``tenax.progress.phase``) is not quiet, and neither is one that writes to a disk:
+    that is a checkpoint. If other bytes flow, steps that are missing mean something only after a much longer time.
+H3  Quiet is only a node of which every worker that runs is still, without a break, for at least ``hang_after_s`` and
+    ten times as long as it was ever still before; and three times that if it spins and says no steps, for that is also
+    what computing looks like. A job of one worker that computes is never quiet. On any doubt it is not.
+H4  Whatever moves ends it at once, and what was learned stays: another stillness of that length is no news.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PATIENCE = 10.0  # times the longest gap
+SPIN_PATIENCE = 3.0  # times as long again
+DOUBT_PATIENCE = 6.0  # times as long again, if steps are said and it is not clear what that they are missing means
+_FEW_STEPS = 3
+_ASLEEP = 0.05  # of the time that a thread wants a processor
+_AWAKE = 0.9
+_MOST_WAKES = 100.0  # a second, of threads that are asleep: watchdogs and heartbeats look around now and then
+_MOST_FAULTS = 20.0  # a second: a page of memory now and then
+_MANY_BYTES = 64 << 10  # a second
+_LATE = 3.0  # a sample that comes so many intervals late says nothing: who looked was stopped
+
+
+class Vitals(msgspec.Struct, frozen=True):
+    """What a worker and everything below it have done since they began. Counters only grow, but for deaths below."""
+
+    read_bytes: int = 0  # by system calls, whatever it was: files, pipes, lines
+    written_bytes: int = 0
+    calls: int = 0  # that read or wrote
+    disk_bytes: int = 0  # that went to a disk, or will
+    faults: int = 0  # pages of memory that were touched for the first time
+    processes: int = 1
+    is_stopped: bool = False  # by a signal or a debugger
+    # By thread: seconds that it wanted a processor (whether it got one or not), and how often it was put on one. None:
+    # not looked at, as it had moved anyway.
+    threads: Mapping[int, tuple[float, int]] | None = None
+    cpu_s: float = 0.0  # of all of it, where threads cannot be looked at
+    has_threads: bool = True  # whether this system tells of threads
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One look at one worker."""
+
+    local_rank: int
+    vitals: Vitals | None = None  # None: it could not be looked at
+    step: int | None = None  # the last that it said
+    step_at: float = 0.0
+    first_step: int = 0
+    first_step_at: float = 0.0
+    phase: str = ""
+
+
+class Opinion(msgspec.Struct, frozen=True):
+    """Of a node. ``since`` is when something was last seen to move."""
+
+    is_quiet: bool
+    since: float = 0.0
+    why: str = ""
+    stopped: tuple[int, ...] = ()  # local ranks that somebody has stopped
+
+
+class Learned(msgspec.Struct):
+    """What outlives a generation."""
+
+    longest_gap_s: float = 0.0  # still, and then it went on
+    longest_step_s: float = 0.0  # between two steps of one worker
+
+
+class _Worker(msgspec.Struct):
+    """What was last seen of one, and since when it is still."""
+
+    last: Sample
+    moved_at: float
+    is_spinning: bool = False
+    flowed_at: float | None = None  # when bytes were last seen to flow
+    steps_seen: int = 0
+    step_moved_at: float = 0.0
+
+
+class HangJudge:
+    """Of one node. ``begin`` a generation, then ``look`` at every sample of all its workers that run."""
+
+    def __init__(self, hang_after_s: float, interval_s: float) -> None:
+        self._after_s = hang_after_s
+        self._interval_s = interval_s
+        self.learned = Learned()
+        self.begin(1, 0.0)
+
+    def begin(self, world_size: int, now: float) -> None:
+        """A new generation: what was learned stays, a rhythm must be shown again."""
+        self._is_alone = world_size == 1
+        self._workers: dict[int, _Worker] = {}
+        self._looked_at = now
+        self._first_moved_at: float | None = None
+        self._last_moved_at = now
+        self._moves = 0
+        self._must_rebase = True
+
+    def rebase(self) -> None:
+        """Somebody has disturbed them: what they did until the next look is not their doing."""
+        self._must_rebase = True
+
+    def look(self, samples: list[Sample], now: float) -> Opinion:
+        late = now - self._looked_at > _LATE * self._interval_s
+        elapsed_s, self._looked_at = now - self._looked_at, now
+        known = self._workers
+        self._workers = {}
+        has_moved = not samples  # nobody runs: nothing to say
+        has_moved |= bool(known.keys() - {sample.local_rank for sample in samples})  # one has ended
+        for sample in samples:
+            before = known.get(sample.local_rank)
+            if before is None:
+                before = self._workers[sample.local_rank] = _Worker(sample, now, step_moved_at=now)
+                self._meet_steps(before, sample)
+                has_moved = True
+                continue
+            self._workers[sample.local_rank] = before
+            has_moved |= self._compare(before, sample, elapsed_s, now, is_void=late or self._must_rebase)
+            before.last = sample
+        if late:  # and how long they were still meanwhile is not known either
+            self._last_moved_at = now
+            for worker in self._workers.values():
+                worker.moved_at = worker.step_moved_at = now
+        self._must_rebase = False
+        if has_moved:
+            self._note_movement(now)
+        return self._opinion(now)
+
+    # --- what one has done --------------------------------------------------------------------------------------------
+
+    def _compare(self, worker: _Worker, sample: Sample, elapsed_s: float, now: float, *, is_void: bool) -> bool:
+        """Whether it has moved, as far as can be seen; a doubt is a movement."""
+        before = worker.last
+        has_stepped = sample.step is not None and (sample.step, sample.step_at) != (before.step, before.step_at)
+        if has_stepped:
+            if before.step is None:
+                self._meet_steps(worker, sample)
+            else:
+                gap_s = min(max(0.0, sample.step_at - before.step_at), now - worker.step_moved_at + self._interval_s)
+                self.learned.longest_step_s = max(self.learned.longest_step_s, gap_s)
+                worker.steps_seen += 1
+            worker.step_moved_at = now
+        elif sample.phase or before.phase != sample.phase:
+            worker.step_moved_at = now  # the time of a phase is no gap
+        has_moved = has_stepped or bool(sample.phase) or before.phase != sample.phase
+        if before.vitals is None or sample.vitals is None:
+            has_moved = True
+        elif not is_void:
+            kind = _stillness(before.vitals, sample.vitals, elapsed_s)
+            if _flows(before.vitals, sample.vitals, elapsed_s):
+                worker.flowed_at = now
+            if sample.vitals.disk_bytes - before.vitals.disk_bytes > _MANY_BYTES * elapsed_s:
+                worker.step_moved_at = now
+            if kind is None:
+                has_moved = True
+            else:
+                worker.is_spinning = kind
+                has_moved |= kind and self._is_alone  # it may compute
+        if has_moved:
+            worker.moved_at = now
+        return has_moved
+
+    def _meet_steps(self, worker: _Worker, sample: Sample) -> None:
+        """The first that is seen of its steps may be many."""
+        if sample.step is not None:
+            worker.steps_seen = max(1, sample.step - sample.first_step)
+            gap_s = min(max(0.0, sample.step_at - sample.first_step_at), self._interval_s)
+            self.learned.longest_step_s = max(self.learned.longest_step_s, gap_s)
+
+    def _note_movement(self, now: float) -> None:
+        gap_s = now - self._last_moved_at
+        if self._first_moved_at is None:
+            self._first_moved_at = now
+        elif gap_s > 1.5 * self._interval_s:
+            self.learned.longest_gap_s = max(self.learned.longest_gap_s, gap_s)
+        self._last_moved_at = now
+        self._moves += 1
+
+    # --- what that means ----------------------------------------------------------------------------------------------
+
+    def _opinion(self, now: float) -> Opinion:
+        workers = self._workers.values()
+        if not workers or any(worker.last.phase for worker in workers):
+            return Opinion(is_quiet=False)
+        steps_seen = max(worker.steps_seen for worker in workers)
+        if steps_seen >= _FEW_STEPS:
+            return self._by_steps(now)
+        return self._by_vitals(now, DOUBT_PATIENCE if steps_seen else 1.0)
+
+    def _by_steps(self, now: float) -> Opinion:
+        """Those that say steps decide; but not against what is plain to see."""
+        workers = list(self._workers.values())
+        since = max(worker.step_moved_at for worker in workers if worker.steps_seen)
+        wait_s = max(self._after_s, PATIENCE * self.learned.longest_step_s)
+        quiet_s = now - since
+        if any(worker.flowed_at is not None and now - worker.flowed_at < self._after_s for worker in workers):
+            wait_s *= DOUBT_PATIENCE  # an evaluation, a download
+        if quiet_s < wait_s:
+            return Opinion(is_quiet=False)
+        return Opinion(True, since, f"no step for {quiet_s:.0f} s", _stopped(workers))
+
+    def _by_vitals(self, now: float, patience: float) -> Opinion:
+        workers = list(self._workers.values())
+        has_rhythm = self._first_moved_at is not None and self._last_moved_at - self._first_moved_at >= self._after_s
+        if not has_rhythm:
+            return Opinion(is_quiet=False)
+        since = max(worker.moved_at for worker in workers)
+        wait_s = patience * max(self._after_s, PATIENCE * self.learned.longest_gap_s)
+        spinning = [worker for worker in workers if worker.is_spinning]
+        if spinning:
+            wait_s *= SPIN_PATIENCE
+        if now - max(since, self._last_moved_at) < wait_s:
+            return Opinion(is_quiet=False)
+        how = "asleep" if not spinning else "spinning" if len(spinning) == len(workers) else "asleep or spinning"
+        why = f"all workers are {how}, and nothing is read, written or computed"
+        return Opinion(True, max(since, self._last_moved_at), why, _stopped(workers))
+
+
+def _stopped(workers: list[_Worker]) -> tuple[int, ...]:
+    return tuple(
+        worker.last.local_rank for worker in workers if worker.last.vitals is not None and worker.last.vitals.is_stopped
+    )
+
+
+def _flows(before: Vitals, after: Vitals, elapsed_s: float) -> bool:
+    """Bytes, in a quantity that only comes of work."""
+    moved = abs(after.read_bytes - before.read_bytes) + abs(after.written_bytes - before.written_bytes)
+    return moved > _MANY_BYTES * elapsed_s
+
+
+def _stillness(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
+    """None: it moves. Else whether it spins."""
+    is_the_same = (
+        before.calls == after.calls
+        and before.read_bytes == after.read_bytes
+        and before.written_bytes == after.written_bytes
+        and before.disk_bytes == after.disk_bytes
+        and before.processes == after.processes
+    )
+    if not is_the_same or elapsed_s <= 0 or after.faults - before.faults > _MOST_FAULTS * elapsed_s:
+        return None
+    if not after.has_threads:
+        return _stillness_by_cpu(before, after, elapsed_s)
+    if before.threads is None or after.threads is None or before.threads.keys() != after.threads.keys():
+        return None
+    is_spinning, wakes = False, 0
+    for thread, (wanted_s, runs) in after.threads.items():
+        share = (wanted_s - before.threads[thread][0]) / elapsed_s
+        if _ASLEEP < share < _AWAKE:
+            return None
+        if share >= _AWAKE:
+            is_spinning = True
+        else:
+            wakes += runs - before.threads[thread][1]
+    return None if wakes > _MOST_WAKES * elapsed_s else is_spinning
+
+
+def _stillness_by_cpu(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
+    """Where threads cannot be looked at: only whole processors, or none."""
+    used = (after.cpu_s - before.cpu_s) / elapsed_s
+    whole = round(used)
+    return None if abs(used - whole) > _ASLEEP * max(1, whole) else whole > 0

@@ -1,0 +1,427 @@
+"""The ledger: every second once, whatever the history; and what was lost (L1-L3 of ``tenax.core.ledger``)."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tenax.core import coordinator as run
+from tenax.core import messages as word
+from tenax.core.coordinator import CoordinatorMachine, RunPhase, RunSettings
+from tenax.core.ledger import Goodput, Ledger, Mean, Spent
+from tenax.core.record import record_of
+from tenax.core.run_invariants import RunChecker
+
+from .run_world import RunWorld
+
+CORE = settings.get_profile("core")
+NAMES = Spent.__struct_fields__
+SAME = 1e-6
+
+
+def same(seconds: float) -> object:
+    return pytest.approx(seconds, abs=SAME, rel=1e-12)
+
+
+# --- random histories of the coordinator ------------------------------------------------------------------------------
+
+
+class Watched(CoordinatorMachine):
+    """Looks at its own ledger after every step, and again when nothing has happened for a while."""
+
+    def step(self, event: run.AnyCoordinatorEvent, now: float) -> list[run.Say]:
+        ledger = self.state.ledger
+        before = ledger.spent(now)
+        says = super().step(event, now)
+        after = ledger.spent(now)
+        is_opened = isinstance(event, run.Opened) and event.record is not None
+        is_progress = isinstance(event, run.Heard) and isinstance(event.message, word.NodeProgress)
+        if is_progress:
+            # L2: what a script says of its steps moves seconds, and only between these three.
+            assert after.total_s == same(before.total_s)
+            assert (after.waiting_s, after.stopping_s) == (same(before.waiting_s), same(before.stopping_s))
+            assert after.lost_s >= before.lost_s - SAME
+        elif not is_opened:
+            # L1: an event takes no time, so it moves none from one sum to another.
+            assert [getattr(after, name) for name in NAMES] == [same(getattr(before, name)) for name in NAMES]
+        later = ledger.spent(now + 7.0)
+        for name in NAMES:  # L2: while time passes, sums only grow
+            assert getattr(later, name) >= getattr(after, name) - SAME
+        passed_s = 7.0 if ledger.began_at is not None and ledger.over_at is None else 0.0
+        assert later.total_s == same(after.total_s + passed_s)
+        assert len(ledger.entries) <= 100
+        return says
+
+
+def check_entries(ledger: Ledger) -> None:
+    """What is written down about generations is in order, one after the other, without a gap."""
+    stopped_at = ledger.began_at if not ledger.forgotten else None
+    for entry in ledger.entries:
+        times = [entry.formed_at, entry.running_at, entry.ended_at, entry.settled_at]
+        known = [at for at in times if at is not None]
+        assert known == sorted(known), entry
+        if stopped_at is not None:
+            assert entry.formed_at - entry.waited_s == same(stopped_at), entry
+        stopped_at = entry.settled_at
+    assert all(entry.settled_at is not None for entry in ledger.entries[:-1])
+    numbers = [entry.number for entry in ledger.entries]
+    assert numbers == sorted(set(numbers))
+
+
+def play(world: RunWorld) -> None:
+    """To the end. L1 is checked by ``RunChecker`` after every step, against what it has heard and seen itself."""
+    verdict = world.play()
+    ledger = world.machine.state.ledger
+    check_entries(ledger)
+    goodput = verdict.goodput
+    if goodput is None:
+        pytest.fail("every verdict of a coordinator says what the time was spent on")
+    assert goodput == ledger.goodput(ledger.over_at or 0.0)
+    assert goodput == ledger.goodput(1e9), "after the end no time passes"
+    assert goodput.lost_steps >= sum(entry.lost_steps for entry in ledger.entries)
+    last = ledger.current
+    if last is not None:
+        assert last.settled_at is not None
+        assert last.settled_at <= (ledger.over_at or 0.0)
+
+
+@pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
+def test_every_second_is_in_one_sum(lies: bool) -> None:
+    """L1 and L2 in random runs: nodes come and go, operators want restarts, coordinators are replaced."""
+    seen: set[str] = set()
+    for seed in range(400):
+        world = RunWorld(random.Random(seed), lies=lies, make_machine=Watched)
+        play(world)
+        verdict = world.machine.state.verdict
+        assert verdict is not None
+        assert verdict.goodput is not None
+        spent = verdict.goodput.spent
+        seen |= {name for name in NAMES if getattr(spent, name) > 0}
+        seen |= {entry.ended_by for entry in world.machine.state.ledger.entries}
+    assert seen >= set(NAMES), "the world has become too tame"
+    assert seen >= {"failure", "loss", "drain", "join", "request", "succeeded", "cancelled"}
+
+
+@given(dice=st.randoms(use_true_random=False), lies=st.booleans())
+@settings(CORE, max_examples=60)
+def test_every_second_is_in_one_sum_also_in_runs_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:
+    """As above, with dice that hypothesis loads, so that a failing history comes back as short as it can be."""
+    play(RunWorld(dice, lies=lies, make_machine=Watched))
+
+
+# --- any calls in any order -------------------------------------------------------------------------------------------
+
+steps = st.integers(0, 60)
+moments = st.floats(-100, 100)
+calls = st.one_of(
+    st.just(("begin",)),
+    st.just(("formed",)),
+    st.just(("found",)),
+    st.just(("running",)),
+    st.just(("running",)),
+    st.tuples(st.just("stepped"), steps, moments, steps, moments),
+    st.tuples(st.just("ended"), st.sampled_from(["failure", "loss", "drain"]), st.none() | moments),
+    st.just(("settled",)),
+    st.just(("settled",)),
+)
+
+
+@given(soup=st.lists(st.tuples(calls, st.floats(0, 20)), max_size=60))
+@settings(CORE, max_examples=300)
+def test_no_calls_whatsoever_spend_a_second_twice(soup: list[tuple[tuple, float]]) -> None:
+    """L1 and L2 hold as long as a generation is formed only when the one before has ended, which the coordinator sees
+    to (C2); whatever else is said, late or never, twice or of the future."""
+    ledger, now, number = Ledger(), 0.0, 0
+    for (name, *arguments), later in soup:
+        before = ledger.spent(now)
+        now += later
+        current = ledger.current
+        match name:
+            case "begin":
+                ledger.begin(now)
+            case "formed" | "found":
+                if current is not None:
+                    ledger.ended("loss", "another", None, now)
+                    ledger.settled(now)
+                number += 1
+                if name == "formed":
+                    ledger.formed(number, "why", 1, 1, now)
+                else:
+                    ledger.found(number, 1, 1, now)
+            case "stepped":
+                first, first_at, last, last_at = arguments
+                ledger.stepped(first, now + first_at, last, now + last_at, now)
+            case "ended":
+                kind, began_at = arguments
+                ledger.ended(kind, "why", began_at, now)
+            case _:
+                getattr(ledger, name)(now)
+        after = ledger.spent(now)
+        assert all(getattr(after, each) >= 0 for each in NAMES)
+        assert after.total_s == same(now - ledger.began_at if ledger.began_at is not None else 0.0)
+        assert after.lost_s >= before.lost_s - SAME
+        if name != "stepped":
+            assert all(getattr(after, each) >= getattr(before, each) - SAME for each in NAMES)
+        assert ledger.lost_steps == sum(entry.lost_steps for entry in ledger.entries)
+        assert msgspec.json.decode(msgspec.json.encode(ledger), type=Ledger) == ledger
+    ledger.over("cancelled", "enough", now)
+    assert ledger.spent(now + 50.0) == ledger.spent(now)
+
+
+# --- one thing after the other ----------------------------------------------------------------------------------------
+
+
+def test_old_generations_are_forgotten_and_their_sums_are_not() -> None:
+    """L3: more than a hundred generations."""
+    ledger = Ledger()
+    ledger.begin(0.0)
+    now = 0.0
+    for number in range(1, 251):
+        ledger.formed(number, "restart", 2, 4, now + 1)
+        ledger.running(now + 3)
+        ledger.ended("failure", "rank 0 failed", now + 9, now + 10)
+        ledger.settled(now + 11)
+        now += 11
+    assert len(ledger.entries) == 100
+    assert ledger.forgotten == 150
+    assert [entry.number for entry in ledger.entries] == list(range(151, 251))
+    assert ledger.spent(now) == Spent(waiting_s=250.0, starting_s=500.0, training_s=1750.0, stopping_s=250.0)
+    assert ledger.spent(now) == ledger.spent_on_settled()
+    assert ledger.goodput(now).to_detect == Mean(250, 250.0)
+    assert ledger.goodput(now).to_recover.count == 249
+
+
+def test_more_than_a_hundred_generations_of_a_coordinator() -> None:
+    """L3, as the coordinator lives it: its state stays small, and the checker that counts the seconds is content."""
+    chosen = RunSettings("run", max_restarts=1000)
+    machine, checker = CoordinatorMachine(chosen), RunChecker(chosen)
+    now = 0.0
+
+    def hear(event: run.AnyCoordinatorEvent, at: float) -> None:
+        checker.check(machine.state, event, machine.step(event, at), at)
+
+    hear(run.Opened(), now)
+    hear(run.Heard("a", word.NodeJoined(word.NodeInfo("a", "host-a"))), now)
+    for generation in range(130):
+        hear(run.Heard("a", word.NodeReady(generation)), now)
+        hear(run.Heard("a", word.WorkersRunning(generation + 1, (9,))), now + 1)
+        hear(run.RestartRequested("again"), now + 4)
+        now += 5
+    state = machine.state
+    assert (state.generation, len(state.ledger.entries), state.ledger.forgotten) == (130, 100, 30)
+    hear(run.CancelRequested("enough"), now)
+    assert state.verdict is not None
+    assert state.verdict.goodput == Goodput(
+        Spent(waiting_s=0.0, starting_s=130.0, training_s=390.0, stopping_s=130.0)
+    ), "a request is no failure: there is nothing to detect, and nothing to recover from"
+
+
+def test_the_end_of_a_generation_is_written_down_once() -> None:
+    """Whoever says it again, later, changes nothing; the end of the run ends the generation, and settles it."""
+    ledger = Ledger()
+    ledger.formed(1, "first generation", 1, 1, 0.0)
+    ledger.running(1.0)
+    ledger.settled(2.0)
+    entry = ledger.current
+    assert entry is not None
+    assert entry.settled_at is None, "it has not ended"
+    ledger.ended("failure", "rank 0 failed", 3.0, 5.0)
+    ledger.ended("loss", "another reason", None, 6.0)
+    assert (entry.ended_at, entry.ended_by, entry.ended_why) == (5.0, "failure", "rank 0 failed")
+    ledger.running(6.0)
+    assert entry.running_at == 1.0
+    ledger.settled(7.0)
+    ledger.settled(8.0)
+    assert entry.settled_at == 7.0
+    ledger.over("failed", "no restarts are left", 9.0)
+    ledger.over("cancelled", "again", 10.0)
+    assert (ledger.over_at, entry.ended_by) == (9.0, "failure")
+    assert ledger.spent(99.0) == Spent(waiting_s=2.0, starting_s=1.0, training_s=4.0, stopping_s=2.0)
+    assert ledger.to_detect == Mean(1, 2.0)
+
+
+def test_the_run_ends_while_workers_start() -> None:
+    """Those that were never seen to run were starting until the end."""
+    ledger = Ledger()
+    ledger.begin(0.0)
+    ledger.formed(1, "first generation", 1, 1, 2.0)
+    ledger.over("cancelled", "enough", 5.0)
+    assert ledger.spent(5.0) == Spent(waiting_s=2.0, starting_s=3.0)
+    assert ledger.spent(5.0).ratio == 0.0
+    assert Spent().ratio is None
+
+
+def test_nobody_came() -> None:
+    """No time was spent, and there is no ratio of it."""
+    ledger = Ledger()
+    ledger.over("broken", "only 0 nodes came", 600.0)
+    assert ledger.goodput(600.0) == Goodput()
+    assert ledger.goodput(600.0).to_recover.seconds is None
+
+
+def trained(ledger: Ledger, number: int, since: float, until: float, first: int, last: int) -> None:
+    """A generation that forms, runs and begins its first step at once, and does one step in each second."""
+    ledger.formed(number, "why", 1, 1, since)
+    ledger.running(since)
+    ledger.stepped(first, since, last, since + last - first, until)
+    ledger.ended("failure", "rank 0 failed", None, until)
+    ledger.settled(until)
+
+
+def test_steps_that_are_done_again_were_lost() -> None:
+    """Ten steps, a second each, and two seconds after the last of them."""
+    ledger = Ledger()
+    trained(ledger, 1, 0.0, 102.0, 0, 100)
+    assert ledger.spent(102.0).lost_s == 0.0, "nobody knows yet"
+    ledger.formed(2, "why", 1, 1, 102.0)
+    ledger.running(102.0)
+    ledger.stepped(91, 102.0, 91, 102.0, 103.0)
+    assert ledger.spent(103.0) == Spent(training_s=91.0, lost_s=12.0)
+    assert ledger.lost_steps == 10
+    ledger.stepped(91, 102.0, 110, 122.0, 122.0)
+    assert ledger.lost_steps == 10, "once"
+
+
+def test_steps_that_are_not_done_again_were_not_lost() -> None:
+    """A checkpoint of each step. What came after the last one is lost all the same: nobody has saved it."""
+    ledger = Ledger()
+    trained(ledger, 1, 0.0, 102.0, 0, 100)
+    trained(ledger, 2, 102.0, 112.0, 101, 111)
+    assert ledger.lost_steps == 0
+    assert ledger.spent(112.0) == Spent(training_s=110.0, lost_s=2.0)
+
+
+def test_a_worker_that_begins_even_earlier_shows_that_more_was_lost() -> None:
+    """Nodes tell their steps one after the other."""
+    ledger = Ledger()
+    trained(ledger, 1, 0.0, 100.0, 0, 100)
+    ledger.formed(2, "why", 1, 1, 100.0)
+    ledger.running(100.0)
+    ledger.stepped(95, 101.0, 96, 102.0, 103.0)
+    ledger.stepped(91, 101.5, 94, 102.0, 103.0)
+    assert ledger.lost_steps == 10
+    entry = ledger.current
+    assert entry is not None
+    assert (entry.first_step, entry.first_step_at) == (91, 101.0)
+    assert (entry.last_step, entry.last_step_at) == (96, 102.0)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_the_order_in_which_nodes_tell_their_steps_does_not_matter(is_reversed: bool) -> None:
+    words = [(3, 5.0, 20, 30.0), (4, 4.0, 21, 31.0), (3, 6.0, 21, 29.0)]
+    ledger = Ledger()
+    ledger.formed(1, "why", 1, 1, 0.0)
+    ledger.running(1.0)
+    for said in reversed(words) if is_reversed else words:
+        ledger.stepped(*said, 40.0)
+    entry = ledger.current
+    assert entry is not None
+    assert (entry.first_step, entry.first_step_at, entry.last_step, entry.last_step_at) == (3, 4.0, 21, 29.0)
+    assert ledger.spent(40.0) == Spent(starting_s=4.0, training_s=36.0)
+
+
+def test_no_more_is_lost_than_was_trained() -> None:
+    """Clocks of other hosts are known roughly, and a script may say what it likes."""
+    ledger = Ledger()
+    ledger.formed(1, "why", 1, 1, 0.0)
+    ledger.running(5.0)
+    ledger.stepped(0, -1e6, 10, 8.0, 8.0)
+    ledger.ended("failure", "rank 0 failed", None, 10.0)
+    ledger.settled(11.0)
+    trained(ledger, 2, 11.0, 12.0, 0, 1)
+    assert ledger.spent(12.0) == Spent(starting_s=5.0, training_s=1.0, stopping_s=1.0, lost_s=5.0)
+
+
+def test_steps_that_are_told_after_a_generation_has_settled_are_not_taken() -> None:
+    """Its sums are final but for what a later one does again: a record may have them."""
+    ledger = Ledger()
+    trained(ledger, 1, 0.0, 10.0, 0, 10)
+    before = msgspec.json.encode(ledger)
+    ledger.stepped(0, 0.0, 99, 9.0, 11.0)
+    assert msgspec.json.encode(ledger) == before
+
+
+# --- another coordinator ----------------------------------------------------------------------------------------------
+
+NODE = word.NodeInfo("a", "host-a")
+STORE = "a:1"
+
+
+def work(generation: int) -> word.NodeJoined:
+    return word.NodeJoined(NODE, generation, is_running=True, group_rank=0, group_world_size=1, store=STORE)
+
+
+def first_coordinator() -> CoordinatorMachine:
+    """Its second generation runs since the 25th second; nine seconds of the first were training."""
+    machine = CoordinatorMachine(RunSettings("run", max_restarts=3))
+    for at, event in [
+        (0.0, run.Opened()),
+        (10.0, run.Heard("a", word.NodeJoined(NODE))),
+        (12.0, run.Heard("a", word.NodeReady(0, "a", 1))),
+        (13.0, run.Heard("a", word.WorkersRunning(1, (9,)))),
+        (22.0, run.RestartRequested("new data")),
+        (24.0, run.Heard("a", word.NodeReady(1, "a", 1))),
+        (25.0, run.Heard("a", word.WorkersRunning(2, (9,)))),
+    ]:
+        machine.step(event, at)
+    return machine
+
+
+def test_an_heir_goes_on_with_what_is_sure() -> None:
+    """What the record knows: all until the last generation was formed. An heir's clock has nothing to do with ours."""
+    record = record_of(first_coordinator().state)
+    assert record.spent == Spent(waiting_s=2.0, starting_s=1.0, training_s=9.0, stopping_s=2.0)
+    heir, checker = CoordinatorMachine(RunSettings("run", max_restarts=3)), RunChecker(RunSettings("run"))
+    opened = run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0)
+    for at, event in [(7000.0, opened), (7003.0, run.Heard("a", work(2))), (7003.0, run.Heard("a", NEWS))]:
+        checker.check(heir.state, event, heir.step(event, at), at)
+    assert heir.state.phase is RunPhase.RUNNING
+    assert heir.state.requests == 1
+    heir.step(run.Heard("a", word.NodeSucceeded(2)), 7013.0)
+    verdict = heir.state.verdict
+    assert verdict is not None
+    assert verdict.goodput is not None
+    assert verdict.goodput.spent == Spent(waiting_s=5.0, starting_s=1.0, training_s=19.0, stopping_s=2.0)
+    (entry,) = heir.state.ledger.entries
+    assert (entry.number, entry.why, entry.running_at) == (2, "formed by an earlier coordinator", 7003.0)
+
+
+NEWS = word.WorkersRunning(2, (9,))
+
+
+def test_an_heir_that_finds_nobody_has_waited() -> None:
+    """The time in which it recovers is in one sum, too: the members of the last generation are waited for."""
+    record = record_of(first_coordinator().state)
+    heir = CoordinatorMachine(RunSettings("run", max_restarts=3))
+    heir.step(run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0), 100.0)
+    assert heir.state.phase is RunPhase.RECOVERING
+    assert heir.state.ledger.spent(130.0) == record.spent + Spent(waiting_s=30.0)
+    heir.step(run.EarlierCoordinatorGone("a"), 140.0)
+    assert heir.state.phase is RunPhase.GATHERING
+    assert heir.state.ledger.spent(150.0) == record.spent + Spent(waiting_s=50.0)
+
+
+def test_a_coordinator_without_a_record_counts_from_where_it_begins() -> None:
+    """At an endpoint nothing is known of the time before; the nodes tell which generation is at work."""
+    machine = CoordinatorMachine(RunSettings("run"))
+    machine.step(run.Opened(30.0, generation=2, store=STORE), 100.0)
+    machine.step(run.Heard("a", work(2)), 104.0)
+    assert machine.state.phase is RunPhase.RUNNING
+    assert machine.state.ledger.spent(110.0) == Spent(waiting_s=4.0, training_s=6.0)
+
+
+def test_steps_of_an_earlier_coordinators_time_date_the_rhythm_and_not_the_start() -> None:
+    """A generation that was found did its first steps before: it was never starting in our time."""
+    ledger = Ledger()
+    ledger.begin(100.0)
+    ledger.found(2, 1, 1, 100.0)
+    ledger.stepped(0, 0.0, 150, 150.0, 150.0)
+    ledger.ended("failure", "rank 0 failed", None, 150.0)
+    ledger.settled(150.0)
+    trained(ledger, 3, 150.0, 160.0, 141, 151)
+    assert ledger.spent(160.0) == Spent(training_s=50.0, lost_s=10.0)
+    assert ledger.lost_steps == 10

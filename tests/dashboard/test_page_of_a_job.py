@@ -1,0 +1,160 @@
+"""The page of a real job: two nodes, real workers, a real browser."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from e2e.harness import Bench
+from watching import until
+
+from .browser import Page
+from .stage import own_address
+from .test_page import _WATCH
+
+_SCRIPT = """
+    from worker_kit import *
+
+    print("I am rank", RANK, "of attempt", ATTEMPT, flush=True)
+    ready()
+    wait_for("go", 0)
+"""
+
+
+class Job:
+    """Two agents, with the page on whichever of them serves the coordinator."""
+
+    def __init__(self, bench: Bench, *flags: str) -> None:
+        self.bench = bench
+        script = bench.script(_SCRIPT)
+        host = own_address()
+        words = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"{host}:29400", "--rdzv-id", "job"]
+        words += ["--max-restarts", "2", "--dashboard", f"{host}:0", *flags, script]
+        self.agents = [bench.start(*words) for _ in range(2)]
+
+    def said(self) -> str:
+        return "".join(agent.err for agent in self.agents)
+
+    def link(self) -> str:
+        found = until(lambda: re.search(r"the page of this run: (\S+)", self.said()), "the link")
+        return found[1]
+
+    def finish(self, attempt: int = 0) -> None:
+        self.bench.tell("go", 0, attempt)
+        for agent in self.agents:
+            done = agent.wait()
+            assert done.code == 0, done
+
+
+def test_a_worker_that_is_killed_is_seen_within_a_second(bench: Bench, page: Page) -> None:
+    """The failure, its generation and the next one: within 1 s of the moment at which the coordinator knew."""
+    job = Job(bench)
+    page.open(job.link())
+    pids = bench.pids(4)
+    page.until_text("generations", "training")
+    assert page.text("fact-workers") == "4"
+    page.js(_WATCH)
+    os.kill(pids[3], signal.SIGKILL)
+    page.until_text("fact-generation", "2")
+    bench.pids(4, attempt=1)
+    failure = page.until_text("failure", "signal 9")
+    assert "rank 3" in failure
+    page.until_text("generations", "Ended by failure")
+    seen: Any = page.js("return [window.seen, window.gap / 1000]")
+    late = [at - happened for happened, at, _ in seen[0]["events"]]
+    formed: Any = page.js(
+        "return fetch('status.json', {headers: {'X-Tenax-Key': new URLSearchParams(location.search).get('key')}})"
+        ".then(answer => answer.json()).then(status => status.generations[1].formed_at)"
+    )
+    second = next(at for number, at in seen[0]["generations"] if number == 2) - formed
+    print(f"a killed worker: {len(late)} events, the latest shown after {max(late):.2f} s, generation 2 {second:.2f} s")
+    assert max(late) < 1.0 + seen[1]
+    assert second < 1.0 + seen[1]
+    job.finish(attempt=1)
+    page.until_text("connection", "the run is over")
+    assert "it succeeded" in page.text("notice")
+    assert page.text("phase") == "✓ succeeded"
+    assert page.complaints() == []
+
+
+def test_a_worker_s_own_lines_are_read_on_the_page(bench: Bench, page: Page) -> None:
+    """From the node that does not serve the page, too."""
+    job = Job(bench)
+    page.open(job.link())
+    bench.pids(4)
+    page.until_text("generations", "training")
+    for node, local, rank in ((1, 1, 0), (2, 2, 3)):
+        page.until_true(f"document.querySelectorAll('.node:nth-child({node}) .worker').length === 2")
+        page.click(f".node:nth-child({node}) .worker:nth-child({local})")
+        page.until_text("log-lines", f"I am rank {rank} of attempt 0")
+        page.press(Keys.ESCAPE)
+    job.finish()
+
+
+def test_a_job_is_restarted_from_the_page(bench: Bench, page: Page) -> None:
+    """The workers of the next generation are others; no restart is used."""
+    job = Job(bench)
+    page.open(job.link())
+    first = bench.pids(4)
+    page.until_text("generations", "training")
+    (bench.notes / "ready.0.0").unlink()  # the next generation has the same restart count, and notes it again
+    page.click("#restart")
+    page.click("#ask-yes")
+    page.until_text("ask-answer", "Done")
+    page.until_text("fact-generation", "2")
+    assert int(bench.note("ready")) not in first
+    page.until_text("generations", "training")
+    assert page.text("fact-restarts").startswith("0 used")
+    job.finish()
+
+
+def test_a_port_that_is_taken_costs_one_sentence(bench: Bench) -> None:
+    """And nothing else: the job runs to its end."""
+    import socket
+
+    host = own_address()
+    with socket.create_server((host, 0)) as taken:
+        port = taken.getsockname()[1]
+        script = bench.script("print('trained', flush=True)")
+        done = bench.run("--dashboard", f"{host}:{port}", script)
+    assert (done.code, done.out) == (0, "trained\n")
+    said = [line for line in done.said if "the page" in line]
+    assert said == [
+        f"the page (--dashboard) is not there: port {port} of {host} is taken by another program; choose another, or "
+        "none for any that is free; the job is not affected"
+    ]
+
+
+@pytest.mark.parametrize("way", ["quits", "is killed"])
+def test_a_browser_that_goes_away_is_no_trouble(way: str, bench: Bench, tmp_path_factory: Any) -> None:
+    """In the middle of a stream: the job goes on, and says nothing about it."""
+    from .browser import start_browser
+
+    job = Job(bench)
+    driver = start_browser(str(tmp_path_factory.mktemp("browser")))
+    try:
+        Page(driver).open(job.link())
+        bench.pids(4)
+        if way == "is killed":
+            os.kill(driver.service.process.pid, signal.SIGSTOP)  # it cannot tidy up
+    finally:
+        if way == "is killed":
+            _kill_browser(driver)
+        driver.quit()
+    before = job.said()
+    job.finish()
+    assert "page" not in job.said().removeprefix(before)
+
+
+def _kill_browser(driver: Any) -> None:
+    """The driver's children are the browser; then the driver may go on, and end."""
+    pid = driver.service.process.pid
+    children = open(f"/proc/{pid}/task/{pid}/children").read().split()
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,271 @@
+"""The cause of a failure, judged from texts as programs print them. The whole of it, run for real: tests/verdicts."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenax.core.model import Evidence, Failure
+from tenax.failures.cause import KINDS, Facts, cause_of, judge, missing_ranks, next_step_of, sentence_of
+
+FRAME = (
+    'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    raise_it("CUDA out of memory")\n'
+)
+
+
+def raised(text: str, *earlier: str) -> Facts:
+    """A process that ended by this exception, raised while those before it were handled."""
+    joined = "\n\nDuring handling of the above exception, another exception occurred:\n\n"
+    chain = joined.join(FRAME + each for each in (*earlier, text))
+    first = text.partition("\n")[0]
+    return Facts(exit_code=1, error_type=first.partition(":")[0], message=first, traceback=chain)
+
+
+def printed(*lines: str, exit_code: int = 1) -> Facts:
+    return Facts(exit_code=exit_code, last_lines=lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB", "cuda_out_of_memory"),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:75] DefaultCPUAllocator: can't allocate memory", "memory"),
+        ("numpy.core._exceptions.MemoryError: Unable to allocate 8.00 EiB for an array", "memory"),
+        ("OSError: [Errno 12] Cannot allocate memory", "memory"),
+        ("RuntimeError: unable to open shared memory object </torch_4> in read-write mode", "shared_memory"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "shared_memory"),
+        ("RuntimeError: PytorchStreamWriter failed writing file data/12: file write failed", "disk_full"),
+        ("OSError: [Errno 23] Too many open files in system", "too_many_files"),
+        ("RuntimeError: can't start new thread", "no_more_processes"),
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "gpu_memory_error"),
+        ("RuntimeError: CUDA error: no kernel image is available for execution on the device", "no_gpu"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "no_gpu"),
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", "no_gpu"),
+        ("ImportError: libnccl.so.2: cannot open shared object file: No such file", "missing_library"),
+        ("ImportError: /x/_C.so: undefined symbol: _ZN3c105ErrorC2E", "missing_library"),
+        ("ModuleNotFoundError: No module named 'flash_attn'", "missing_module"),
+        ("  File x\nIndentationError: unexpected indent", "syntax_error"),
+        ("OSError: [Errno 98] error while attempting to bind on address ('0.0.0.0', 29500)", "address_in_use"),
+        ("socket.gaierror: [Errno -3] Temporary failure in name resolution", "unknown_host"),
+        ("requests.exceptions.ConnectionError: ('Connection aborted.', ConnectionResetError(104))", "remote_service"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "connection_refused"),
+        ("torch.distributed.DistNetworkError: The client socket has failed to connect to any network address of "
+         "(head, 29500). The IPv4 network addresses of (head, 29500) cannot be retrieved", "unknown_host"),
+        ("RuntimeError: NCCL error: internal error - please report this issue to the NCCL developers", "nccl_error"),
+        ("_pickle.UnpicklingError: invalid load key, '<'.", "bad_file"),
+        ("EOFError", "bad_file"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/x'", "missing_file"),
+        ("ValueError: Loss is NaN, stopping training", "not_a_number"),
+        ("ValueError: the gradient norm is not finite", "not_a_number"),
+        ("RuntimeError: The size of tensor a (3) must match the size of tensor b (4)", "shape_mismatch"),
+        ("ValueError: unknown nanny: Lossing", "exception"),
+        ("concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated", "child_failed"),
+        ("KeyError: 'Connection'", "exception"),
+    ],
+)  # fmt: skip
+def test_what_an_exception_says_has_a_kind_of_its_own(text: str, kind: str) -> None:
+    cause = judge(raised(text.strip()))
+    assert (cause.kind, cause.is_consequence) == (kind, False)
+    assert cause.sentence == sentence_of(kind, cause.proof)
+    assert cause.next_step == next_step_of(kind, cause.proof)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", "peer_lost"),
+        ("BrokenPipeError: [Errno 32] Broken pipe", "peer_lost"),
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:5", "peer_lost"),
+        ("RuntimeError: Read error [10.0.0.1]:39711: Connection reset by peer", "peer_lost"),
+        ("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", "peer_lost"),
+        ("RuntimeError: NCCL communicator was aborted on rank 1.", "peer_lost"),
+        ("RuntimeError: x\nncclRemoteError: A call failed possibly due to a network error", "peer_lost"),
+        ("asyncio.exceptions.IncompleteReadError: 0 bytes read on a total of 4 expected bytes", "peer_lost"),
+        ("RuntimeError: [../gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
+         "operation to complete", "collective_timeout"),
+        ("RuntimeError: [Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 5000 ms", "collective_timeout"),
+        ("torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.",
+         "store_timeout"),
+        ("RuntimeError: Socket Timeout", "store_timeout"),
+    ],
+)  # fmt: skip
+def test_what_says_that_a_peer_is_gone_is_a_consequence(text: str, kind: str) -> None:
+    cause = judge(raised(text))
+    assert (cause.kind, cause.is_consequence) == (kind, True)
+
+
+def test_only_what_says_so_is_a_consequence() -> None:
+    """Law 4: the list is short, and no kind is it by accident."""
+    assert {kind.id for kind in KINDS if kind.is_consequence} == {"peer_lost", "collective_timeout", "store_timeout"}
+
+
+def test_an_end_of_a_pipe_between_processes_is_a_lost_peer() -> None:
+    facts = raised("EOFError")
+    through = 'Traceback (most recent call last):\n  File "/usr/lib/multiprocessing/connection.py", line 1\nEOFError'
+    assert judge(facts).kind == "bad_file"
+    assert judge(Facts(exit_code=1, error_type="EOFError", message="EOFError", traceback=through)).kind == "peer_lost"
+
+
+def test_what_is_scarce_is_found_in_the_whole_chain() -> None:
+    """Law 2: it is never a side effect, even if telling the peers failed then."""
+    full = "OSError: [Errno 28] No space left on device: '/data/x'"
+    for last in ("RuntimeError: could not save", "BrokenPipeError: [Errno 32] Broken pipe"):
+        cause = judge(raised(last, full))
+        assert (cause.kind, cause.proof) == ("disk_full", full)
+        assert "/data/x" in cause.sentence
+
+
+def test_of_a_chain_the_last_exception_decides_then_the_earlier() -> None:
+    lost, missing = "ConnectionResetError: [Errno 104] reset", "ModuleNotFoundError: No module named 'fast'"
+    assert judge(raised(lost, missing)).kind == "peer_lost"
+    assert judge(raised("RuntimeError: step failed", lost)).kind == "peer_lost"
+
+
+def test_lines_of_source_are_no_evidence() -> None:
+    """Law 5: the frame of every traceback here quotes a line with 'CUDA out of memory' in it."""
+    assert judge(raised("KeyError: 'x'")).kind == "exception"
+
+
+def test_the_kernels_proof_goes_before_everything() -> None:
+    facts = Facts(exit_code=-9, out_of_memory="killed by the kernel: out of memory (cgroup /x, oom_kill 0 → 1)")
+    assert judge(facts).kind == "out_of_memory"
+    assert judge(facts).proof == facts.out_of_memory
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGKILL, "killed"),
+        (signal.SIGTERM, "terminated"),
+        (signal.SIGHUP, "hung_up"),
+        (signal.SIGINT, "interrupted"),
+        (signal.SIGSEGV, "segmentation_fault"),
+        (signal.SIGBUS, "bus_error"),
+        (signal.SIGILL, "illegal_instruction"),
+        (signal.SIGFPE, "arithmetic"),
+        (signal.SIGABRT, "aborted"),
+        (signal.SIGPIPE, "peer_lost"),
+        (signal.SIGUSR2, "signal"),
+        (60, "signal"),
+    ],
+)
+def test_signals_speak_for_themselves(number: int, kind: str) -> None:
+    assert judge(Facts(exit_code=-number)).kind == kind
+    noise = ("WARNING: Connection reset by peer, retrying", "CUDA error: out of memory, trying a smaller batch")
+    if number != signal.SIGABRT:
+        assert judge(printed(*noise, exit_code=-number)).kind == kind, "what it survived before does not matter"
+    if number != 60:
+        assert judge(Facts(exit_code=128 + number)).kind == kind, "as a shell says it"
+
+
+def test_one_that_aborts_says_why_in_its_last_lines() -> None:
+    timeout = "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(OpType=ALLREDUCE)"
+    cause = judge(printed("step 5", timeout, "Fatal Python error: Aborted", exit_code=-6))
+    assert (cause.kind, cause.is_consequence, cause.proof) == ("collective_timeout", True, timeout)
+    gpu = (
+        "Process group watchdog thread terminated with exception: CUDA error: an illegal memory access was encountered"
+    )
+    assert judge(printed(timeout, gpu, exit_code=-6)).kind == "gpu_illegal_access"
+
+
+def test_what_was_printed_long_before_the_end_was_survived() -> None:
+    old = ("Connection reset by peer, retrying", *(f"step {n}" for n in range(20)))
+    assert judge(printed(*old, exit_code=3)).kind == "exit_code"
+    assert judge(printed("step 1", "send: Connection reset by peer", exit_code=3)).kind == "peer_lost"
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        (printed(exit_code=3), "exit_code"),
+        (printed("error: --data must name a folder"), "exit_code"),
+        (printed(exit_code=127), "script_not_found"),
+        (printed(exit_code=126), "not_executable"),
+        (printed("python3: can't open file '/x/y.py': [Errno 2] No such file or directory", exit_code=2),
+         "script_not_found"),
+        (printed("./a.out: error while loading shared libraries: libx.so.1: cannot open", exit_code=127),
+         "missing_library"),
+        (printed("./a.out: /lib/libc.so.6: version `GLIBC_2.38' not found (required by ./a.out)"), "glibc_too_old"),
+        (printed("sh: 0: fork: Resource temporarily unavailable", exit_code=2), "no_more_processes"),
+        (printed(exit_code=0), "unknown"),
+    ],
+)  # fmt: skip
+def test_without_an_exception_the_output_and_the_exit_code_speak(facts: Facts, kind: str) -> None:
+    assert judge(facts).kind == kind
+
+
+def test_the_kernels_log_knows_a_gpu_better() -> None:
+    facts = raised("RuntimeError: CUDA error: unspecified launch failure")
+    line = "NVRM: Xid (PCI:0000:3b:00): 79, pid=12, GPU has fallen off the bus."
+    known = Facts(exit_code=1, message=facts.message, error_type="x", kernel_kind="gpu_lost", kernel_line=line)
+    assert (judge(facts).kind, judge(known).kind, judge(known).proof) == ("gpu_illegal_access", "gpu_lost", line)
+
+
+def test_details_stand_in_the_sentence() -> None:
+    port = judge(raised("RuntimeError: failed to listen. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE"))
+    assert port.sentence == "The port 29500 is in use by another process."
+    plain = judge(raised("OSError: [Errno 98] Address already in use"))
+    assert plain.sentence == "The port that it wants to listen at is in use by another process."
+    assert sentence_of("missing_module", "No module named 'a.b'").startswith("The Python module a.b is not installed")
+    assert (sentence_of("of a newer tenax"), next_step_of("of a newer tenax")) == ("", "")
+
+
+def test_what_only_the_agent_knows_goes_before_what_the_process_left() -> None:
+    said = Evidence(cause="killed")
+    late = Failure(1, 0, 0, 5, -9, 1.0, "did not leave the scope 'x' within 1 s", said, was_late=True)
+    unstarted = Failure(1, 0, 0, 0, 127, 1.0, "could not be started: No such file")
+    assert (cause_of(late).kind, cause_of(unstarted).kind) == ("scope_expired", "not_started")
+    assert cause_of(Failure(1, 0, 0, 5, -9, 1.0, evidence=said)).kind == "killed"
+
+
+def test_a_failure_that_nobody_judged_is_judged_by_what_is_left_of_it() -> None:
+    """From a journal of an older tenax, or with evidence that came too late."""
+    assert cause_of(Failure(1, 0, 0, 5, -11, 1.0)).kind == "segmentation_fault"
+    unknown = Evidence(cause="of a newer tenax", error_type="KeyError", message="KeyError: 5")
+    assert cause_of(Failure(1, 0, 0, 5, 1, 1.0, evidence=unknown)).kind == "exception"
+
+
+def test_ranks_that_are_said_to_be_missing() -> None:
+    texts = [
+        "[Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in 5000 ms",
+        "- [5] finished collective #3, but didn't join collective #4",
+        "nothing",
+    ]
+    assert missing_ranks(texts) == [1, 3, 5]
+
+
+def test_every_kind_has_its_words() -> None:
+    for kind in KINDS:
+        meaning, step = sentence_of(kind.id), next_step_of(kind.id)
+        assert (meaning[-1], step[-1]) == (".", "."), kind.id
+        assert "{" not in meaning + step, kind.id
+        assert kind.says or kind.signals or kind.id in {
+            *("out_of_memory", "exception", "signal", "scope_expired", "not_started", "exit_code", "unknown")
+        }  # fmt: skip
+
+
+def test_every_kind_stands_in_the_guide() -> None:
+    guide = (Path(__file__).parents[2] / "docs/guides/failures.md").read_text()
+    for kind in KINDS:
+        assert f"| `{kind.id}` | {sentence_of(kind.id)}" in guide, kind.id
+
+
+anything = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)
+
+
+@given(st.integers(-70, 300), anything, anything, anything, st.lists(anything, max_size=4), anything)
+def test_whatever_a_worker_says_it_is_judged_and_always_the_same(
+    code: int, error: str, message: str, trace: str, lines: list[str], memory: str
+) -> None:
+    facts = Facts(
+        exit_code=code, error_type=error, message=message, traceback=trace, last_lines=lines, out_of_memory=memory
+    )
+    cause = judge(facts)
+    assert cause == judge(facts)
+    assert cause.kind in {kind.id for kind in KINDS}
+    cause.proof.encode()
+    assert "\n" not in cause.proof

@@ -1,0 +1,102 @@
+"""A run whose workers print what the test tells them, and ``tenax logs`` beside it."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from cluster.kit import Desk, Worker
+from e2e.harness import PATIENCE_S, TENAX, Bench, Done, Running, until
+from tenax.cli.main import main
+from tenax.core.requests import LogsWanted
+from tenax.rendezvous.tcp.operator import at_door
+
+_WORKER = Path(__file__).parent / "worker_main.py"
+
+if not sys.platform.startswith("linux"):
+    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+
+
+class Run:
+    """One run of real agents, and people who look at it."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.desk = Desk()
+        self.doors = os.environ["TENAX_DOORS"]
+        self.agents: list[Running] = []
+        self._env = {"TENAX_DOORS": self.doors, "CLUSTER_DESK": self.desk.name}
+
+    def start(self, *flags: str, run_id: str = "seen") -> Running:
+        """One more agent. Returns when it can be asked."""
+        env = {**self._env, "CLUSTER_AGENT": f"node{len(self.agents)}"}
+        agent = self.bench.start(
+            "--rdzv-id", run_id, "--log-dir", str(self.bench.home / "logs"), *flags, str(_WORKER), env=env
+        )
+        self.agents.append(agent)
+        door = self._door(agent)
+        until(lambda: door.exists() or agent.process.poll() is not None, f"the door of {agent.pid}")
+        return agent
+
+    def _door(self, agent: Running) -> Path:
+        return Path(self.doors, f"{agent.pid}.sock")
+
+    def settle(self) -> None:
+        """What was printed until now was read, and so has another time than what comes."""
+        line = at_door(str(self._door(self.agents[0])))
+        for node in range(len(self.agents)):
+            line.ask(LogsWanted(str(node), last=0), PATIENCE_S)
+        line.close()
+
+    def say(self, worker: Worker, text: str, to: int = 1) -> None:
+        """Make it print this. When this returns, it has."""
+        assert worker.ask(json.dumps({"print": text, "to": to})) == "done"
+
+    def end(self, worker: Worker, code: int = 0) -> None:
+        worker.tell(json.dumps({"exit": code}))
+
+    def logs(self, *words: str) -> Done:
+        """``tenax logs``, which ends. In this process: it is asked often."""
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = main(["logs", *words])
+        return Done(code, out.getvalue(), err.getvalue())
+
+    def follow(self, *words: str) -> Running:
+        """``tenax logs``, which may go on."""
+        return self.bench.start(*words, program=[*TENAX, "logs"], env=self._env)
+
+    def finish(self, workers: list[Worker]) -> None:
+        for worker in workers:
+            self.end(worker)
+        for agent in self.agents:
+            done = agent.wait()
+            assert done.code == 0, done
+
+    def close(self) -> None:
+        self.desk.close()
+        self.bench.close()
+
+
+@pytest.fixture
+def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
+    made = Run(Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
+    yield made
+    made.close()
+
+
+def endpoint() -> str:
+    """An address that nobody else in this test run uses, so that its port is free and stays so."""
+    pid = os.getpid()
+    return f"127.{130 + pid // 256 % 60}.{pid % 256}.{next(_numbers)}:21500"
+
+
+_numbers = itertools.count(1)

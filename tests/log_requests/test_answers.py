@@ -1,0 +1,194 @@
+"""What a node answers to ``LogsWanted``: real pipes and a real scribe, without an agent around them."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from tenax.core.requests import LogsWanted
+from tenax.logs.recall import MOST_BYTES
+from tenax.logs.specs import DefaultLogsSpecs
+from tenax.runtime.log_answers import Cursor, RankSet, WrongRequest
+from tenax.runtime.worker_logs import WorkerLogs
+from tenax.view.log_lines import LogAnswer
+
+PATIENCE_S = 30.0
+
+
+class Node:
+    """The logs of a node, served as its loop would."""
+
+    def __init__(self) -> None:
+        self.logs = WorkerLogs(DefaultLogsSpecs(os.devnull, local_ranks_filter={99}), role="default", narrate=False)
+        self.logs.open()
+        self.outputs: dict[tuple[int, int], int] = {}
+
+    def begin(self, generation: int, ranks: list[int]) -> None:
+        for descriptor in self.outputs.values():
+            os.close(descriptor)
+        envs = {local_rank: {"RANK": str(rank)} for local_rank, rank in enumerate(ranks)}
+        made = self.logs.prepare(generation, envs)
+        self.outputs = {(rank, 1): output.stdout for rank, output in made.items()}
+        self.outputs |= {(rank, 2): output.stderr for rank, output in made.items()}
+
+    def write(self, local_rank: int, data: bytes, number: int = 1) -> None:
+        os.write(self.outputs[local_rank, number], data)
+
+    def ask(self, **wanted: object) -> list[tuple[object, str]]:
+        """Ask, and do not wait. What is returned fills when the answer comes."""
+        answers: list[tuple[object, str]] = []
+        request = msgspec.convert({"request": "LogsWanted", "node": "here", **wanted}, LogsWanted)
+        self.logs.answer(request, 0, lambda value, error: answers.append((value, error)))
+        return answers
+
+    def until(self, is_so: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert select.select([self.logs.fileno()], [], [], deadline - time.monotonic())[0], "nothing came"
+            self.logs.on_readable()
+
+    def answer(self, **wanted: object) -> LogAnswer:
+        answers = self.ask(**wanted)
+        self.until(lambda: bool(answers))
+        ((value, error),) = answers
+        assert not error
+        # As it travels.
+        return msgspec.json.decode(msgspec.json.encode(value), type=LogAnswer)
+
+    def refusal(self, **wanted: object) -> str:
+        ((value, error),) = self.ask(**wanted)
+        assert value is None
+        return error
+
+    def close(self) -> None:
+        for descriptor in self.outputs.values():
+            os.close(descriptor)
+        self.logs.close()
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    made = Node()
+    yield made
+    made.close()
+
+
+def texts(answer: LogAnswer) -> list[str]:
+    return [line.text for line in answer.lines]
+
+
+def test_who_said_what(node: Node) -> None:
+    node.begin(3, [4, 5])
+    node.write(1, b"hello\n", number=2)
+    (line,) = node.answer().lines
+    assert (line.rank, line.local_rank, line.stream, line.generation, line.text) == (5, 1, "stderr", 3, "hello")
+    assert abs(line.at - time.time()) < PATIENCE_S
+    assert texts(node.answer(ranks="4")) == []
+    assert texts(node.answer(local_rank=1)) == ["hello"]
+    assert texts(node.answer(local_rank=0)) == []
+    assert texts(node.answer(stream="stdout")) == []
+
+
+def test_what_cannot_be_asked(node: Node) -> None:
+    assert node.refusal(stream="both") == "there is no stream 'both'; there are stdout and stderr"
+    assert node.refusal(ranks="1-") == "'1-' does not say which ranks are meant: write them as 0,3-5"
+    for cursor in ("x", "0:1", "0:1:zz", "0:1:2:3", "::"):
+        assert "is no cursor" in node.refusal(cursor=cursor)
+
+
+def test_a_node_without_workers(node: Node) -> None:
+    """A spare says that it has nothing; who waits hears of its first generation."""
+    answer = node.answer()
+    assert (answer.lines, answer.generation, answer.is_over) == ((), 0, False)
+    answers = node.ask(cursor=answer.cursor, wait_s=PATIENCE_S)
+    node.begin(2, [0])
+    node.write(0, b"begun\n")
+    node.until(lambda: bool(answers))
+    told = answers[0][0]
+    assert isinstance(told, LogAnswer)
+    assert told.is_more
+    assert texts(node.answer(cursor=told.cursor, wait_s=PATIENCE_S)) == ["begun"]
+
+
+def test_each_once_across_generations(node: Node) -> None:
+    """Whoever gives the cursor back misses nothing, also if two generations pass while nobody looks."""
+    node.begin(1, [0, 1])
+    node.write(0, b"one\n")
+    answer = node.answer()
+    assert texts(answer) == ["one"]
+    node.write(1, b"one more, unfinished")
+    node.begin(2, [1, 0])
+    node.write(0, b"two\n")
+    node.begin(5, [0])
+    node.write(0, b"five\n")
+    told = []
+    while len(told) < 3:
+        answer = node.answer(cursor=answer.cursor, wait_s=PATIENCE_S)
+        told += [(line.generation, line.rank, line.text) for line in answer.lines]
+        assert not answer.is_over
+    assert told == [(1, 1, "one more, unfinished"), (2, 1, "two"), (5, 0, "five")]
+    assert not answer.is_more
+    answer = node.answer(cursor="start", generation=2)
+    assert (texts(answer), answer.is_over) == (["two"], True)
+    answer = node.answer(generation=-1)
+    assert texts(answer) == ["one", "one more, unfinished", "two", "five"]
+
+
+def test_an_answer_is_bounded(node: Node) -> None:
+    """However much is there: the rest is in the next answer, or said to be left out."""
+    node.begin(1, list(range(16)))
+    for rank in range(16):
+        node.write(rank, b"".join(b"%06d %s\n" % (number, b"b" * 92) for number in range(600)))
+    answer = node.answer(last=100_000)
+    assert sum(len(text) for text in texts(answer)) <= MOST_BYTES
+    assert sum(each.bytes for each in answer.left_out) + sum(len(text) + 1 for text in texts(answer)) == 16 * 600 * 100
+    told: dict[int, list[int]] = {rank: [] for rank in range(16)}
+    answer = node.answer(cursor="start")
+    while True:
+        for line in answer.lines:
+            told[line.rank].append(int(line.text[:6]))
+        assert answer.left_out == ()
+        if not answer.is_more:
+            break
+        answer = node.answer(cursor=answer.cursor)
+    assert told == {rank: list(range(600)) for rank in range(16)}
+
+
+def test_only_so_many_may_wait(node: Node) -> None:
+    """And when the run ends, all of them are answered."""
+    node.begin(1, [0])
+    cursor = node.answer().cursor
+    waiting = [node.ask(cursor=cursor, wait_s=1e9) for _ in range(32)]
+    assert node.refusal(cursor=cursor) == "32 others wait for lines of this node already; try again later"
+    node.write(0, b"the end")
+    for descriptor in node.outputs.values():
+        os.close(descriptor)
+    node.outputs = {}
+    node.logs.answer_the_last()
+    for answers in waiting:
+        ((value, error),) = answers
+        assert isinstance(value, LogAnswer)
+        assert (texts(value), error) == (["the end"], "")
+
+
+def test_cursors() -> None:
+    for cursor in (Cursor(0, 0), Cursor(3, 17, (1, 0, 255)), Cursor(0, 2, (0, 0, 0, 9))):
+        assert Cursor.read(cursor.written()) == cursor
+    assert len(Cursor(1, 99, (1 << 40,) * 256).written()) < 3500  # what fits into a stranger's frame
+
+
+def test_sets_of_ranks() -> None:
+    some = RankSet("0,3-5, 7")
+    assert [rank for rank in range(10) if rank in some] == [0, 3, 4, 5, 7]
+    assert some.meets(1, 3)
+    assert not some.meets(1, 2)
+    assert not some.meets(8, 100)
+    assert 12345 in RankSet("")
+    for text in ("a", "1,", "-1", "3-1", "1-2-3", "²", "9" * 30):
+        with pytest.raises(WrongRequest):
+            RankSet(text)

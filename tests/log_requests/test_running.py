@@ -1,0 +1,254 @@
+"""``tenax logs`` of a run that is running: real agents, real workers, and somebody who looks."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+from e2e.harness import Done, Running, until
+
+from .conftest import Run, endpoint
+
+
+def lines(done: Done | Running) -> list[str]:
+    return done.out.splitlines()
+
+
+def until_shown(follower: Running, text: str) -> None:
+    until(
+        lambda: text in follower.out or follower.process.poll() is not None,
+        lambda: f"{text!r} in:\n{follower.out}\n---\n{follower.err}",
+    )
+    assert text in follower.out, (follower.out, follower.err)
+
+
+def test_lines_of_ranks_in_the_order_they_came(run: Run) -> None:
+    """All, of one rank, of one stream, with a text, the last ones; and what there is not."""
+    run.start("--nproc-per-node", "3")
+    workers = run.desk.generation(3)
+    for number in range(3):
+        for rank in (1, 0):  # rank 2 is silent
+            run.say(workers[rank], f"step {number}\n", to=1)
+            run.settle()
+    run.say(workers[0], "a warning\n", to=2)
+    expected = [f"rank {rank} | step {number}" for number in range(3) for rank in (1, 0)] + ["rank 0 | a warning"]
+    done = run.logs()
+    assert (done.code, lines(done), done.err) == (0, expected, "")
+    assert lines(run.logs("seen", "--rank", "1-2")) == [line for line in expected if "rank 1" in line]
+    assert lines(run.logs("seen", "--stream", "stderr")) == ["rank 0 | a warning"]
+    assert lines(run.logs("seen", "--grep", "step 2")) == expected[4:6]
+    assert lines(run.logs("seen", "--last", "2", "--since", "1h")) == expected[-2:]
+    assert lines(run.logs("seen", "--last", "all", "--generation", "1")) == expected
+    timed = lines(run.logs("seen", "--times", "--last", "1"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} rank 0 \| a warning", timed[0])
+    for words in (["--rank", "2"], ["--grep", "absent"], ["--generation", "7"], ["--rank", "77"]):
+        done = run.logs("seen", *words)
+        assert (done.code, done.out, done.err) == (1, "", "tenax logs: there are no such lines\n")
+    run.finish(workers)
+
+
+def test_whatever_a_worker_prints(run: Run) -> None:
+    """Bytes that are no text, escape sequences, a progress bar, a huge line, a line without an end."""
+    run.start("--nproc-per-node", "1")
+    (worker,) = run.desk.generation(1)
+    run.say(worker, "\xff\x00 \x1b[31mred\x1b[0m \x1b]0;title\x07\n", to=2)
+    run.say(worker, "\r10 %\r20 %\r30 %\n" + "windows\r\n", to=2)
+    run.say(worker, "h" * 30_000 + "\n", to=2)
+    run.say(worker, "what is it waiting for", to=2)
+    shown = lines(run.logs("seen", "--stream", "stderr"))
+    assert shown[0] == r"rank 0 | \xff\x00 red \x1b]0;title\x07"
+    assert shown[1:3] == ["rank 0 | 30 %", "rank 0 | windows"]
+    assert re.fullmatch(r"rank 0 \| h+ \[\.\.\. 13616 bytes left out \.\.\.\] h+", shown[3])
+    assert shown[4:] == ["rank 0 | what is it waiting for"]
+    run.finish([worker])
+
+
+def test_what_memory_no_longer_has_is_said(run: Run) -> None:
+    run.start("--nproc-per-node", "1")
+    (worker,) = run.desk.generation(1)
+    text = "".join(f"{number:06} {'m' * 92}\n" for number in range(3000))
+    run.say(worker, text)
+    done = run.logs("seen", "--last", "all")
+    assert done.code == 0
+    shown = [line.removeprefix("rank 0 | ") for line in lines(done)]
+    assert shown[0].startswith("[...] ")
+    assert shown[1:] == text.splitlines()[-len(shown) + 1 :]
+    (missing,) = re.findall(
+        r"^tenax logs: (\d+) bytes of stdout of rank 0 in generation 1 are no longer in memory$", done.err, re.M
+    )
+    assert int(missing) + sum(len(line) + 1 for line in shown) - len("[...] ") == len(text)
+    run.finish([worker])
+
+
+def test_an_earlier_generation(run: Run) -> None:
+    """Without any file: why did the first one end?"""
+    run.start("--nproc-per-node", "2", "--max-restarts", "1")
+    first = run.desk.generation(2)
+    run.say(first[0], "all is well\n")
+    run.say(first[1], "RuntimeError: boom\n", to=2)
+    run.end(first[1], 1)
+    second = run.desk.generation(2, number=2)
+    run.say(second[1], "once more\n")
+    assert lines(run.logs("seen", "--generation", "1", "--rank", "1")) == ["rank 1 | RuntimeError: boom"]
+    assert lines(run.logs("seen")) == ["rank 1 | once more"]
+    for last in ("all", "9"):
+        assert lines(run.logs("seen", "--generation", "all", "--last", last)) == [
+            "--- generation 1",
+            "rank 0 | all is well",
+            "rank 1 | RuntimeError: boom",
+            "--- generation 2",
+            "rank 1 | once more",
+        ]
+    run.finish(second)
+
+
+def test_following_across_a_restart(run: Run) -> None:
+    """Each line once, in order, also the first ones of the next generation; it ends with the run."""
+    run.start("--nproc-per-node", "2", "--max-restarts", "1")
+    first = run.desk.generation(2)
+    run.say(first[0], "before anybody looks\n")
+    follower = run.follow("seen", "--follow")
+    until_shown(follower, "before anybody looks")
+    for number in range(20):
+        run.say(first[number % 2], f"one {number}\n")
+    run.end(first[0], 1)
+    second = run.desk.generation(2, number=2)
+    run.say(second[0], "two begins\n")
+    until_shown(follower, "two begins")
+    run.say(second[1], "two goes on\n")
+    until_shown(follower, "two goes on")
+    run.finish(second)
+    done = follower.wait()
+    assert done.code == 0, done
+    shown = lines(done)
+    assert shown[0] == "rank 0 | before anybody looks"
+    assert [line for line in shown if line.startswith("rank 0 | one")] == [f"rank 0 | one {n}" for n in range(0, 20, 2)]
+    assert [line for line in shown if line.startswith("rank 1 | one")] == [f"rank 1 | one {n}" for n in range(1, 20, 2)]
+    assert shown[21:] == ["--- generation 2", "rank 0 | two begins", "rank 1 | two goes on"]
+
+
+def test_following_one_generation_ends_with_it(run: Run) -> None:
+    run.start("--nproc-per-node", "1", "--max-restarts", "1")
+    (first,) = run.desk.generation(1)
+    follower = run.follow("seen", "-f", "--generation", "1", "--grep", "x")
+    run.say(first, "x1\ny\nx2\n")
+    until_shown(follower, "x2")
+    run.end(first, 1)
+    second = run.desk.generation(1, number=2)
+    done = follower.wait()
+    assert (done.code, lines(done)) == (0, ["rank 0 | x1", "rank 0 | x2"])
+    run.finish(second)
+
+
+def test_files_have_it_all(run: Run) -> None:
+    """With files any part can be seen, also of streams that are not shown anywhere."""
+    run.start("--nproc-per-node", "2", "--redirects", "3")
+    workers = run.desk.generation(2)
+    text = "".join(f"{number:06} {'f' * 92}\n" for number in range(3000))
+    run.say(workers[1], text)
+    run.say(workers[0], "small\n")
+    done = run.logs("seen", "--last", "all", "--rank", "1")
+    assert (done.code, done.err) == (0, "")
+    assert [line.removeprefix("rank 1 | ") for line in lines(done)] == text.splitlines()
+    assert lines(run.logs("seen", "--grep", "000017 ")) == [f"rank 1 | 000017 {'f' * 92}"]
+    run.finish(workers)
+
+
+def test_two_nodes(run: Run) -> None:
+    """Whichever agent is asked, on whatever node a rank is, merged; also from elsewhere, at the endpoint."""
+    meeting = endpoint()
+    flags = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "tcp", "--rdzv-endpoint", meeting]
+    run.start(*flags)
+    run.start(*flags)
+    workers = run.desk.generation(4)
+    assert len({worker.agent for worker in workers}) == 2
+    for number in range(2):
+        for rank in (3, 0, 2, 1):
+            run.say(workers[rank], f"step {number}\n")
+            run.settle()
+    expected = [f"rank {rank} | step {number}" for number in range(2) for rank in (3, 0, 2, 1)]
+    done = run.logs("seen")
+    assert (done.code, lines(done), done.err) == (0, expected, "")
+    assert lines(run.logs("seen", "--rank", "0,3", "--last", "3")) == [
+        "rank 0 | step 0",
+        "rank 3 | step 1",
+        "rank 0 | step 1",
+    ]
+    done = run.logs("seen", "--endpoint", meeting, "--last", "all")
+    assert (done.code, lines(done)) == (0, expected)
+    follower = run.follow("seen", "--follow", "--last", "1")
+    until_shown(follower, "rank 1 | step 1")
+    for rank in range(4):
+        run.say(workers[rank], "and now\n")
+    for rank in range(4):
+        until_shown(follower, f"rank {rank} | and now")
+    run.finish(workers)
+    done = follower.wait()
+    expected = ["rank 1 | step 1", *(f"rank {rank} | and now" for rank in range(4))]
+    assert (done.code, sorted(lines(done))) == (0, sorted(expected))
+
+
+def test_a_scribe_that_died(run: Run) -> None:
+    """Those who follow go on, and are told that lines are lost; so is who asks later."""
+    run.start("--nproc-per-node", "1")
+    (worker,) = run.desk.generation(1)
+    run.say(worker, "soon forgotten\n")
+    follower = run.follow("seen", "--follow")
+    until_shown(follower, "soon forgotten")
+    (scribe,) = [pid for pid, command in run.bench.alive().items() if "tenax-scribe" in command]
+    os.kill(scribe, signal.SIGKILL)
+    lost = "are lost: the process that kept them in memory died"
+    until(lambda: lost in follower.err, lambda: f"the news of the loss; there is {follower.err}")
+    run.say(worker, "goes on\n")
+    until_shown(follower, "goes on")
+    done = run.logs("seen")
+    assert lines(done) == ["rank 0 | goes on"]
+    assert lost in done.err
+    run.finish([worker])
+    assert lines(follower.wait()) == ["rank 0 | soon forgotten", "rank 0 | goes on"]
+
+
+def test_on_a_terminal_ranks_have_colours(run: Run) -> None:
+    from e2e.harness import TENAX, Terminal
+
+    run.start("--nproc-per-node", "2")
+    workers = run.desk.generation(2)
+    run.say(workers[0], "\x1b[31mzero\x1b[0m\n")
+    run.say(workers[1], "one\n")
+    terminal = Terminal([*TENAX, "logs", "seen"], run.bench, env={"TENAX_DOORS": run.doors})
+    try:
+        assert terminal.wait() == 0
+        names = re.findall(r"\x1b\[(\d+)mrank (\d) \|\x1b\[0m (\w+)", terminal.seen)
+        assert sorted((rank, text) for _, rank, text in names) == [("0", "zero"), ("1", "one")]
+        assert len({colour for colour, _, _ in names}) == 2
+        assert "\x1b[31mzero" not in terminal.seen
+    finally:
+        terminal.close()
+    run.finish(workers)
+
+
+def test_wrong_words(run: Run, tmp_path: Path) -> None:
+    for words, said in (
+        (["--rank", "x"], "--rank 'x' does not say which ranks are meant: write them as 0,3-5"),
+        (["--rank", "5-3"], "--rank '5-3' does not say"),
+        (["--stream", "both"], "--stream is stdout or stderr, not 'both'"),
+        (["--last", "-1"], "--last takes a number or 'all', not '-1'"),
+        (["--generation", "first"], "--generation takes a number or 'all'"),
+        (["--since", "soon"], "--since takes a time such as 30s"),
+        (["--nonsense"], "there is no flag '--nonsense'"),
+        (["a", "b"], "one run at a time"),
+        ([str(tmp_path / "none")], "there is no folder"),
+        ([str(tmp_path)], "is not the log folder of a run: there is no journal.jsonl in it"),
+        ([str(tmp_path), "--follow"], "--follow is for a run that is running"),
+    ):
+        done = run.logs(*words)
+        assert (done.code, done.out) == (2, ""), done
+        assert said in done.err
+    done = run.logs("nobody")
+    assert done.code == 1
+    assert "there is no run 'nobody' on this host" in done.err
+    done = run.logs("--help")
+    assert done.code == 0
+    assert "tenax logs my-run --follow" in done.out

@@ -1,0 +1,299 @@
+"""Lines of several streams: each once, in order, merged by time, within bounds, and what is missing is counted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from tenax.logs import recall
+from tenax.logs.log_file import LogFile
+from tenax.logs.recall import CUT, Query, Recalled, Source, following, last
+from tenax.logs.tail import TAIL_BYTES, Tail
+
+
+def from_memory(tail: Tail, start: int = -1, *, is_open: bool = True, group: int = 0) -> Source:
+    """As the scribe would make it."""
+    return Source(
+        group=group,
+        data=tail.since(start),
+        first=max(tail.first, start),
+        marks=list(tail.marks),
+        start=start,
+        is_open=is_open,
+    )
+
+
+def filled(*pieces: tuple[float, bytes]) -> Tail:
+    tail = Tail()
+    for at, data in pieces:
+        tail.add(data, at)
+    return tail
+
+
+def texts(found: Recalled) -> list[bytes]:
+    return [line.text for line in found.lines]
+
+
+# --- the last lines ---------------------------------------------------------------------------------------------------
+
+
+def test_the_last_lines_of_all_together() -> None:
+    one = filled((1.0, b"a1\n"), (3.0, b"a3\n"), (5.0, b"a5\na5 too\n"))
+    two = filled((2.0, b"b2\n"), (4.0, b"b4\n"), (6.0, b"b6\n"))
+    found = last([from_memory(one), from_memory(two)], Query(last=5))
+    assert texts(found) == [b"a3", b"b4", b"a5", b"a5 too", b"b6"]
+    assert [line.at for line in found.lines] == [3.0, 4.0, 5.0, 5.0, 6.0]
+    assert found.positions == [one.end, two.end]
+    assert found.left_out == []
+
+
+def test_an_unfinished_line_is_told_to_those_who_want_it() -> None:
+    tail = filled((1.0, b"whole\nnot yet"))
+    assert texts(last([from_memory(tail)], Query(last=5))) == [b"whole"]
+    found = last([from_memory(tail)], Query(last=5, unfinished=True))
+    assert (texts(found), found.positions) == ([b"whole", b"not yet"], [6])
+    found = last([from_memory(tail, is_open=False)], Query(last=5))
+    assert (texts(found), found.positions) == ([b"whole", b"not yet"], [13])
+
+
+def test_what_is_no_longer_in_memory_is_counted() -> None:
+    tail = Tail()
+    for number in range(4000):
+        tail.add(b"%06d %s\n" % (number, b"z" * 92), float(number + 1))
+    found = last([from_memory(tail)], Query(last=10_000))
+    assert texts(found)[-1].startswith(b"003999 ")
+    assert found.left_out == [(0, tail.first, recall.FORGOTTEN)]
+    assert texts(found)[0].startswith(CUT)
+    assert last([from_memory(tail)], Query(last=10)).left_out == []
+
+
+def test_lines_of_a_generation_stay_together() -> None:
+    """Clocks of nodes differ, and may be set back; generations do not mix."""
+    old = filled((50.0, b"old\n"))
+    new = filled((40.0, b"new\n"))
+    found = last([from_memory(new, group=2), from_memory(old, group=1)], Query(last=9))
+    assert texts(found) == [b"old", b"new"]
+
+
+def test_only_lines_with_a_text_and_not_too_old() -> None:
+    tail = filled((1.0, b"loss 3\n"), (2.0, b"other\nloss 2\n"), (3.0, b"loss 1\n"))
+    assert texts(last([from_memory(tail)], Query(last=9, needle=b"loss"))) == [b"loss 3", b"loss 2", b"loss 1"]
+    assert texts(last([from_memory(tail)], Query(last=9, needle=b"loss", since=1.5))) == [b"loss 2", b"loss 1"]
+    assert texts(last([from_memory(tail)], Query(last=9, since=2.5))) == [b"loss 1"]
+    assert texts(last([from_memory(tail)], Query(last=9, needle=b"absent"))) == []
+
+
+def test_a_huge_line_is_shortened_in_its_middle() -> None:
+    tail = filled((1.0, b"before\n" + b"A" * 20_000 + b"B" * 20_000 + b"\nafter\n"))
+    found = texts(last([from_memory(tail)], Query(last=9)))
+    assert found[0] == b"before"
+    assert found[2] == b"after"
+    assert found[1].startswith(b"AAAA")
+    assert found[1].endswith(b"BBBB")
+    assert b"[... 23616 bytes left out ...]" in found[1]
+    assert len(found[1]) < 17_000
+
+
+# --- what follows -----------------------------------------------------------------------------------------------------
+
+
+def test_what_follows_a_position() -> None:
+    tail = filled((1.0, b"one\ntwo\n"), (2.0, b"three\nfo"))
+    found = following([from_memory(tail, 4)], Query())
+    assert (texts(found), found.positions, found.is_more, found.is_over) == ([b"two", b"three"], [14], False, False)
+    tail.add(b"ur\n", 3.0)
+    found = following([from_memory(tail, 14, is_open=False)], Query())
+    assert (texts(found), found.positions, found.is_over) == ([b"four"], [19], True)
+
+
+def test_a_reader_who_is_too_slow_is_told_what_it_missed() -> None:
+    tail = Tail()
+    for number in range(4000):
+        tail.add(b"%06d %s\n" % (number, b"z" * 92), float(number + 1))
+    found = following([from_memory(tail, 100)], Query())
+    assert found.left_out == [(0, tail.first - 100, recall.FORGOTTEN)]
+    assert found.lines[0].text.startswith(CUT)
+
+
+Pieces = some.lists(
+    some.tuples(
+        some.integers(0, 2),  # whose
+        some.sampled_from(
+            [b"x\n", b"\n", b"half", b" a line\n", b"a\nb\nc\n", b"\xff\x00\n", b"\r\r", b"z" * 3000 + b"\n"]
+        ),
+    ),
+    max_size=60,
+)
+
+
+@settings(deadline=None)
+@given(pieces=Pieces, most=some.sampled_from([300, 2000, recall.MOST_BYTES]), portion=some.integers(1, 20))
+def test_each_line_once_and_in_order(pieces: list[tuple[int, bytes]], most: int, portion: int) -> None:
+    """Whatever is written, in whatever pieces, however often somebody looks and however little fits an answer."""
+    tails = [Tail() for _ in range(3)]
+    written = [b"", b"", b""]
+    told: list[list[bytes]] = [[], [], []]
+    positions = [0, 0, 0]
+
+    def look(is_open: bool) -> None:
+        nonlocal positions
+        while True:
+            sources = [from_memory(tail, at, is_open=is_open) for tail, at in zip(tails, positions, strict=True)]
+            found = following(sources, Query(most=most))
+            assert found.left_out == []
+            for line in found.lines:
+                told[line.source].append(line.text)
+            assert found.positions != positions or not found.is_more, "it promises more and does not move"
+            positions = found.positions
+            if not found.is_more:
+                return
+
+    for number, (whose, data) in enumerate(pieces):
+        tails[whose].add(data, 1.0 + number)
+        written[whose] += data
+        if number % portion == 0:
+            look(is_open=True)
+    look(is_open=False)
+    for whose in range(3):
+        expected = written[whose].split(b"\n")
+        assert told[whose] == (expected if expected[-1] else expected[:-1])
+
+
+@settings(deadline=None)
+@given(pieces=Pieces)
+def test_merged_by_time(pieces: list[tuple[int, bytes]]) -> None:
+    tails = [Tail() for _ in range(3)]
+    for number, (whose, data) in enumerate(pieces):
+        tails[whose].add(data, 1.0 + number)
+    for found in (
+        last([from_memory(tail) for tail in tails], Query(last=10_000)),
+        following([from_memory(tail, 0) for tail in tails], Query()),
+    ):
+        assert [line.at for line in found.lines] == sorted(line.at for line in found.lines)
+
+
+# --- from files -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def kept(path: Path, tail: Tail, start: int, *, is_open: bool = True) -> Iterator[Source]:
+    source = Source(
+        data=tail.since(start),
+        first=max(tail.first, start),
+        marks=list(tail.marks),
+        path=os.fsencode(path),
+        start=start,
+        is_open=is_open,
+    )
+    yield source
+    source.close()
+
+
+def write_both(path: Path, count: int) -> tuple[Tail, list[bytes]]:
+    tail, file, lines = Tail(), LogFile(os.fsencode(path)), []
+    for number in range(count):
+        line = b"%07d %s" % (number, b"y" * (number * 37 % 150))
+        tail.add(line + b"\n", 1000.0 + number)
+        file.append(line + b"\n", 1000.0 + number)
+        lines.append(line)
+    file.close()
+    return tail, lines
+
+
+def test_a_file_has_what_memory_has_not(tmp_path: Path) -> None:
+    """From the first line to the last, in several answers, across the border between file and memory."""
+    tail, lines = write_both(tmp_path / "log", 12_000)
+    told: list[bytes] = []
+    position, is_more = 0, True
+    while is_more:
+        with kept(tmp_path / "log", tail, position) as source:
+            found = following([source], Query())
+        assert found.left_out == []
+        assert sum(map(len, texts(found))) <= recall.MOST_BYTES
+        assert all(line.at == 1000.0 + int(line.text[:7]) for line in found.lines)
+        told += texts(found)
+        (position,), is_more = found.positions, found.is_more
+    assert told == lines
+    with kept(tmp_path / "log", tail, -1) as source:
+        found = last([source], Query(last=1000))
+    assert texts(found) == lines[-1000:]
+    assert tail.first > 0
+    assert found.lines[0].at == 1000.0 + 11_000
+
+
+def test_searching_a_file(tmp_path: Path) -> None:
+    tail, lines = write_both(tmp_path / "log", 12_000)
+    wanted = [line for line in lines if b"99 " in line[:8]]
+    with kept(tmp_path / "log", tail, -1) as source:
+        found = last([source], Query(last=1000, needle=b"99 "))
+    assert (texts(found), found.left_out) == (wanted, [])
+    with kept(tmp_path / "log", tail, 0) as source:
+        found = following([source], Query(needle=b"99 "))
+    assert texts(found) == wanted
+    with kept(tmp_path / "log", tail, 0) as source:
+        found = following([source], Query(since=1000.0 + 11_995))
+    assert texts(found) == lines[-5:]
+
+
+def test_a_file_that_is_behind(tmp_path: Path) -> None:
+    """The disk is slow: what is in neither place yet is waited for, not skipped."""
+    path = tmp_path / "log"
+    tail, lines = write_both(path, 4000)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:1005])
+    with kept(path, tail, 0) as source:
+        found = following([source], Query())
+    (position,) = found.positions
+    told = texts(found)
+    assert b"".join(line + b"\n" for line in told) == whole[:position]
+    assert not found.is_more
+    assert not found.is_over
+    path.write_bytes(whole)
+    with kept(path, tail, position, is_open=False) as source:
+        found = following([source], Query(most=1 << 30))
+    assert told + texts(found) == lines
+    path.write_bytes(whole[:1005])
+    with kept(path, tail, -1) as source:
+        found = last([source], Query(last=5))
+        assert texts(found) == lines[-5:]
+        assert found.left_out == [(0, tail.first - 1005, recall.BEHIND)]
+
+
+def test_a_line_larger_than_an_answer(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"first\n" + b"h" * (3 << 20) + b" needle " + b"t" * (3 << 20) + b"\nlast\n")
+    for query, expected in ((Query(last=3), 3), (Query(last=3, needle=b"needle"), 1)):
+        source = Source(path=os.fsencode(path), in_memory=False)
+        found = last([source], query)
+        source.close()
+        assert len(found.lines) == expected
+        assert any(b"bytes left out" in text and len(text) < 20_000 for text in texts(found))
+    source = Source(path=os.fsencode(path), in_memory=False, start=0)
+    found = following([source], Query())
+    source.close()
+    assert [text[:5] for text in texts(found)] == [b"first", b"hhhhh", b"last"]
+    assert found.is_over
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "none", recall.UNREADABLE), (tmp_path, recall.UNREADABLE)):
+        source = Source(path=os.fsencode(path), in_memory=False)
+        found = last([source], Query(last=3))
+        assert (found.lines, found.left_out) == ([], [(0, 0, why)])
+    source = Source(in_memory=False)
+    assert last([source], Query(last=3)).left_out == [(0, 0, recall.FORGOTTEN)]
+
+
+def test_a_progress_bar_that_never_ends_its_line() -> None:
+    tail = Tail()
+    for number in range(10_000):
+        tail.add(b"\r%d %% done, and so on" % number, float(number + 1))
+    assert tail.end > 2 * TAIL_BYTES
+    found = last([from_memory(tail)], Query(last=3, unfinished=True))
+    assert len(found.lines) == 1
+    assert found.lines[0].text.endswith(b"\r9999 % done, and so on")

@@ -1,0 +1,215 @@
+"""The scribe asked for lines: what it remembers, what it waits for, and what it says of itself when it was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tenax.logs import recall
+from tenax.logs.scribe import Scribe
+
+from .conftest import Stage, kill, wait_until
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def scribe(stage: Stage) -> Iterator[Scribe]:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with stage.scribe(nowhere, nowhere) as made:
+        yield made
+
+
+def want(key: str, start: int = -1, path: str = "", group: int = 1) -> tuple[str, str, int, int]:
+    return key, path, group, start
+
+
+def ask(scribe: Scribe, *wants: tuple[str, str, int, int], **query: Any) -> dict[str, Any]:
+    answer = scribe.recall_now(wants, PATIENCE_S, **query)
+    assert answer, "the scribe did not answer"
+    assert "error" not in answer, answer
+    return answer
+
+
+def texts(answer: dict[str, Any]) -> list[bytes]:
+    return [text for _, _, text in answer["lines"]]
+
+
+def test_lines_of_living_streams_by_time(scribe: Scribe) -> None:
+    """Also what is still in the pipes when it is asked, and a stream that is silent."""
+    ends = [scribe.open_stream(f"1.{rank}.1") for rank in range(3)]
+    for number in range(4):
+        os.write(ends[number % 2], b"line %d\n" % number)
+        ask(scribe, want("1.0.1"), want("1.1.1"), last=1)  # it has read this before the next comes
+    answer = ask(scribe, *(want(f"1.{rank}.1") for rank in range(3)), last=10)
+    assert texts(answer) == [b"line 0", b"line 1", b"line 2", b"line 3"]
+    assert [source for source, _, _ in answer["lines"]] == [0, 1, 0, 1]
+    assert answer["positions"] == [14, 14, 0]
+    assert answer["left_out"] == []
+    for end in ends:
+        os.close(end)
+
+
+def test_streams_that_are_over_are_remembered_for_a_while(scribe: Scribe) -> None:
+    """Of eight generations; what came before is said to be gone."""
+    for generation in range(1, 12):
+        end = scribe.open_stream(f"{generation}.0.2")
+        os.write(end, b"why %d ended\nno newline" % generation)
+        os.close(end)
+        scribe.close_stream_duplicates([f"{generation}.0.2"])
+    answer = ask(scribe, *(want(f"{number}.0.2", group=number) for number in range(1, 12)), last=100)
+    expected = [text for number in range(4, 12) for text in (b"why %d ended" % number, b"no newline")]
+    assert texts(answer) == expected
+    assert answer["left_out"] == [(index, 0, recall.FORGOTTEN) for index in range(3)]
+
+
+def test_what_is_remembered_is_bounded_in_bytes(scribe: Scribe) -> None:
+    """Generations with many workers: fewer of them."""
+    for generation in range(1, 4):
+        keys = [f"{generation}.{rank}.1" for rank in range(130)]
+        for key in keys:
+            end = scribe.open_stream(key)
+            os.write(end, b"x" * 65_000 + b"\n")
+            os.close(end)
+        scribe.close_stream_duplicates(keys)
+    wants = [want(f"{generation}.{rank}.1") for generation in (1, 2, 3) for rank in (0, 129)]
+    answer = ask(scribe, *wants, last=9)
+    assert {source for source, _, _ in answer["lines"]} == {4, 5}
+    assert {index for index, _, why in answer["left_out"] if why == recall.FORGOTTEN} == {0, 1, 2, 3}
+
+
+def test_waiting_for_the_next_line(scribe: Scribe) -> None:
+    """Half a line is nothing yet; the answer comes with the whole one, once."""
+    end = scribe.open_stream("1.0.1")
+    os.write(end, b"before\n")
+    (position,) = ask(scribe, want("1.0.1"), last=1)["positions"]
+    answers: list[dict[str, Any]] = []
+    scribe.recall([want("1.0.1", position)], answers.append, wait_s=PATIENCE_S)
+    os.write(end, b"ha")
+    ask(scribe, want("1.0.1"), last=1)
+    assert not answers
+    os.write(end, b"lf\n")
+    assert scribe.wait_for(lambda: bool(answers), PATIENCE_S)
+    assert texts(answers[0]) == [b"half"]
+    assert answers[0]["positions"] == [12]
+    os.close(end)
+
+
+def test_waiting_for_a_line_with_a_text(scribe: Scribe) -> None:
+    end = scribe.open_stream("1.0.1")
+    answers: list[dict[str, Any]] = []
+    scribe.recall([want("1.0.1", 0)], answers.append, wait_s=PATIENCE_S, needle=b"loss")
+    os.write(end, b"other\nstill other\n")
+    ask(scribe, want("1.0.1"), last=1)
+    assert not answers
+    os.write(end, b"the loss\nother\n")
+    assert scribe.wait_for(lambda: bool(answers), PATIENCE_S)
+    assert texts(answers[0]) == [b"the loss"]
+    os.close(end)
+
+
+def test_waiting_ends_with_time_a_hurry_or_the_stream(scribe: Scribe) -> None:
+    end = scribe.open_stream("1.0.1")
+    answer = ask(scribe, want("1.0.1", 0), wait_s=0.05)
+    assert (texts(answer), answer["is_over"]) == ([], False)
+    answers: list[dict[str, Any]] = []
+    scribe.recall([want("1.0.1", 0)], answers.append, wait_s=600.0)
+    scribe.recall([], answers.append, wait_s=600.0)
+    scribe.hurry()
+    assert scribe.wait_for(lambda: len(answers) == 2, PATIENCE_S)
+    scribe.recall([want("1.0.1", 0)], answers.append, wait_s=600.0)
+    os.write(end, b"last words")
+    os.close(end)
+    assert scribe.wait_for(lambda: len(answers) == 3, PATIENCE_S)
+    assert (texts(answers[2]), answers[2]["is_over"]) == ([b"last words"], True)
+
+
+def test_a_file_gives_what_memory_has_lost(scribe: Scribe, tmp_path: Path) -> None:
+    path = str(tmp_path / "log")
+    end = scribe.open_stream("1.0.1", path=path)
+    expected = [b"%07d %s" % (number, b"w" * 90) for number in range(5000)]
+    for line in expected:
+        os.write(end, line + b"\n")
+    os.close(end)
+    scribe.drain_now(PATIENCE_S)
+    told, position, is_more = [], 0, True
+    while is_more:
+        answer = ask(scribe, want("1.0.1", position))
+        told += texts(answer)
+        (position,), is_more = answer["positions"], answer["is_more"]
+        assert answer["left_out"] == []
+        assert all(at > 0 for _, at, _ in answer["lines"])
+    assert told == expected
+    # And when memory knows nothing of it at all.
+    answer = ask(scribe, want("another", path=path), last=3)
+    assert texts(answer) == expected[-3:]
+
+
+def test_a_scribe_that_died_says_what_it_does_not_know(scribe: Scribe, tmp_path: Path) -> None:
+    """What was in memory is lost and said to be; what was in a file is not; who waits is answered by the new one."""
+    path = str(tmp_path / "log")
+    memory, file = scribe.open_stream("1.0.1"), scribe.open_stream("1.1.1", path=path)
+    os.write(memory, b"remembered\n")
+    os.write(file, b"kept\n")
+    before = ask(scribe, want("1.0.1"), want("1.1.1"), last=9)
+    assert texts(before) == [b"remembered", b"kept"]
+    wait_until(lambda: os.path.exists(path) and os.path.getsize(path) == 5)
+    answers: list[dict[str, Any]] = []
+    first, second = before["positions"]
+    scribe.recall([want("1.0.1", first), want("1.1.1", second)], answers.append, wait_s=PATIENCE_S)
+    kill(scribe.pid, signal.SIGKILL)
+    assert scribe.wait_for(lambda: bool(answers), PATIENCE_S)
+    assert answers[0]["left_out"] == [(0, 0, recall.LOST), (1, 0, recall.MAY_BE_LOST)]
+    assert answers[0]["incarnation"] == 1
+    os.write(memory, b"new\n")
+    os.write(file, b"new, too\n")
+    starts = answers[0]["positions"]
+    told: list[bytes] = []
+    while len(told) < 2:
+        answer = ask(scribe, want("1.0.1", starts[0]), want("1.1.1", starts[1]), wait_s=PATIENCE_S, incarnation=1)
+        told += texts(answer)
+        starts = answer["positions"]
+        assert answer["left_out"] == []
+    assert sorted(told) == [b"new", b"new, too"]
+    answer = ask(scribe, want("1.0.1"), want("1.1.1"), last=9)
+    assert sorted(texts(answer)) == [b"kept", b"new", b"new, too"]
+    assert (0, 0, recall.LOST) in answer["left_out"]
+    os.close(memory)
+    os.close(file)
+
+
+def test_who_asks_does_not_undo_holding_back(stage: Stage, tmp_path: Path) -> None:
+    """A console that is slow slows the worker. Whoever asks again and again does not make the scribe read on."""
+    read_end, console = stage.pipe()
+    with stage.scribe(console, console, queue_bytes=1 << 16, stuck_after_s=600.0) as scribe:
+        end = scribe.open_stream("1.0.1", console=1)
+        os.set_blocking(end, False)
+        line, written = b"y" * 999 + b"\n", 0
+
+        def is_full() -> bool:
+            nonlocal written
+            try:
+                while True:
+                    written += os.write(end, line)
+            except BlockingIOError:
+                ask(scribe, want("1.0.1"), last=1)  # a round of its loop
+                try:
+                    written += os.write(end, line)
+                except BlockingIOError:
+                    return True
+                return False
+
+        wait_until(is_full)
+        for _ in range(20):
+            answer = ask(scribe, want("1.0.1"), last=1)
+        assert answer["positions"][0] < written
+        with pytest.raises(BlockingIOError):
+            os.write(end, line * 8)
+        os.close(end)
+        reader = stage.reader(read_end)
+        reader.wait_for(lambda data: len(data) == written, PATIENCE_S)

@@ -1,0 +1,85 @@
+"""The times beside a log file: written seldom, found quickly, and nobody's trouble."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tenax.logs.log_file import LogFile
+from tenax.logs.times import TimesReader, TimesWriter
+
+
+def test_at_most_ten_a_second(tmp_path: Path) -> None:
+    log = os.fsencode(tmp_path / "log")
+    writer = TimesWriter(log)
+    for hundredth in range(1000):
+        writer.note(hundredth * 5, 1000 + hundredth / 100)
+    writer.close()
+    marks = TimesReader(log).between(0, 1 << 40)
+    assert 90 <= len(marks) <= 101
+    assert marks[0] == (0, 1000.0)
+    assert all(position == round((at - 1000) * 500) for position, at in marks)
+
+
+def test_what_is_looked_up(tmp_path: Path) -> None:
+    log = os.fsencode(tmp_path / "log")
+    writer = TimesWriter(log)
+    for number in range(10_000):
+        writer.note(number * 100, 1000.0 + number)
+    writer.close()
+    reader = TimesReader(log)
+    assert reader.between(250_050, 250_250) == [(250_000, 3500.0), (250_100, 3501.0), (250_200, 3502.0)]
+    assert reader.position_at(3500.5) == 250_000
+    assert reader.position_at(0.0) == 0
+    assert reader.position_at(1e12) == 999_900
+    reader.close()
+
+
+def test_half_a_record_is_none(tmp_path: Path) -> None:
+    """Its writer was killed. The next one goes on, and a reader does not stumble."""
+    path = tmp_path / "log.times"
+    writer = TimesWriter(os.fsencode(tmp_path / "log"))
+    writer.note(0, 1.0)
+    writer.close()
+    path.write_bytes(path.read_bytes() + b"\1\2\3")
+    assert TimesReader(os.fsencode(tmp_path / "log")).between(0, 100) == [(0, 1.0)]
+    writer = TimesWriter(os.fsencode(tmp_path / "log"))
+    writer.note(50, 2.0)
+    writer.close()
+    assert TimesReader(os.fsencode(tmp_path / "log")).between(0, 100) == [(0, 1.0), (50, 2.0)]
+
+
+def test_no_times_are_no_trouble(tmp_path: Path) -> None:
+    """None there; a folder in their place; a folder that does not take them."""
+    reader = TimesReader(os.fsencode(tmp_path / "none"))
+    assert (reader.between(0, 100), reader.position_at(5.0)) == ([], 0)
+    (tmp_path / "log.times").mkdir()
+    file = LogFile(os.fsencode(tmp_path / "log"))
+    file.append(b"kept\n", 5.0)
+    file.append(b"and this\n", 6.0)
+    file.close()
+    assert (tmp_path / "log").read_bytes() == b"kept\nand this\n"
+    assert not file.lost_bytes
+    assert TimesReader(os.fsencode(tmp_path / "log")).between(0, 100) == []
+
+
+def test_a_log_file_notes_its_own_positions(tmp_path: Path) -> None:
+    """Also in a file that had something in it before."""
+    path = tmp_path / "log"
+    path.write_bytes(b"before\n")
+    file = LogFile(os.fsencode(path))
+    file.append(b"first\n", 100.0)
+    file.append(b"second\n", 101.0)
+    file.append(b"third\n")  # nobody wants to know when
+    file.close()
+    assert TimesReader(os.fsencode(path)).between(0, 100) == [(7, 100.0), (13, 101.0)]
+    assert file.began_at == 7
+    assert file.is_in_step
+
+
+def test_a_device_has_no_times(tmp_path: Path) -> None:
+    file = LogFile(b"/dev/null")
+    file.append(b"gone\n", 5.0)
+    file.close()
+    assert not os.path.exists("/dev/null.times")
+    assert not file.is_in_step

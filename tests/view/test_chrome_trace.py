@@ -1,0 +1,96 @@
+"""The trace keeps the rules of the Trace Event Format, so that viewers open it, and it says what happened."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from tenax.cli.journals import read_histories
+from tenax.view.chrome_trace import phases_of, trace_in_text
+from tenax.view.history import RunHistory
+from view.test_history import a_run_of_two, an_agent
+
+_PHASES = {"X", "M", "i"}
+_METADATA = {"process_name", "thread_name", "process_sort_index", "thread_sort_index"}
+
+
+def the_run(folder: Path) -> RunHistory:
+    a_run_of_two(folder / "c").close()
+    an_agent(folder / "a0", "node0", 0).close(60.0)
+    an_agent(folder / "a1", "node1", 1).close(60.0)
+    (history,) = read_histories([str(folder)]).histories
+    return history
+
+
+def check_format(trace: dict[str, Any]) -> None:
+    """The rules of the document "Trace Event Format", as far as we use it."""
+    assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
+    assert trace["displayTimeUnit"] in ("ms", "ns")
+    spans: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        assert event["ph"] in _PHASES, event
+        assert isinstance(event["name"], str)
+        assert all(isinstance(event[key], int) for key in ("pid", "tid", "ts")), event
+        assert event["ts"] >= 0
+        assert isinstance(event["args"], dict)
+        if event["ph"] == "X":
+            assert isinstance(event["dur"], int)
+            assert event["dur"] >= 0
+            spans[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] == "i":
+            assert event["s"] in ("g", "p", "t")
+        else:
+            assert event["name"] in _METADATA
+            assert set(event["args"]) in ({"name"}, {"sort_index"})
+    for thread, found in spans.items():  # complete events of one thread must be nested, or apart
+        open_until: list[int] = []
+        for since, until in sorted(found, key=lambda each: (each[0], -each[1])):
+            while open_until and open_until[-1] <= since:
+                open_until.pop()
+            assert not open_until or until <= open_until[-1], thread
+            open_until.append(until)
+
+
+def test_the_format_is_kept(tmp_path: Path) -> None:
+    """Every event has what its kind needs, and spans of a thread are nested."""
+    check_format(json.loads(trace_in_text(the_run(tmp_path))))
+
+
+def test_what_is_in_it(tmp_path: Path) -> None:
+    """Nodes are processes, workers are threads, failures and losses are instants."""
+    trace = json.loads(trace_in_text(the_run(tmp_path)))
+    events = trace["traceEvents"]
+    named = {(event["pid"], event["tid"]): event["args"]["name"] for event in events if event["name"] == "thread_name"}
+    processes = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert processes == {1: "run job", 2: "node0", 3: "node1"}
+    assert {named[2, tid] for tid in range(3)} == {"node", "worker 0", "worker 1"}
+    spans = [event for event in events if event["ph"] == "X"]
+    generations = [event for event in spans if event["cat"] == "generation"]
+    assert [(each["name"], each["ts"], each["dur"]) for each in generations] == [
+        ("generation 1", 0, 10_000_000),
+        ("generation 2", 10_000_000, 21_000_000),
+        ("generation 3", 31_000_000, 28_000_000),
+    ]
+    assert generations[0]["args"]["ended_why"] == "rank 2 on node1 failed"
+    instants = {event["name"]: event for event in events if event["ph"] == "i"}
+    assert set(instants) == {"rank 2 failed", "node1 lost"}
+    assert (instants["rank 2 failed"]["ts"], instants["rank 2 failed"]["pid"]) == (9_000_000, 3)
+    workers = [event for event in spans if event["pid"] == 3 and event["tid"] == 1]
+    assert [(each["name"], each["args"]["exit_code"]) for each in workers] == [("rank 2 failed", 1), ("rank 2", 0)]
+
+
+def test_the_phases_of_a_run_are_its_ledger(tmp_path: Path) -> None:
+    """They follow each other from the beginning to the end, and their sums are those of the goodput."""
+    history = the_run(tmp_path)
+    phases = phases_of(history)
+    assert (phases[0][0], phases[-1][1]) == (history.began_at, history.ended_at)
+    assert all(before[1] == after[0] for before, after in pairwise(phases))
+    sums: dict[str, float] = defaultdict(float)
+    for since, until, kind, _ in phases:
+        sums[f"{kind}_s"] += until - since
+    assert history.goodput is not None
+    for name, seconds in sums.items():
+        assert abs(seconds - getattr(history.goodput.spent, name)) < 1e-6

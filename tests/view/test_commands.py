@@ -1,0 +1,136 @@
+"""``tenax timeline`` and ``tenax report`` as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import PATIENCE_S
+from view.test_history import a_run_of_two, an_agent
+from view.told_run import WALL, ToldRun
+
+
+def tenax(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tenax", *map(str, words)]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=PATIENCE_S, env={**os.environ})
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    a_run_of_two(tmp_path / "logs" / "job_1").close()
+    an_agent(tmp_path / "logs" / "job_1").close(60.0)
+    return tmp_path / "logs"
+
+
+def test_a_timeline_is_a_page_and_a_trace(logs: Path, tmp_path: Path) -> None:
+    """Both in the present folder, with the run's id in their names; and where they are is said."""
+    done = tenax("timeline", logs, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (
+        0,
+        "tenax timeline: note: the journal of the agent on node0 has no end: the agent was killed\n",
+    ) or (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [str(tmp_path / "job-timeline.html"), str(tmp_path / "job-trace.json")]
+    assert (tmp_path / "job-timeline.html").read_text().startswith("<!doctype html>")
+    assert json.loads((tmp_path / "job-trace.json").read_text())["otherData"]["run_id"] == "job"
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "begins"),
+    [
+        (("-o", "mine.html"), "mine.html", "<!doctype"),
+        (("--output=mine.json",), "mine.json", "{"),
+        (("--format", "perfetto"), "job-trace.json", "{"),
+        (("--format=html", "-o", "x"), "x", "<!doctype"),
+    ],
+)
+def test_one_file_of_a_timeline(logs: Path, tmp_path: Path, words: tuple[str, ...], name: str, begins: str) -> None:
+    """The one that was asked for, and no other."""
+    before = set(os.listdir(tmp_path))
+    done = tenax("timeline", logs, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert set(os.listdir(tmp_path)) - before == {name}
+    assert (tmp_path / name).read_text().startswith(begins)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["timeline", "--loud", "x"], "tenax timeline: there is no flag '--loud'"),
+        (["timeline", "x", "--format", "gif"], "tenax timeline: --format 'gif' is none; write html or perfetto"),
+        (["timeline", "x", "-o"], "tenax timeline: -o needs a value"),
+        (["timeline", "-o", "x"], "tenax timeline: no journal and no folder was named"),
+        (["timeline", "nowhere"], "tenax timeline: 'nowhere' cannot be read: No such file or directory"),
+        (["timeline", "empty"], "tenax timeline: there is no journal (coordinator.jsonl, journal.jsonl) below 'empty'"),
+        (["report", "--loud", "x"], "tenax report: there is no flag '--loud'"),
+        (["report", "--json"], "tenax report: no journal and no folder was named"),
+        (["report", "x", "-o"], "tenax report: -o needs a file"),
+        (["report", "nowhere"], "tenax report: 'nowhere' cannot be read: No such file or directory"),
+        (
+            ["report", "logs", "-o", "no/such/folder.html"],
+            "tenax report: 'no/such/folder.html' cannot be written: No such",
+        ),
+        (["timeline", "logs", "-o", "no/x"], "tenax timeline: 'no/x' cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_done_is_said(logs: Path, tmp_path: Path, words: list[str], says: str) -> None:
+    """In one sentence, with exit code 2."""
+    (tmp_path / "empty").mkdir()
+    done = tenax(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_timeline_is_of_one_run(logs: Path, tmp_path: Path) -> None:
+    """Of several, the report is meant."""
+    run = ToldRun(logs / "other", "other", wall=WALL + 100)
+    run.all_join()
+    run.close()
+    done = tenax("timeline", logs, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there are 2 runs there (job, other); name the journals of one, or use tenax report" in done.stderr
+
+
+def test_a_report(logs: Path, tmp_path: Path) -> None:
+    """A page, and the most of it here."""
+    done = tenax("report", logs, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "job: succeeded (all 2 workers succeeded)"
+    assert lines[1].startswith("  83 % of 59 s was training; ")
+    assert "generations ended early: RuntimeError 1, a node was lost 1" in lines
+    assert lines[-1] == f"the page: {tmp_path / 'report.html'}"
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_bad_file_costs_nothing_but_the_exit_code(logs: Path, tmp_path: Path) -> None:
+    """It is named, the others are in the report, and the exit code is 1."""
+    (logs / "bad").mkdir()
+    (logs / "bad" / "coordinator.jsonl").write_text("hello\n")
+    done = tenax("report", logs, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "coordinator.jsonl' is not a line of a tenax journal" in done.stderr
+    assert "job: succeeded" in done.stdout
+
+
+def test_a_report_for_a_program(logs: Path, tmp_path: Path) -> None:
+    """JSON on stdout, and no page."""
+    done = tenax("report", "--json", logs, cwd=tmp_path)
+    found = json.loads(done.stdout)
+    assert (found["runs"][0]["run_id"], found["runs"][0]["outcome"]) == ("job", "succeeded")
+    assert found["goodput"]["spent"]["training_s"] == 49.0
+    assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("command", ["timeline", "report"])
+def test_help(tmp_path: Path, command: str) -> None:
+    """By examples."""
+    done = tenax(command, "--help", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: tenax {command} ")
+    assert max(map(len, done.stdout.splitlines())) <= 120

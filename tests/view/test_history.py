@@ -1,0 +1,351 @@
+"""Histories from journals: what a run was, whole or in part, from one node or from many."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tenax.cli.journals import find_journals, read_histories
+from tenax.core.coordinator import EarlierCoordinatorGone
+from tenax.core.events import RunEnded
+from tenax.core.ledger import Goodput, Spent
+from tenax.core.model import Outcome, Verdict
+from tenax.runtime.run_journal import read_run_journal
+from tenax.view.coordinator_history import history_of_run
+from tenax.view.history import RunHistory
+from view.told_run import WALL, ToldAgent, ToldRun
+
+
+def the_history(*places: Path) -> RunHistory:
+    found = read_histories([str(each) for each in places])
+    assert found.troubles == []
+    (history,) = found.histories
+    return history
+
+
+def a_run_of_two(folder: Path) -> ToldRun:
+    """Generation 1 fails at 10, generation 2 loses node1 at 30, generation 3 succeeds at 60."""
+    run = ToldRun(folder, count=2, least=1)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.fail(1, 10.0)
+    run.all_run(13.0)
+    run.lose(1, 30.0)
+    run.stop_the_others(32.0)
+    run.all_run(35.0)
+    run.succeed(60.0)
+    return run
+
+
+def test_a_whole_run(tmp_path: Path) -> None:
+    """Generations with their times and ends, failures with their hosts, the verdict, and what it cost."""
+    a_run_of_two(tmp_path).close()
+    history = the_history(tmp_path)
+    assert (history.run_id, history.outcome, history.why) == ("job", "succeeded", "all 2 workers succeeded")
+    assert (history.began_at - WALL, history.ended_at - WALL) == (1.0, 60.0)
+    assert [(each.number, each.ended_by, each.nodes) for each in history.generations] == [
+        (1, "failure", 2),
+        (2, "loss", 2),
+        (3, "succeeded", 1),
+    ]
+    assert [(each.formed_at - WALL, each.running_at, each.ended_at) for each in history.generations] == [
+        (1.0, WALL + 3, WALL + 10),
+        (11.0, WALL + 13, WALL + 30),
+        (32.0, WALL + 35, WALL + 60),
+    ]
+    (failure,) = history.failures
+    assert (failure.generation, failure.rank, failure.host) == (1, 2, "node1")
+    assert failure.what == "exit code 1: RuntimeError: boom"
+    assert history.goodput is not None
+    assert history.goodput.spent == Spent(starting_s=7.0, training_s=49.0, stopping_s=3.0)
+    assert (history.restarts_used, history.membership_changes) == (1, 1)
+    assert history.missing == ()
+
+
+def test_the_goodput_is_the_one_that_was_told(tmp_path: Path) -> None:
+    """A page made of a journal cannot disagree with what the coordinator said."""
+    run = a_run_of_two(tmp_path)
+    run.close()
+    verdict = run.machine.state.verdict
+    assert verdict is not None
+    assert the_history(tmp_path).goodput == verdict.goodput
+
+
+def test_what_nodes_did(tmp_path: Path) -> None:
+    """Spans of a node follow each other without overlap, and a node that was lost has an end. (H3)"""
+    a_run_of_two(tmp_path).close()
+    first, second = the_history(tmp_path).nodes
+    assert (first.name, first.gone_at) == ("node0", None)
+    assert (second.gone_at, second.gone_how, second.gone_why) == (WALL + 30, "lost", "its connection was closed")
+    assert (first.times_lost, second.times_lost) == (0, 1)
+    for node in (first, second):
+        assert all(before.until <= after.since for before, after in pairwise(node.spans))
+        assert all(span.until > span.since for span in node.spans)
+    assert [(span.what, span.generation) for span in second.spans] == [
+        ("starting", 1),
+        ("working", 1),
+        ("stopping", 1),
+        ("starting", 2),
+        ("working", 2),
+    ]
+    assert second.spans[-1].until == WALL + 30
+
+
+def test_a_node_that_was_asked_to_leave(tmp_path: Path) -> None:
+    """It is drained, not lost."""
+    run = ToldRun(tmp_path, count=2, least=1)
+    run.all_join()
+    run.all_run(1.0)
+    run.drain(1, 5.0)
+    run.stop_the_others(7.0)
+    run.all_run(8.0)
+    run.succeed(9.0)
+    run.close()
+    history = the_history(tmp_path)
+    node = history.nodes[1]
+    assert (node.gone_how, node.gone_why, node.times_lost) == ("drained", "SIGTERM", 0)
+    assert "draining" in {span.what for span in node.spans}
+    assert history.drains == 1
+
+
+def test_more_generations_than_the_ledger_keeps(tmp_path: Path) -> None:
+    """The ledger forgets the oldest; a journal does not."""
+    run = ToldRun(tmp_path, max_restarts=1000)
+    run.all_join()
+    for number in range(130):
+        run.all_run(10.0 * number + 1)
+        # Long enough for a generation to be worth another try, whatever the policy thinks of those that fail at once.
+        run.fail(0, 10.0 * number + 9, f"RuntimeError: number {number}")
+    run.close()
+    history = the_history(tmp_path)
+    assert [each.number for each in history.generations] == list(range(1, 132))
+    assert len(history.failures) == 130
+
+
+def test_a_run_that_goes_on(tmp_path: Path) -> None:
+    """A journal without an end shows what there is, and says so. (H1)"""
+    run = ToldRun(tmp_path)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.steps(0, 0, 10, 4.0, 20.0)
+    history = the_history(tmp_path)
+    assert (history.outcome, history.ended_at) == ("", WALL + 20)
+    assert history.missing == (
+        "the journal of the coordinator on node0 has no end: the run goes on, or the agent was killed",
+    )
+    assert history.goodput is not None
+    assert history.goodput.spent == Spent(starting_s=3.0, training_s=16.0)
+    run.close()
+
+
+def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    """An agent that was killed while it wrote."""
+    run = a_run_of_two(tmp_path)
+    with run.path.open("ab") as file:
+        file.write(b'{"line":"run step","at":61.0,"ev')
+    history = the_history(tmp_path)
+    assert history.outcome == "succeeded"
+    run.journal.close(0.0)
+
+
+def test_a_damaged_line_ends_what_is_shown(tmp_path: Path) -> None:
+    """What stands before it is shown, and the line is named. (H1)"""
+    a_run_of_two(tmp_path).close()
+    path = tmp_path / "coordinator.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[12] = b"\x00\x00\x00"
+    path.write_bytes(b"\n".join(lines))
+    found = read_histories([str(tmp_path)])
+    (trouble,) = found.troubles
+    assert trouble.startswith(f"line 13 of {str(path)!r} is not a line of a tenax journal: ")
+    assert trouble.endswith("; what stands before that is shown")
+    (history,) = found.histories
+    assert [each.number for each in history.generations] == [1]
+    assert history.outcome == ""
+
+
+def test_steps_that_were_not_written_are_counted(tmp_path: Path) -> None:
+    """The last line of a journal says how many."""
+    run = ToldRun(tmp_path)
+    run.all_join()
+    run.close()
+    header, steps, _ = read_run_journal(str(run.path))
+    history = history_of_run(header, steps, not_written=7).history
+    assert history.missing == ("the last 7 steps of the coordinator on node0 were not written",)
+
+
+def test_facts_that_no_machine_can_have_heard(tmp_path: Path) -> None:
+    """A journal that somebody changed is shown up to there; nothing is thrown."""
+    run = ToldRun(tmp_path)
+    run.all_join()
+    run.all_run(1.0)
+    run.close()
+    header, steps, _ = read_run_journal(str(run.path))
+    (bad,) = [step for step in steps[:1]]
+
+    class Nonsense:
+        at, decision = 2.0, None
+
+        @property
+        def event(self) -> object:
+            raise RuntimeError("no fact at all")
+
+    history = history_of_run(header, [*steps, Nonsense(), bad]).history  # type: ignore[list-item]
+    assert [each.number for each in history.generations] == [1]
+    assert history.missing == ("step 5 cannot be replayed (RuntimeError: no fact at all); what follows is not shown",)
+
+
+# --- agents -----------------------------------------------------------------------------------------------------------
+
+
+def an_agent(folder: Path, host: str = "node0", group_rank: int = 0) -> ToldAgent:
+    """Generation 1 from 1 to 10 with a failure of its first worker; generation 2 from 11 on, which succeeds at 60."""
+    agent = ToldAgent(folder, host)
+    agent.start(1, 1.0, group_rank)
+    agent.exit(1, 0, 1, 10.0)
+    agent.exit(1, 1, -15, 10.4)
+    agent.cleared(1, 10.5)
+    agent.start(2, 11.0, group_rank)
+    agent.exit(2, 0, 0, 59.0)
+    agent.exit(2, 1, 0, 60.0)
+    agent.cleared(2, 60.0)
+    return agent
+
+
+def test_an_agents_journal_alone(tmp_path: Path) -> None:
+    """Only that node's spans, and it is said that the rest is elsewhere. (H1)"""
+    agent = an_agent(tmp_path)
+    verdict = Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded", restarts_used=1, goodput=Goodput(Spent(1, 2, 3)))
+    agent.step(RunEnded(verdict, 61.0), 61.0)
+    agent.close(61.0)
+    history = the_history(tmp_path)
+    assert (history.run_id, history.outcome, history.restarts_used) == ("job", "succeeded", 1)
+    assert history.goodput == Goodput(Spent(1, 2, 3))
+    assert history.generations == ()
+    assert "coordinator.jsonl" in history.missing[-1]
+    (node,) = history.nodes
+    assert [(each.what, each.since - WALL, each.until - WALL) for each in node.spans] == [
+        ("waiting", 0.0, 1.0),
+        ("starting", 1.0, pytest.approx(1.2)),
+        ("working", pytest.approx(1.2), 10.0),
+        ("stopping", 10.0, 10.5),
+        ("waiting", 10.5, 11.0),
+        ("starting", 11.0, pytest.approx(11.2)),
+        ("working", pytest.approx(11.2), 60.0),
+        ("waiting", 60.0, 61.0),
+    ]
+    assert [(each.generation, each.rank, each.ended, each.exit_code) for each in node.workers] == [
+        (1, 0, "failed", 1),
+        (1, 1, "stopped", -15),
+        (2, 0, "succeeded", 0),
+        (2, 1, "succeeded", 0),
+    ]
+
+
+def test_an_agent_that_was_killed(tmp_path: Path) -> None:
+    """Its workers have no end that anybody saw."""
+    agent = ToldAgent(tmp_path)
+    agent.start(1, 1.0)
+    history = the_history(tmp_path)
+    assert "has no end" in history.missing[0]
+    assert [each.exit_code for each in history.nodes[0].workers] == [None, None]
+    agent.close(2.0)
+
+
+def test_workers_find_their_node(tmp_path: Path) -> None:
+    """The coordinator's journal and the agents', from as many folders as there are hosts, are one history."""
+    a_run_of_two(tmp_path / "host0").close()
+    an_agent(tmp_path / "host0", "node0", 0).close(60.0)
+    an_agent(tmp_path / "elsewhere", "node1", 1).close(60.0)
+    history = the_history(tmp_path)
+    assert [(node.name, {each.rank for each in node.workers}) for node in history.nodes] == [
+        ("node0", {0, 1}),
+        ("node1", {2, 3}),
+    ]
+    assert len(history.generations) == 3
+
+
+def test_two_agents_on_one_host(tmp_path: Path) -> None:
+    """Ranks tell them apart."""
+    run = ToldRun(tmp_path / "c", count=2)
+    run.all_join(1.0)
+    run.all_run(2.0)
+    run.succeed(60.0)
+    run.close()
+    text = run.path.read_text().replace('"host":"node1"', '"host":"node0"').replace("on node1", "on node0")
+    run.path.write_text(text)
+    for rank in (1, 0):
+        agent = ToldAgent(tmp_path / f"a{rank}", "node0")
+        agent.start(1, 1.0, rank)
+        agent.close(60.0)
+    history = the_history(tmp_path)
+    found = {node.node_id: {each.rank for each in node.workers} for node in history.nodes}
+    assert found == {"n0": {0, 1}, "n1": {2, 3}}
+
+
+# --- several runs, several coordinators -------------------------------------------------------------------------------
+
+
+def test_two_runs_of_the_same_name(tmp_path: Path) -> None:
+    """One after the other is not one run."""
+    for number in (0, 1):
+        run = ToldRun(tmp_path / str(number), wall=WALL + 1000 * number)
+        run.all_join()
+        run.all_run(1.0)
+        run.succeed(2.0)
+        run.close()
+    found = read_histories([str(tmp_path)])
+    assert [each.began_at - WALL for each in found.histories] == [0.0, 1000.0]
+
+
+def test_a_coordinator_that_took_over(tmp_path: Path) -> None:
+    """What two coordinators know of one run is one history; the time in between is said to be in no sum."""
+    first = ToldRun(tmp_path / "first", count=2, least=1)
+    first.all_join(1.0)
+    first.all_run(3.0)
+    first.fail(1, 10.0)
+    first.all_run(13.0)  # and its host dies
+    second = ToldRun(tmp_path / "second", count=2, least=1, wall=WALL + 20)
+    second.step(EarlierCoordinatorGone("n9"))
+    second.all_join(1.0)
+    second.all_run(2.0)
+    second.succeed(30.0)
+    second.close()
+    history = the_history(tmp_path)
+    assert (history.outcome, history.began_at, history.ended_at) == ("succeeded", WALL + 1, WALL + 50)
+    assert [each.number for each in history.generations] == [1, 2]
+    assert {node.name for node in history.nodes} == {"node0", "node1"}
+    assert "started again without a record" in history.missing[-1]
+    first.close()
+
+
+def test_a_file_that_is_no_journal_takes_nothing_with_it(tmp_path: Path) -> None:
+    """It is named, and the others are read."""
+    a_run_of_two(tmp_path / "good").close()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "coordinator.jsonl").write_text("hello\n")
+    (tmp_path / "bad" / "journal.jsonl").write_bytes(b"\xff\xfe")
+    old = (tmp_path / "good" / "coordinator.jsonl").read_text().replace('"format":3', '"format":2', 1)
+    (tmp_path / "bad" / "coordinator-1.jsonl").write_text(old)
+    found = read_histories([str(tmp_path), str(tmp_path / "nowhere.jsonl")])
+    assert len(found.histories) == 1
+    assert len(found.troubles) == 4
+    assert all(each.endswith("; it is left out") for each in found.troubles)
+    assert any("has format 2" in each for each in found.troubles)
+    assert any("nowhere.jsonl' cannot be read: No such file" in each for each in found.troubles)
+
+
+def test_a_folder_without_journals(tmp_path: Path) -> None:
+    """That is said, too."""
+    assert find_journals(str(tmp_path)) == (
+        [],
+        f"there is no journal (coordinator.jsonl, journal.jsonl) below {str(tmp_path)!r}",
+    )
+
+
+def test_the_same_journal_twice_is_one(tmp_path: Path) -> None:
+    """Whether it is named or found."""
+    a_run_of_two(tmp_path).close()
+    assert len(the_history(tmp_path, tmp_path / "coordinator.jsonl").generations) == 3

@@ -1,0 +1,217 @@
+"""The pages: one file each, which loads nothing, runs nothing that a stranger wrote, and says everything in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tenax.cli.journals import read_histories
+from tenax.view.history import RunHistory
+from tenax.view.html import plots
+from tenax.view.html.report_page import report_page
+from tenax.view.html.timeline_page import lanes_of, timeline_page
+from tenax.view.summary import summary_in_words, summary_of
+from view.test_history import a_run_of_two, an_agent
+from view.told_run import WALL, ToldRun
+
+_EMPTY = {"meta", "br", "input", "line", "rect"}
+_HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \ud800 \u202e"
+
+
+class Reader(HTMLParser):
+    """Elements in order, the text, and whether every element that opens closes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self._open: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self._open == [], self._open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in _EMPTY or tag == "rect":
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] not in (["script"], ["style"]):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def the_run(folder: Path) -> RunHistory:
+    a_run_of_two(folder / "c").close()
+    an_agent(folder / "a", "node0", 0).close(60.0)
+    (history,) = read_histories([str(folder)]).histories
+    return history
+
+
+def a_hostile_run(folder: Path) -> RunHistory:
+    run = ToldRun(folder, run_id=_HOSTILE, max_restarts=0)
+    run.all_join()
+    run.all_run(1.0)
+    run.fail(0, 3.0, f"RuntimeError: {_HOSTILE}")
+    run.close()
+    (history,) = read_histories([str(folder)]).histories
+    return history
+
+
+def pages_of(history: RunHistory) -> list[str]:
+    return [timeline_page(history), report_page(summary_of([history]), [history], [_HOSTILE])]
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["timeline", "report"])
+def test_a_page_needs_nothing_else(tmp_path: Path, place: int) -> None:
+    """No address, no file, no font; and its policy would forbid them."""
+    page = pages_of(the_run(tmp_path))[place]
+    read = Reader(page)
+    for tag, attributes in read.elements:
+        assert not {"src", "href", "srcset", "action"}.intersection(attributes), (tag, attributes)
+        assert tag not in ("link", "iframe", "object", "embed", "base")
+    assert "http://" not in page
+    assert "https://" not in page
+    assert "@import" not in page
+    assert "url(" not in page
+    policy = [each["content"] for tag, each in read.elements if tag == "meta" and each.get("http-equiv")]
+    assert (policy[0] or "").startswith("default-src 'none'")
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["timeline", "report"])
+def test_what_a_stranger_wrote_is_only_text(tmp_path: Path, place: int) -> None:
+    """Names of runs, hosts and errors are anybody's: they end no element and begin none."""
+    page = pages_of(a_hostile_run(tmp_path))[place]
+    page.encode()
+    tags = [tag for tag, _ in Reader(page).elements]
+    assert "img" not in tags
+    assert tags.count("script") == (2 if place == 0 else 0)
+    assert "alert(1)</script>" not in page
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["timeline", "report"])
+def test_a_page_can_be_used_by_everybody(tmp_path: Path, place: int) -> None:
+    """A language, one heading of the first level, pictures with a sentence, tables with heads, light and dark."""
+    page = pages_of(the_run(tmp_path))[place]
+    elements = Reader(page).elements
+    assert ("html", {"lang": "en"}) in elements
+    assert [tag for tag, _ in elements].count("h1") == 1
+    for tag, attributes in elements:
+        if tag == "svg":
+            assert attributes.get("role") == "img"
+            assert attributes.get("aria-label")
+        if tag == "th":
+            assert attributes.get("scope") in ("col", "row")
+    assert "prefers-color-scheme: dark" in page
+    assert "width=device-width" in page
+
+
+def test_the_timeline_in_words(tmp_path: Path) -> None:
+    """Whoever sees no lanes has the tables."""
+    text = Reader(timeline_page(the_run(tmp_path))).text
+    for words in (
+        "Run job",
+        "succeeded",
+        "83 % of 59 s was training; starting 12 %, stopping 5 %; failures detected at once and recovered in 4.0 s",
+        "failure: rank 2 on node1 failed",
+        "loss: node1 was lost: its connection was closed",
+        "exit code 1: RuntimeError: boom",
+        "Traceback <b>",
+        "lost after 29 s: its connection was closed",
+    ):
+        assert words in text, words
+
+
+def test_the_lanes(tmp_path: Path) -> None:
+    """The data of the script: the run, then each node with its workers; times since the beginning."""
+    history = the_run(tmp_path)
+    lanes, is_cut = lanes_of(history)
+    assert not is_cut
+    assert [lane["n"] for lane in lanes] == ["run", "node0", "worker 0", "worker 1", "node1"]
+    assert lanes[0]["f"] == [[9.0, "rank 2 on node1 failed: exit code 1: RuntimeError: boom"]]
+    assert lanes[-1]["f"] == [[29.0, "lost: its connection was closed"]]
+    match = re.search(r'id="lanes-data">(.*?)</script>', timeline_page(history))
+    assert match is not None
+    assert json.loads(match.group(1)) == {"span": 59.0, "lanes": json.loads(json.dumps(lanes))}
+
+
+def test_a_run_of_a_thousand_nodes(tmp_path: Path) -> None:
+    """The page stays small enough for a browser."""
+    run = ToldRun(tmp_path, count=1000, slots=8)
+    run.all_join()
+    run.all_run(1.0)
+    run.succeed(2.0)
+    run.close()
+    (history,) = read_histories([str(tmp_path)]).histories
+    page = timeline_page(history)
+    print(f"a page of 1,000 nodes has {len(page):,} characters")
+    assert len(page) < 2_000_000
+    assert "and 500 more" in page
+
+
+def test_many_runs_together(tmp_path: Path) -> None:
+    """Outcomes, causes, hosts and recoveries are counted; what was not read is named on the page."""
+    a_run_of_two(tmp_path / "1").close()
+    run = ToldRun(tmp_path / "2", "other", max_restarts=1, wall=WALL + 500)
+    run.all_join()
+    for number in range(2):
+        run.all_run(100.0 * number + 2)
+        run.fail(0, 100.0 * number + 90, "ValueError: nan")
+    run.close()
+    histories = read_histories([str(tmp_path)]).histories
+    summary = summary_of(histories)
+    assert [(each.run_id, each.outcome) for each in summary.runs] == [("job", "succeeded"), ("other", "failed")]
+    assert {each.name: each.count for each in summary.ends} == {
+        "ValueError": 2,
+        "RuntimeError": 1,
+        "a node was lost": 1,
+    }
+    assert {each.name: each.count for each in summary.hosts} == {"node0": 2, "node1": 2}
+    assert summary.recoveries_s == (3.0, 5.0, 12.0)
+    words = summary_in_words(summary)
+    assert "other: failed (the one restart is used)" in words
+    assert "  first cause: rank 0 on node0: exit code 1: ValueError: nan" in words
+    assert "2 runs: 1 failed, 1 succeeded; " in words
+    text = Reader(report_page(summary, histories, ["'x' is left out"])).text
+    for told in (
+        "2 runs",
+        "'x' is left out",
+        "first cause: rank 0 on node0",
+        "Hosts that fail often",
+        "a node was lost",
+    ):
+        assert told in text, told
+
+
+def test_nothing_failed(tmp_path: Path) -> None:
+    """Then there are no plots of failures, and nothing odd."""
+    run = ToldRun(tmp_path)
+    run.all_join()
+    run.all_run(1.0)
+    run.succeed(50.0)
+    run.close()
+    (history,) = read_histories([str(tmp_path)]).histories
+    text = Reader(report_page(summary_of([history]), [history])).text
+    assert "Hosts that fail often" not in text
+    assert "98 % of 50 s was training; starting 2 %" in text
+
+
+@pytest.mark.parametrize("seconds", [[0.0], [0.02, 0.02, 7], [1e9], [0.001, 1e9]])
+def test_histograms_have_a_place_for_everything(seconds: list[float]) -> None:
+    """From nothing to years; the counts are all there."""
+    drawn = plots.histogram(seconds, "stopping", "words")
+    counted = [int(each) for each in re.findall(r'<text x="[^"]+" text-anchor="middle" y="\d+">(\d+)</text>', drawn)]
+    assert sum(counted) == len(seconds)

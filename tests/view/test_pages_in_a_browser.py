@@ -1,0 +1,98 @@
+"""The pages in a real browser: the script runs, the lanes are drawn, move and zoom; nothing is wider than a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dashboard.browser import Page, chromium, page
+from tenax.view.html.report_page import report_page
+from tenax.view.html.timeline_page import timeline_page
+from tenax.view.summary import summary_of
+from view.test_pages import the_run
+
+__all__ = ["chromium", "page"]
+
+_COLOURS = """
+const canvas = document.querySelector("#lanes canvas");
+const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+const found = new Set();
+for (let n = 0; n < pixels.length; n += 4) found.add(pixels[n] + "," + pixels[n + 1] + "," + pixels[n + 2]);
+return [...found];
+"""
+_VALUE = """
+const probe = document.createElement("i");
+probe.style.color = "var(--" + arguments[0] + ")";
+document.body.append(probe);
+const found = getComputedStyle(probe).color.match(/\\d+/g).join(",");
+probe.remove();
+return found;
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, str]:
+    history = the_run(tmp_path / "journals")
+    pages = {"timeline": timeline_page(history), "report": report_page(summary_of([history]), [history])}
+    for name, text in pages.items():
+        (tmp_path / f"{name}.html").write_text(text)
+    return {name: (tmp_path / f"{name}.html").as_uri() for name in pages}
+
+
+def until_drawn(page: Page, *names: str) -> None:
+    """Until the canvas has these colours."""
+    for name in names:
+        colour = page.js(_VALUE, name)
+        page.until_true(f"(() => {{{_COLOURS}}})().includes({colour!r})")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_lanes_are_drawn(page: Page, files: dict[str, str], scheme: str) -> None:
+    """In the colours of the scheme, with failures, and the browser complains about nothing."""
+    page.prefer(color_scheme=scheme)
+    page.driver.get(files["timeline"])
+    until_drawn(page, "bg", "training", "starting", "stopping", "failed")
+    assert page.complaints() == []
+
+
+def test_zooming_and_moving(page: Page, files: dict[str, str]) -> None:
+    """Buttons and keys change what is drawn, and one key brings everything back."""
+    page.driver.get(files["timeline"])
+    until_drawn(page, "training")
+    picture = 'document.querySelector("#lanes canvas").toDataURL()'
+    whole = page.js(f"return {picture}")
+    page.click("#zoom-in")
+    zoomed = page.until_true(f"{picture} !== arguments[0] && {picture}", whole)
+    page.js('document.querySelector("#lanes canvas").focus()')
+    page.press("\ue014")  # arrow to the right
+    page.until_true(f"{picture} !== arguments[0]", zoomed)
+    page.press("0")
+    page.until_true(f"{picture} === arguments[0]", whole)
+    page.click("#with-workers")
+    page.until_true(f"{picture} !== arguments[0]", whole)
+    assert page.complaints() == []
+
+
+def test_what_is_under_the_pointer_is_said(page: Page, files: dict[str, str]) -> None:
+    """In words, where a reader of the screen hears it."""
+    page.driver.get(files["timeline"])
+    until_drawn(page, "training")
+    page.js(
+        """
+        const canvas = document.querySelector("#lanes canvas"), place = canvas.getBoundingClientRect();
+        const x = place.left + 150 + (place.width - 150) * 0.5, y = place.top + 24 + 22 + 11;
+        canvas.dispatchEvent(new PointerEvent("pointermove", {clientX: x, clientY: y, bubbles: true}));
+        """
+    )
+    page.until_text("said", "node0: working, generation 2, after 12 s, for 17 s")
+
+
+@pytest.mark.parametrize("name", ["timeline", "report"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_nothing_is_wider_than_the_window(page: Page, files: dict[str, str], name: str, width: int) -> None:
+    """On a phone only tables scroll to the side, each by itself."""
+    page.resize(width)
+    page.driver.get(files[name])
+    assert page.js("return document.documentElement.scrollWidth") <= width
+    assert page.complaints() == []

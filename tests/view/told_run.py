@@ -1,0 +1,181 @@
+"""A run that a test tells: real machines hear it, and real journals are written of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tenax.core.agent import AgentMachine
+from tenax.core.commands import ExamineFailure
+from tenax.core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
+from tenax.core.events import (
+    FailureExamined,
+    GenerationFormed,
+    NodeCleared,
+    RunRequested,
+    WorkerExited,
+    WorkerStarted,
+)
+from tenax.core.messages import (
+    FailureSeen,
+    FromNode,
+    NodeDraining,
+    NodeInfo,
+    NodeJoined,
+    NodeLeft,
+    NodeProgress,
+    NodeReady,
+    NodeStopped,
+    NodeSucceeded,
+    WorkerProgress,
+    WorkersRunning,
+)
+from tenax.core.model import AgentSettings, Assignment, Evidence, Failure
+from tenax.runtime.journal import FORMAT, Header, Journal
+from tenax.runtime.run_journal import RunHeader, RunJournal
+
+WALL = 1_700_000_000.0
+
+
+class ToldRun:
+    """A coordinator of ``count`` nodes with ``slots`` workers each, and its journal. The test says what time it is."""
+
+    def __init__(
+        self,
+        folder: Path,
+        run_id: str = "job",
+        count: int = 1,
+        slots: int = 2,
+        max_restarts: int = 3,
+        least: int = 0,
+        wall: float = WALL,
+        name: str = "coordinator.jsonl",
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / name
+        self.count, self.slots = count, slots
+        self.settings = RunSettings(run_id, least or count, count, max_restarts, last_call_s=0.0)
+        self.machine = CoordinatorMachine(self.settings)
+        self.journal = RunJournal(str(self.path))
+        self.journal.write(RunHeader(FORMAT, "0", self.settings, "node0", wall, 0.0))
+        self.at = 0.0
+        self.step(Opened())
+
+    @property
+    def generation(self) -> int:
+        return self.machine.state.generation
+
+    def step(self, event: object, at: float | None = None) -> None:
+        self.at = self.at if at is None else at
+        says = self.machine.step(event, self.at)  # type: ignore[arg-type]
+        self.journal.run_step(self.at, event, says, self.machine.state)  # type: ignore[arg-type]
+
+    def hear(self, node: int, message: FromNode, at: float | None = None) -> None:
+        self.step(Heard(f"n{node}", message), at)
+
+    def join(self, node: int, at: float | None = None) -> None:
+        info = NodeInfo(f"n{node}", f"node{node}", self.slots, min_nodes=self.settings.min_nodes, max_nodes=self.count)
+        self.hear(node, NodeJoined(info), at)
+
+    def ready(self, node: int, at: float | None = None) -> None:
+        generation = self.machine.state.nodes[f"n{node}"].generation
+        self.hear(node, NodeReady(generation, f"node{node}", 1000 + node), at)
+
+    def all_join(self, at: float = 0.0) -> None:
+        for node in range(self.count):
+            self.join(node, at)
+            self.ready(node)
+
+    def all_run(self, at: float) -> None:
+        for node in self._members():
+            self.hear(node, WorkersRunning(self.generation, tuple(range(10, 10 + self.slots))), at)
+
+    def steps(self, node: int, first: int, last: int, since: float, at: float) -> None:
+        workers = tuple(WorkerProgress(rank, first, last, since, at) for rank in range(self.slots))
+        self.hear(node, NodeProgress(self.generation, at, workers), at)
+
+    def fail(self, node: int, at: float, message: str = "RuntimeError: boom", exit_code: int = 1) -> None:
+        """A worker fails, everybody stops within a second and is ready again."""
+        generation = self.generation
+        part = self.machine.state.nodes[f"n{node}"].part
+        assert part is not None
+        kind = message.partition(":")[0]
+        evidence = Evidence(kind, message, traceback=f"Traceback <b>\n{message}")
+        failure = Failure(generation, 0, part.first_global_rank, 10, exit_code, at, evidence=evidence)
+        self.hear(node, FailureSeen(generation, failure.brief(), at), at)
+        for each in self._members():
+            failures = (failure,) if each == node else ()
+            self.hear(each, NodeStopped(generation, at + 0.5, failures), at + 0.5)
+            self.ready(each, at + 1.0)
+
+    def lose(self, node: int, at: float, why: str = "its connection was closed") -> None:
+        self.step(NodeLost(f"n{node}", why), at)
+
+    def drain(self, node: int, at: float) -> None:
+        self.hear(node, NodeDraining(self.generation, 30.0, "SIGTERM"), at)
+        self.hear(node, NodeLeft("SIGTERM"), at + 1)
+
+    def stop_the_others(self, at: float) -> None:
+        for node in self._members():
+            if f"n{node}" in self.machine.state.unstopped:
+                self.hear(node, NodeStopped(self.generation, at), at)
+                self.ready(node)
+
+    def succeed(self, at: float) -> None:
+        generation = self.generation
+        for node in self._members():
+            self.hear(node, NodeSucceeded(generation), at)
+
+    def close(self) -> None:
+        self.journal.close(self.at)
+
+    def _members(self) -> list[int]:
+        state = self.machine.state
+        return sorted(int(each[1:]) for each in state.members if each in state.nodes and each not in state.gone)
+
+
+class ToldAgent:
+    """One node's agent, and its journal."""
+
+    def __init__(
+        self, folder: Path, host: str = "node0", run_id: str = "job", slots: int = 2, wall: float = WALL
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / "journal.jsonl"
+        self.slots = slots
+        self.settings = AgentSettings(run_id, "default", slots, 3)
+        self.machine = AgentMachine(self.settings)
+        self.journal = Journal(str(self.path))
+        self.journal.write(Header(FORMAT, "0", self.settings, "train.py", host, WALL, 0.0))
+        self.step(RunRequested(), 0.0)
+
+    def step(self, event: object, at: float) -> None:
+        commands = self.machine.step(event, at)  # type: ignore[arg-type]
+        self.journal.step(at, event, commands)  # type: ignore[arg-type]
+        for command in commands:
+            if isinstance(command, ExamineFailure):
+                evidence = Evidence("RuntimeError", "RuntimeError: boom")
+                self.step(FailureExamined(command.generation, command.local_rank, evidence), at)
+
+    def start(self, generation: int, at: float, group_rank: int = 0) -> None:
+        """Workers start one after the other, a tenth of a second apart."""
+        first = group_rank * self.slots
+        part = Assignment(generation, group_rank, 2, first, 2 * self.slots, master_port=generation)
+        self.step(GenerationFormed(part), at)
+        for rank in range(self.slots):
+            self.step(WorkerStarted(generation, rank, 100 * generation + rank), at + (rank + 1) / 10)
+
+    def exit(self, generation: int, local_rank: int, exit_code: int, at: float) -> None:
+        self.step(WorkerExited(generation, local_rank, exit_code), at)
+
+    def cleared(self, generation: int, at: float) -> None:
+        self.step(NodeCleared(generation), at)
+
+    def close(self, at: float) -> None:
+        self.journal.close(at)
+
+
+def replaced(text: str, **fields: object) -> str:
+    """One line of a journal with other values."""
+    return msgspec.json.encode({**msgspec.json.decode(text), **fields}).decode()
