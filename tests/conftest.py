@@ -1,6 +1,5 @@
 """What all tests share lies next to this file: pytest makes this folder importable because of it."""
 
-import atexit
 import os
 import shutil
 import tempfile
@@ -10,6 +9,9 @@ os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 # Agents of tests are found by tests only. A short path: that of a socket may not be longer than a hundred characters.
 os.environ["TENAX_DOORS"] = tempfile.mkdtemp(prefix="doors-")
-atexit.register(shutil.rmtree, os.environ["TENAX_DOORS"], ignore_errors=True)
 
 pytest_plugins = ["etcd_servers"]  # the fixtures etcd and make_etcd
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(os.environ["TENAX_DOORS"], ignore_errors=True)

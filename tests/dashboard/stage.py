@@ -57,7 +57,7 @@ class Stage:
         self._is_closed = False
         self._least = nodes if min_nodes is None else min_nodes
         settings = RunSettings(
-            "train-large", self._least, nodes, max_restarts, last_call_s=0.0, serving_node="id-0", scale_up=False
+            "train-large", self._least, nodes, max_restarts, last_call_s=60.0, serving_node="id-0", scale_up=False
         )
         self.seat = CoordinatorSeat(settings, None, self.loop, self._deliver)
         self.desk = Counting(Desk(self.seat, self.loop, self._answer_logs))

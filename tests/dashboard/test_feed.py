@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax.core.ledger import Goodput, Spent
@@ -173,6 +173,7 @@ _statuses = st.builds(
 )
 
 
+@settings(max_examples=50)
 @given(_statuses, _statuses)
 def test_who_is_told_the_change_has_the_next_status(before: RunStatus, after: RunStatus) -> None:
     """F1, for statuses in which events and generations only come, as they do."""

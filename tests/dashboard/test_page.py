@@ -338,7 +338,11 @@ new MutationObserver(records => {
 }).observe(document.getElementById("events"), {childList: true});
 window.gap = 0;
 let last = performance.now();
-setInterval(() => { const now = performance.now(); window.gap = Math.max(window.gap, now - last - 20); last = now; }, 20);
+setInterval(() => {
+  const now = performance.now();
+  window.gap = Math.max(window.gap, now - last - 20);
+  last = now;
+}, 20);
 new MutationObserver(records => {
   for (const record of records) for (const node of record.addedNodes)
     window.seen.generations.push([Number(node.dataset.number), Date.now() / 1000]);

@@ -15,8 +15,11 @@ from view.test_pages import the_run
 __all__ = ["chromium", "page"]
 
 _COLOURS = """
-const canvas = document.querySelector("#lanes canvas");
-const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+const canvas = document.querySelector("#lanes canvas"), copy = document.createElement("canvas");
+[copy.width, copy.height] = [canvas.width, canvas.height];
+const pen = copy.getContext("2d", {willReadFrequently: true});
+pen.drawImage(canvas, 0, 0);
+const pixels = pen.getImageData(0, 0, copy.width, copy.height).data;
 const found = new Set();
 for (let n = 0; n < pixels.length; n += 4) found.add(pixels[n] + "," + pixels[n + 1] + "," + pixels[n + 2]);
 return [...found];
@@ -81,7 +84,7 @@ def test_what_is_under_the_pointer_is_said(page: Page, files: dict[str, str]) ->
     page.js(
         """
         const canvas = document.querySelector("#lanes canvas"), place = canvas.getBoundingClientRect();
-        const x = place.left + 150 + (place.width - 150) * 0.5, y = place.top + 24 + 22 + 11;
+        const x = place.left + 150 + (place.width - 150) * 0.4, y = place.top + 24 + 22 + 11;
         canvas.dispatchEvent(new PointerEvent("pointermove", {clientX: x, clientY: y, bubbles: true}));
         """
     )

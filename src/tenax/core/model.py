@@ -207,6 +207,20 @@ class Outcome(enum.Enum):
     ABANDONED = "abandoned"  # a process survived SIGKILL: this host needs attention
     BROKEN = "broken"  # the launcher itself could not do its work: no keeper, no rendezvous, too few nodes
 
+    @property
+    def in_words(self) -> str:
+        """What the run did, or what became of it."""
+        return _OUTCOMES[self]
+
+
+_OUTCOMES = {
+    Outcome.SUCCEEDED: "succeeded",
+    Outcome.FAILED: "failed",
+    Outcome.CANCELLED: "was cancelled",
+    Outcome.ABANDONED: "was abandoned",
+    Outcome.BROKEN: "could not go on",
+}
+
 
 class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the run ended, and why, in words. Decided once for the whole run, unless this node left it before."""

@@ -3,7 +3,7 @@
 1. What is written is what was given, byte for byte.
 2. No error of the disk is anyone else's: the bytes are counted, and tried again with the next ones.
 3. Where bytes are missing, a line in the file says how many, as soon as the file takes it.
-4. When its bytes came stands in a file beside it (``times``), for those who want to see lines of several files.
+4. When its bytes came stands elsewhere (``times``), for those who want to see lines of several files.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Times: a small file beside a log file that tells when its bytes came: ``stdout.log.times``.
+"""Times: small files next to the journal that tell when the bytes of log files came.
 
-The log holds the worker's bytes and nothing else, so the times stand beside it. Records of 16 bytes, little-endian: a
+A log holds the worker's bytes and nothing else, and its folder what TorchElastic's would hold, so the times of
+``RUN/attempt_0/1/stdout.log`` are in ``RUN/journal.times/attempt_0.1.stdout``. Records of 16 bytes, little-endian: a
 position in the log, and when the bytes from there on came (seconds since the epoch). At most ten records a second, and
-only while something is written.
+only while something is written. A log file anywhere else has no times.
 
-It is only a help: a disk that does not take it costs the times, never the log; a damaged one is read as far as it makes
-sense; without it lines of one file are still in order.
+They are only a help: a disk that does not take them costs the times, never the log; damaged ones are read as far as
+they make sense; without them lines of one file are still in order.
 """
 
 from __future__ import annotations
@@ -18,20 +19,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.logs.tail import Mark
 
-SUFFIX = b".times"
+FOLDER = b"journal.times"
 _EVERY_S = 0.1
 _RECORD = struct.Struct("<Qd")
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 _MOST_AT_ONCE = 1 << 16  # bytes of records
 
 
+def times_path(log_path: bytes) -> bytes:
+    """Where the times of this log file are; empty: nowhere."""
+    worker_folder, name = os.path.split(log_path)
+    attempt_folder, local_rank = os.path.split(worker_folder)
+    run_folder, attempt = os.path.split(attempt_folder)
+    if not (attempt.startswith(b"attempt_") and local_rank.isdigit() and name.endswith(b".log")):
+        return b""
+    return os.path.join(run_folder, FOLDER, b".".join([attempt, local_rank, name.removesuffix(b".log")]))
+
+
 class TimesWriter:
     """Used by the one thread that writes files."""
 
     def __init__(self, log_path: bytes) -> None:
-        self._path = log_path + SUFFIX
+        self._path = times_path(log_path)
         self._descriptor = -1
-        self._is_given_up = False
+        self._is_given_up = not self._path
         self._noted_at = 0.0
 
     def note(self, position: int, at: float) -> None:
@@ -41,6 +52,8 @@ class TimesWriter:
         self._noted_at = at
         try:
             if self._descriptor < 0:
+                with suppress(FileExistsError):
+                    os.mkdir(os.path.dirname(self._path))
                 self._descriptor = os.open(self._path, _FLAGS, 0o666)
                 size = os.fstat(self._descriptor).st_size
                 if size % _RECORD.size:  # half a record, of a writer that was killed
@@ -67,8 +80,9 @@ class TimesReader:
     def __init__(self, log_path: bytes) -> None:
         self._descriptor = -1
         self._count = 0
-        with suppress(OSError):
-            self._descriptor = os.open(log_path + SUFFIX, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        path = times_path(log_path)
+        with suppress(OSError):  # there are none
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             self._count = os.fstat(self._descriptor).st_size // _RECORD.size
 
     def between(self, start: int, end: int) -> list[Mark]:

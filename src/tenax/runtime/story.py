@@ -139,7 +139,7 @@ def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
         case order.Finish(verdict):
             # The report speaks for every other end.
             important = verdict.outcome is Outcome.SUCCEEDED
-            told = [Line(f"the run {_OUTCOMES[verdict.outcome]}: {verdict.why}", important)]
+            told = [Line(f"the run {verdict.outcome.in_words}: {verdict.why}", important)]
             return [*told, *_cost(verdict)] if important else told
     return []
 
@@ -151,16 +151,8 @@ def _cost(verdict: Verdict) -> list[Line]:
         return []
     from tenax.view.goodput_line import goodput_in_words
 
-    return [Line(goodput_in_words(goodput))]
-
-
-_OUTCOMES = {
-    Outcome.SUCCEEDED: "succeeded",
-    Outcome.FAILED: "failed",
-    Outcome.CANCELLED: "was cancelled",
-    Outcome.ABANDONED: "was abandoned",
-    Outcome.BROKEN: "could not go on",
-}
+    words = goodput_in_words(goodput)
+    return [Line(words)] if words else []
 
 
 def live_line(state: AgentState) -> str:

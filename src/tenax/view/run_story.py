@@ -108,7 +108,7 @@ def _said_in_words(say: Say) -> str:
         case GenerationEnded(generation, why):
             return f"generation {generation} is over: {why}"
         case RunEnded(verdict):
-            return f"the run {verdict.outcome.value}: {verdict.why}"
+            return f"the run {verdict.outcome.in_words}: {verdict.why}"
         case JoinRefused(reason):
             return f"refused: {reason}"
         case LeaveNoticed(_, host, why):
