@@ -18,6 +18,7 @@ from tenax.core.coordinator import CancelRequested
 from tenax.dashboard.live import Dashboard
 from tenax.http.server import Patience
 from tenax.listening import listen
+from tenax.metrics.run_page import CONTENT_TYPE
 from tenax.view.status import RunStatus
 from watching import leaving_nothing, until
 
@@ -314,11 +315,11 @@ def test_lines_of_a_worker_are_passed_on_and_waited_for(set_up: Callable[..., St
 
 def test_metrics_are_on_the_same_port(set_up: Callable[..., Stage]) -> None:
     """For a scraper that gives the key as a token."""
-    pytest.importorskip("tenax.metrics.run_page", reason="the metrics of a run are not written yet")
     stage = set_up()
     heard = ask(stage, "/metrics", Authorization=f"Bearer {stage.key}")
-    assert (heard.status, heard.headers["Content-Type"]) == (200, "text/plain; version=0.0.4; charset=utf-8")
-    assert b"# TYPE " in heard.body
+    assert (heard.status, heard.headers["Content-Type"]) == (200, CONTENT_TYPE)
+    assert b"tenax_run_" in heard.body
+    assert b'run_id="train-large"' in heard.body
 
 
 def test_a_port_that_is_taken_is_said_in_a_sentence(set_up: Callable[..., Stage]) -> None:

@@ -155,7 +155,7 @@ def test_a_drain_that_leaves_too_few_says_so(set_up: Callable[..., Stage], page:
     stage = set_up(2, 2)
     page.open(stage.link)
     page.click(".drain")
-    assert "Then there are 1 node, fewer than the 2 that the run needs" in page.text("ask-text")
+    assert "That leaves 1 node, and the run needs 2: it waits for another" in page.text("ask-text")
     page.press(Keys.ESCAPE)
     page.until_true("!document.getElementById('ask').open")
     assert stage.status.drains == 0
@@ -262,6 +262,24 @@ def test_a_lost_connection_is_told_and_found_again(set_up: Callable[..., Stage],
     page.until_text("connection", "live")
     page.until_text("fact-generation", "2")
     assert page.js("return document.getElementById('notice').hidden")
+
+
+def test_an_agent_that_stays_away_is_not_waited_for_forever(set_up: Callable[..., Stage], page: Page) -> None:
+    """After a minute, by the browser's clock, the page says so and rests; a button tries again."""
+    stage = set_up()
+    page.open(stage.link)
+    stage.do(stage.dashboard.close)
+    page.until_text("connection", "connection lost, trying again")
+    page.js("const now = Date.now; Date.now = () => now() + 61000")
+    page.until_text("connection", "not connected")
+    assert "cannot be reached: it has ended, or the way to it is broken" in page.until_text("notice", "cannot be")
+    address = f"{stage.host}:{stage.port}"
+    stage.dashboard = stage.do(lambda: type(stage.dashboard)(address, stage.desk, stage.loop, stage.complaints.append))
+    page.click("#reconnect")
+    page.until_text("notice", "The page is refused: this page needs the key of the run")  # it is another one's
+    stage.dashboard._key = stage.key
+    page.click("#reconnect")
+    page.until_text("connection", "live")
 
 
 def test_a_wrong_key_is_told(set_up: Callable[..., Stage], page: Page) -> None:

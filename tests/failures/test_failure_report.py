@@ -602,7 +602,7 @@ def test_where_all_only_lost_a_peer_nobody_is_blamed() -> None:
     words = " ".join(render(report(verdict)).split())
     assert "(a consequence: no worker names the cause)" in headline(report(verdict))
     assert "cause Not known: no worker names one of its own." in words
-    assert "missing perhaps rank 2: had not failed when we stopped them" in words
+    assert "missing perhaps rank 2: had not failed when we stopped everything" in words
     assert "Also failed, before we stopped them rank 1" in words
     assert "Because of that" not in words
     assert to_dict(report(verdict))["cause_is_known"] is False

@@ -70,9 +70,9 @@ class Run:
             code = main(["logs", *words])
         return Done(code, out.getvalue(), err.getvalue())
 
-    def follow(self, *words: str) -> Running:
+    def follow(self, *words: str, **options: int) -> Running:
         """``tenax logs``, which may go on."""
-        return self.bench.start(*words, program=[*TENAX, "logs"], env=self._env)
+        return self.bench.start(*words, program=[*TENAX, "logs"], env=self._env, **options)
 
     def finish(self, workers: list[Worker]) -> None:
         for worker in workers:

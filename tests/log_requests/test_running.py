@@ -142,6 +142,22 @@ def test_following_one_generation_ends_with_it(run: Run) -> None:
     run.finish(second)
 
 
+def test_a_reader_that_has_seen_enough(run: Run) -> None:
+    """``| head -1``: with the next line it ends by itself, although the run goes on."""
+    run.start("--nproc-per-node", "1")
+    (worker,) = run.desk.generation(1)
+    run.say(worker, "first\n")
+    reader, writer = os.pipe()
+    follower = run.follow("seen", "--follow", stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 100) == b"rank 0 | first\n"
+    os.close(reader)
+    run.say(worker, "second\n")
+    done = follower.wait()
+    assert (done.code, done.err) == (0, "")
+    run.finish([worker])
+
+
 def test_files_have_it_all(run: Run) -> None:
     """With files any part can be seen, also of streams that are not shown anywhere."""
     run.start("--nproc-per-node", "2", "--redirects", "3")

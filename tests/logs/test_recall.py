@@ -195,6 +195,7 @@ def kept(path: Path, tail: Tail, start: int, *, is_open: bool = True) -> Iterato
 
 
 def write_both(path: Path, count: int) -> tuple[Tail, list[bytes]]:
+    path.parent.mkdir(parents=True)
     tail, file, lines = Tail(), LogFile(os.fsencode(path)), []
     for number in range(count):
         line = b"%07d %s" % (number, b"y" * (number * 37 % 150))
@@ -207,11 +208,11 @@ def write_both(path: Path, count: int) -> tuple[Tail, list[bytes]]:
 
 def test_a_file_has_what_memory_has_not(tmp_path: Path) -> None:
     """From the first line to the last, in several answers, across the border between file and memory."""
-    tail, lines = write_both(tmp_path / "log", 12_000)
+    tail, lines = write_both(tmp_path / "attempt_0" / "0" / "stdout.log", 12_000)
     told: list[bytes] = []
     position, is_more = 0, True
     while is_more:
-        with kept(tmp_path / "log", tail, position) as source:
+        with kept(tmp_path / "attempt_0" / "0" / "stdout.log", tail, position) as source:
             found = following([source], Query())
         assert found.left_out == []
         assert sum(map(len, texts(found))) <= recall.MOST_BYTES
@@ -219,7 +220,7 @@ def test_a_file_has_what_memory_has_not(tmp_path: Path) -> None:
         told += texts(found)
         (position,), is_more = found.positions, found.is_more
     assert told == lines
-    with kept(tmp_path / "log", tail, -1) as source:
+    with kept(tmp_path / "attempt_0" / "0" / "stdout.log", tail, -1) as source:
         found = last([source], Query(last=1000))
     assert texts(found) == lines[-1000:]
     assert tail.first > 0
@@ -227,22 +228,22 @@ def test_a_file_has_what_memory_has_not(tmp_path: Path) -> None:
 
 
 def test_searching_a_file(tmp_path: Path) -> None:
-    tail, lines = write_both(tmp_path / "log", 12_000)
+    tail, lines = write_both(tmp_path / "attempt_0" / "0" / "stdout.log", 12_000)
     wanted = [line for line in lines if b"99 " in line[:8]]
-    with kept(tmp_path / "log", tail, -1) as source:
+    with kept(tmp_path / "attempt_0" / "0" / "stdout.log", tail, -1) as source:
         found = last([source], Query(last=1000, needle=b"99 "))
     assert (texts(found), found.left_out) == (wanted, [])
-    with kept(tmp_path / "log", tail, 0) as source:
+    with kept(tmp_path / "attempt_0" / "0" / "stdout.log", tail, 0) as source:
         found = following([source], Query(needle=b"99 "))
     assert texts(found) == wanted
-    with kept(tmp_path / "log", tail, 0) as source:
+    with kept(tmp_path / "attempt_0" / "0" / "stdout.log", tail, 0) as source:
         found = following([source], Query(since=1000.0 + 11_995))
     assert texts(found) == lines[-5:]
 
 
 def test_a_file_that_is_behind(tmp_path: Path) -> None:
     """The disk is slow: what is in neither place yet is waited for, not skipped."""
-    path = tmp_path / "log"
+    path = tmp_path / "attempt_0" / "0" / "stdout.log"
     tail, lines = write_both(path, 4000)
     whole = path.read_bytes()
     path.write_bytes(whole[:1005])

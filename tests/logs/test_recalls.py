@@ -130,7 +130,8 @@ def test_waiting_ends_with_time_a_hurry_or_the_stream(scribe: Scribe) -> None:
 
 
 def test_a_file_gives_what_memory_has_lost(scribe: Scribe, tmp_path: Path) -> None:
-    path = str(tmp_path / "log")
+    (tmp_path / "attempt_0" / "0").mkdir(parents=True)
+    path = str(tmp_path / "attempt_0" / "0" / "stdout.log")
     end = scribe.open_stream("1.0.1", path=path)
     expected = [b"%07d %s" % (number, b"w" * 90) for number in range(5000)]
     for line in expected:

@@ -6,11 +6,25 @@ import os
 from pathlib import Path
 
 from tenax.logs.log_file import LogFile
-from tenax.logs.times import TimesReader, TimesWriter
+from tenax.logs.times import TimesReader, TimesWriter, times_path
+
+
+def log_in(folder: Path) -> bytes:
+    """A log file where one of a run would be."""
+    path = folder / "attempt_0" / "3" / "stdout.log"
+    path.parent.mkdir(parents=True)
+    return os.fsencode(path)
+
+
+def test_where_they_are() -> None:
+    """By our layout; files that somebody else has chosen have none, and nothing is put beside them."""
+    assert times_path(b"/logs/run_1/attempt_2.1/10/stderr.log") == b"/logs/run_1/journal.times/attempt_2.1.10.stderr"
+    for elsewhere in (b"/logs/stdout.log", b"/logs/attempt_0/x/stdout.log", b"/logs/run/0/1/stdout.log", b"/dev/null"):
+        assert times_path(elsewhere) == b""
 
 
 def test_at_most_ten_a_second(tmp_path: Path) -> None:
-    log = os.fsencode(tmp_path / "log")
+    log = log_in(tmp_path)
     writer = TimesWriter(log)
     for hundredth in range(1000):
         writer.note(hundredth * 5, 1000 + hundredth / 100)
@@ -22,7 +36,7 @@ def test_at_most_ten_a_second(tmp_path: Path) -> None:
 
 
 def test_what_is_looked_up(tmp_path: Path) -> None:
-    log = os.fsencode(tmp_path / "log")
+    log = log_in(tmp_path)
     writer = TimesWriter(log)
     for number in range(10_000):
         writer.note(number * 100, 1000.0 + number)
@@ -37,42 +51,44 @@ def test_what_is_looked_up(tmp_path: Path) -> None:
 
 def test_half_a_record_is_none(tmp_path: Path) -> None:
     """Its writer was killed. The next one goes on, and a reader does not stumble."""
-    path = tmp_path / "log.times"
-    writer = TimesWriter(os.fsencode(tmp_path / "log"))
+    log = log_in(tmp_path)
+    path = tmp_path / "journal.times" / "attempt_0.3.stdout"
+    writer = TimesWriter(log)
     writer.note(0, 1.0)
     writer.close()
     path.write_bytes(path.read_bytes() + b"\1\2\3")
-    assert TimesReader(os.fsencode(tmp_path / "log")).between(0, 100) == [(0, 1.0)]
-    writer = TimesWriter(os.fsencode(tmp_path / "log"))
+    assert TimesReader(log).between(0, 100) == [(0, 1.0)]
+    writer = TimesWriter(log)
     writer.note(50, 2.0)
     writer.close()
-    assert TimesReader(os.fsencode(tmp_path / "log")).between(0, 100) == [(0, 1.0), (50, 2.0)]
+    assert TimesReader(log).between(0, 100) == [(0, 1.0), (50, 2.0)]
 
 
 def test_no_times_are_no_trouble(tmp_path: Path) -> None:
-    """None there; a folder in their place; a folder that does not take them."""
-    reader = TimesReader(os.fsencode(tmp_path / "none"))
+    """None there; a file where their folder would be."""
+    log = log_in(tmp_path)
+    reader = TimesReader(log)
     assert (reader.between(0, 100), reader.position_at(5.0)) == ([], 0)
-    (tmp_path / "log.times").mkdir()
-    file = LogFile(os.fsencode(tmp_path / "log"))
+    (tmp_path / "journal.times").write_text("in the way")
+    file = LogFile(log)
     file.append(b"kept\n", 5.0)
     file.append(b"and this\n", 6.0)
     file.close()
-    assert (tmp_path / "log").read_bytes() == b"kept\nand this\n"
+    assert Path(os.fsdecode(log)).read_bytes() == b"kept\nand this\n"
     assert not file.lost_bytes
-    assert TimesReader(os.fsencode(tmp_path / "log")).between(0, 100) == []
+    assert TimesReader(log).between(0, 100) == []
 
 
 def test_a_log_file_notes_its_own_positions(tmp_path: Path) -> None:
     """Also in a file that had something in it before."""
-    path = tmp_path / "log"
-    path.write_bytes(b"before\n")
-    file = LogFile(os.fsencode(path))
+    log = log_in(tmp_path)
+    Path(os.fsdecode(log)).write_bytes(b"before\n")
+    file = LogFile(log)
     file.append(b"first\n", 100.0)
     file.append(b"second\n", 101.0)
     file.append(b"third\n")  # nobody wants to know when
     file.close()
-    assert TimesReader(os.fsencode(path)).between(0, 100) == [(7, 100.0), (13, 101.0)]
+    assert TimesReader(log).between(0, 100) == [(7, 100.0), (13, 101.0)]
     assert file.began_at == 7
     assert file.is_in_step
 
@@ -81,5 +97,4 @@ def test_a_device_has_no_times(tmp_path: Path) -> None:
     file = LogFile(b"/dev/null")
     file.append(b"gone\n", 5.0)
     file.close()
-    assert not os.path.exists("/dev/null.times")
     assert not file.is_in_step

@@ -188,7 +188,7 @@ def test_a_pause_replays_and_an_operators_end_too(path: str) -> None:
     assert differences == []
     told = [line for _, line in story]
     assert "an operator ended the run: enough" in told
-    assert told[-1].endswith(": the run cancelled: enough")
+    assert told[-1].endswith(": the run was cancelled: enough")
 
 
 def test_a_changed_word_is_named(path: str) -> None:

@@ -1,7 +1,7 @@
 """Log folders: the lines of a run that is over, or was killed, from the files it left on this host.
 
-The journal tells which generation had which folder, and who had which rank in it; the times beside the log files tell
-when lines came. Files without them (of an older tenax, or copied alone) are shown one after the other, which is said.
+The journal tells which generation had which folder, and who had which rank in it; ``journal.times`` tells when lines
+came. Files without times (of an older tenax, or copied alone) are shown one after the other, which is said.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tenax.cli.flags import UsageError
 from tenax.cli.job import NoSuchJob
 from tenax.core.commands import StartWorkers
 from tenax.logs.recall import Query, Source, following, last
-from tenax.logs.times import SUFFIX
+from tenax.logs.times import times_path
 from tenax.runtime.journal import JournalUnreadable, read_journal
 from tenax.runtime.log_answers import STREAMS, RankSet, shown
 from tenax.view.log_lines import LeftOut, LogLine
@@ -39,6 +39,10 @@ class LogOfWorker(msgspec.Struct, frozen=True):
     local_rank: int
     stream: str
 
+    @property
+    def times(self) -> bytes:
+        return times_path(os.fsencode(self.path))
+
     def line(self, at: float, data: bytes) -> LogLine:
         return LogLine(at, self.rank, self.local_rank, self.stream, self.generation, shown(data))
 
@@ -49,13 +53,9 @@ def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
     if not logs:
         raise NoSuchJob("this run has kept no lines in files; 'tenax run --redirects 3' or '--tee 3' does")
     chosen = _chosen(logs, choice)
-    without = [
-        log for log in chosen if not os.path.exists(os.fsencode(log.path) + SUFFIX) and os.path.getsize(log.path)
-    ]
+    without = [log for log in chosen if os.path.getsize(log.path) and not os.path.exists(log.times)]
     if without and len(chosen) > 1:
-        page.note(
-            f"{len(without)} of {len(chosen)} files have no times beside them: they come first, one after another"
-        )
+        page.note(f"of {len(without)} files no times are known: they come first, one after another")
     if choice.last >= 0:
         recalled = _look(chosen, choice, [-1] * len(chosen), last)
         _show(chosen, recalled, page)

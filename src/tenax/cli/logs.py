@@ -199,11 +199,11 @@ class Page:
         self._width = 1
         self._lines = 0
         self._left_out: dict[str, tuple[set[tuple[int, str, int]], int]] = {}
-        self.is_closed = False
+        self.is_closed = False  # nobody reads on
+        self._is_failed = False
 
     def show(self, lines: Iterable[LogLine]) -> None:
         """Print them, in this order."""
-        from tenax.cli.run import print_page
         from tenax.failures.plain_text import harmless
 
         text: list[str] = []
@@ -219,8 +219,20 @@ class Page:
                 name = f"\x1b[{_COLOURS[line.rank % len(_COLOURS)]}m{name}{_RESET}"
             # What comes from a node is a stranger's word, whatever that node should have done with it.
             text.append(f"{name} {harmless(line.text)}".rstrip(" ") + "\n")
-        if text and print_page("".join(text)):
-            self.is_closed = True
+        if text:
+            self._print("".join(text))
+
+    def _print(self, text: str) -> None:
+        """A reader that has seen enough (``| head``) is no failure, but there is no point in going on."""
+        from tenax.cli.run import print_page
+
+        try:
+            # Before the page is printed, which does not tell a reader that is gone from one that reads.
+            is_gone = _is_reader_gone()
+        except OSError:  # it is not a file but an object in this process
+            is_gone = False
+        self._is_failed = not is_gone and bool(print_page(text))
+        self.is_closed = is_gone or self._is_failed
 
     def _time(self, at: float) -> str:
         if not self._has_times:
@@ -256,11 +268,21 @@ class Page:
     def exit_code(self, if_nothing: int) -> int:
         self.tell_left_out()
         if self.is_closed:
-            return 1
+            return int(self._is_failed)
         if not self._lines and if_nothing:
             self.note("there are no such lines")
             return if_nothing
         return 0
+
+
+def _is_reader_gone() -> bool:
+    import select
+
+    if sys.stdout is None:
+        return False
+    waiter = select.poll()
+    waiter.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in waiter.poll(0))
 
 
 def _allows_colour() -> bool:

@@ -11,8 +11,8 @@ generation and in earlier ones, times a generous factor, and never less than wha
 
 Laws (tests cite the numbers):
 
-H1  Nobody is judged before its rhythm was seen in this generation: some steps; or, without steps, movement during at
-    least ``hang_after_s``. A start takes as long as it takes.
+H1  Nobody is judged before its rhythm was seen in this generation: some steps; or, without steps, ``hang_after_s`` of
+    movement, or a good deal of it over a much longer time. A start takes as long as it takes.
 H2  Who says that it is in a phase (``tenax.progress.phase``) is not quiet, and neither is one that writes to a disk:
     that is a checkpoint. If other bytes flow, steps that are missing mean something only after a much longer time.
 H3  Quiet is only a node of which every worker that runs is still, without a break, for at least ``hang_after_s`` and
@@ -32,13 +32,25 @@ if TYPE_CHECKING:
 PATIENCE = 10.0  # times the longest gap
 SPIN_PATIENCE = 3.0  # times as long again
 DOUBT_PATIENCE = 6.0  # times as long again, if steps are said and it is not clear what that they are missing means
+START_PATIENCE = 2.0  # times the longest gap of a start, where workers wait for each other
 _FEW_STEPS = 3
+_START_MOVES = 10  # looks in which something had moved: before that it is a start
+_FEW_MOVES, _LONG = 20, 5.0  # so many looks, and so many times as long as must be still: a rhythm of bursts
 _ASLEEP = 0.05  # of the time that a thread wants a processor
 _AWAKE = 0.9
 _MOST_WAKES = 100.0  # a second, of threads that are asleep: watchdogs and heartbeats look around now and then
+_MOST_WAITS = 5.0  # a second, of a thread that spins
 _MOST_FAULTS = 20.0  # a second: a page of memory now and then
 _MANY_BYTES = 64 << 10  # a second
 _LATE = 3.0  # a sample that comes so many intervals late says nothing: who looked was stopped
+
+
+class Thread(msgspec.Struct, frozen=True):
+    """What one thread has done since it began."""
+
+    wanted_s: float  # a processor, whether it got one or not
+    runs: int  # how often it was put on one
+    waits: int | None = None  # how often it waited for something; None: not looked at
 
 
 class Vitals(msgspec.Struct, frozen=True):
@@ -51,9 +63,7 @@ class Vitals(msgspec.Struct, frozen=True):
     faults: int = 0  # pages of memory that were touched for the first time
     processes: int = 1
     is_stopped: bool = False  # by a signal or a debugger
-    # By thread: seconds that it wanted a processor (whether it got one or not), and how often it was put on one. None:
-    # not looked at, as it had moved anyway.
-    threads: Mapping[int, tuple[float, int]] | None = None
+    threads: Mapping[int, Thread] | None = None  # by number; None: not looked at, as it had moved anyway
     cpu_s: float = 0.0  # of all of it, where threads cannot be looked at
     has_threads: bool = True  # whether this system tells of threads
 
@@ -83,6 +93,7 @@ class Learned(msgspec.Struct):
     """What outlives a generation."""
 
     longest_gap_s: float = 0.0  # still, and then it went on
+    longest_start_s: float = 0.0  # the same, at the start of a generation
     longest_step_s: float = 0.0  # between two steps of one worker
 
 
@@ -113,12 +124,12 @@ class HangJudge:
         self._looked_at = now
         self._first_moved_at: float | None = None
         self._last_moved_at = now
-        self._moves = 0
-        self._must_rebase = True
+        self._moves, self._moved_s = 0, 0.0
+        self.is_disturbed = True
 
     def rebase(self) -> None:
-        """Somebody has disturbed them: what they did until the next look is not their doing."""
-        self._must_rebase = True
+        """Somebody has disturbed them: what they do until the next look is not their doing. Look closely then."""
+        self.is_disturbed = True
 
     def look(self, samples: list[Sample], now: float) -> Opinion:
         late = now - self._looked_at > _LATE * self._interval_s
@@ -135,13 +146,13 @@ class HangJudge:
                 has_moved = True
                 continue
             self._workers[sample.local_rank] = before
-            has_moved |= self._compare(before, sample, elapsed_s, now, is_void=late or self._must_rebase)
+            has_moved |= self._compare(before, sample, elapsed_s, now, is_void=late or self.is_disturbed)
             before.last = sample
         if late:  # and how long they were still meanwhile is not known either
             self._last_moved_at = now
             for worker in self._workers.values():
                 worker.moved_at = worker.step_moved_at = now
-        self._must_rebase = False
+        self.is_disturbed = False
         if has_moved:
             self._note_movement(now)
         return self._opinion(now)
@@ -192,9 +203,13 @@ class HangJudge:
         if self._first_moved_at is None:
             self._first_moved_at = now
         elif gap_s > 1.5 * self._interval_s:
-            self.learned.longest_gap_s = max(self.learned.longest_gap_s, gap_s)
+            if self._moves < _START_MOVES:
+                self.learned.longest_start_s = max(self.learned.longest_start_s, gap_s)
+            else:
+                self.learned.longest_gap_s = max(self.learned.longest_gap_s, gap_s)
         self._last_moved_at = now
         self._moves += 1
+        self._moved_s += min(gap_s, self._interval_s)
 
     # --- what that means ----------------------------------------------------------------------------------------------
 
@@ -221,11 +236,11 @@ class HangJudge:
 
     def _by_vitals(self, now: float, patience: float) -> Opinion:
         workers = list(self._workers.values())
-        has_rhythm = self._first_moved_at is not None and self._last_moved_at - self._first_moved_at >= self._after_s
-        if not has_rhythm:
+        if not self._has_rhythm():
             return Opinion(is_quiet=False)
         since = max(worker.moved_at for worker in workers)
-        wait_s = patience * max(self._after_s, PATIENCE * self.learned.longest_gap_s)
+        learned_s = max(PATIENCE * self.learned.longest_gap_s, START_PATIENCE * self.learned.longest_start_s)
+        wait_s = patience * max(self._after_s, learned_s)
         spinning = [worker for worker in workers if worker.is_spinning]
         if spinning:
             wait_s *= SPIN_PATIENCE
@@ -234,6 +249,11 @@ class HangJudge:
         how = "asleep" if not spinning else "spinning" if len(spinning) == len(workers) else "asleep or spinning"
         why = f"all workers are {how}, and nothing is read, written or computed"
         return Opinion(True, max(since, self._last_moved_at), why, _stopped(workers))
+
+    def _has_rhythm(self) -> bool:
+        if self._first_moved_at is None or self._moved_s >= self._after_s:
+            return self._first_moved_at is not None
+        return self._moves >= _FEW_MOVES and self._last_moved_at - self._first_moved_at >= _LONG * self._after_s
 
 
 def _stopped(workers: list[_Worker]) -> tuple[int, ...]:
@@ -264,14 +284,17 @@ def _stillness(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
     if before.threads is None or after.threads is None or before.threads.keys() != after.threads.keys():
         return None
     is_spinning, wakes = False, 0
-    for thread, (wanted_s, runs) in after.threads.items():
-        share = (wanted_s - before.threads[thread][0]) / elapsed_s
+    for number, now in after.threads.items():
+        then = before.threads[number]
+        share = (now.wanted_s - then.wanted_s) / elapsed_s
         if _ASLEEP < share < _AWAKE:
             return None
-        if share >= _AWAKE:
-            is_spinning = True
+        if share < _AWAKE:
+            wakes += now.runs - then.runs
+        elif now.waits is None or then.waits is None or now.waits - then.waits > _MOST_WAITS * elapsed_s:
+            return None  # who waits for something, again and again, gets it
         else:
-            wakes += runs - before.threads[thread][1]
+            is_spinning = True
     return None if wakes > _MOST_WAKES * elapsed_s else is_spinning
 
 

@@ -143,13 +143,15 @@ def _brief(place: StackPlace) -> StackPlace:
     return msgspec.structs.replace(place, stacks="") if place.stacks else place
 
 
-def _oddness(place: StackPlace) -> tuple[int, bool, tuple[int, ...]]:
+def _oddness(place: StackPlace) -> tuple[int, int, tuple[int, ...]]:
     return len(place.ranks), _waits(place), place.ranks
 
 
-def _waits(place: StackPlace) -> bool:
-    """For others, by the look of it."""
-    return any(_WAITS_FOR_OTHERS.search(frame) for frame in place.frames[:4])
+def _waits(place: StackPlace) -> int:
+    """Who cannot even say where it is, is not one of those that wait; who waits for others by the look of it, is."""
+    if not place.frames:
+        return 0
+    return 2 if any(_WAITS_FOR_OTHERS.search(frame) for frame in place.frames[:4]) else 1
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The same moment is not always written as the same number: the clock of the day and the clock of the run are read
-# one after the other.
+# The same moment is not always written as the same number: the clock of the day may have been set meanwhile.
 _SAME_MOMENT_S = 0.25
 _SAME_EVENT_S = 0.0005  # when that has been allowed for
 _TIMES = frozenset({"since", "step_at", "at", "formed_at", "running_at", "ended_at", "settled_at"})

@@ -61,8 +61,8 @@ _MOST_LINES = 1000
 _KEY_BYTES = 18
 _MOST_BODY = 4096
 _KEY_HEADER = "x-tenax-key"
+_UNBUFFERED = {"X-Accel-Buffering": "no"}  # for a proxy on the way: each event is due now
 _FROM_THE_PAGE = "asked for on the page"
-_METRICS = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -282,15 +282,13 @@ class Dashboard:
         self._ask(wanted, later)
         return later
 
-    def _metrics(self) -> Response | Later:
-        try:
-            from tenax.metrics.run_page import render
-        except ImportError:
-            return text(NOT_FOUND, "this version of tenax has no metrics of a run")
-        return self._with_status(lambda status: Response(OK, render(status).encode(), _METRICS))
+    def _metrics(self) -> Later:
+        from tenax.metrics.run_page import CONTENT_TYPE, render
+
+        return self._with_status(lambda status: Response(OK, render(status).encode(), CONTENT_TYPE))
 
     def _stream(self) -> Stream:
-        stream = Stream(self._forget, headers=HEADERS, heartbeat=event("beat", b"1"))
+        stream = Stream(self._forget, headers={**HEADERS, **_UNBUFFERED}, heartbeat=event("beat", b"1"))
         self._streams[stream] = False
         stream.say(b"retry: 1000\n\n")
         self._loop.soon(self._watch)

@@ -227,10 +227,13 @@
     const left = Math.max(0, run.max_restarts - run.restarts_used);
     fact("fact-restarts", `${run.restarts_used} used`, `, ${left} left of ${run.max_restarts}`);
     const free = [run.drains && many(run.drains, "drain"), run.requests && `${run.requests} asked for`].filter(Boolean);
-    fact("fact-membership", count(run.membership_changes), free.length ? `, ${free.join(", ")}` : "");
+    fact("fact-membership", many(run.membership_changes, "change"), free.length ? `, ${free.join(", ")}` : "");
     $("restart").disabled = !isLive || !["running", "paused"].includes(run.phase);
     $("stop").disabled = !isLive || isOver;
+    for (const card of cards.values()) card.drain.disabled = !canDrain(card.node);
   }
+
+  const canDrain = (node) => isLive && node.state !== "draining" && run.phase !== "over";
 
   function fact(id, value, more = "") {
     const place = $(id);
@@ -373,7 +376,7 @@
     write(card.host, node.host === node.name ? "" : node.host);
     card.host.hidden = node.host === node.name;
     card.coordinator.hidden = !node.is_coordinator;
-    card.drain.disabled = !isLive || node.state === "draining" || run.phase === "over";
+    card.drain.disabled = !canDrain(node);
     attribute(card.drain, "aria-label", `Drain ${node.name}…`);
     fillWorkers(card, node);
     drawAge(card);
@@ -861,9 +864,10 @@
 
   function askToDrain(node) {
     const rest = nodes.size - 1;
+    const others = rest === 1 ? "The other node goes on" : `The other ${many(rest, "node")} go on`;
     const after = rest >= run.min_nodes
-      ? `The other ${many(rest, "node")} go on in a new generation: all workers are started again.`
-      : `Then there are ${many(rest, "node")}, fewer than the ${run.min_nodes} that the run needs: it waits for another node, and ends if none comes in time.`;
+      ? `${others} in a new generation: all workers are started again.`
+      : `That leaves ${many(rest, "node")}, and the run needs ${run.min_nodes}: it waits for another node, and ends if none comes in time.`;
     ask(`Drain ${node.name}?`, [
       `${node.name} (${many(node.slots, "worker")}) is asked to leave. Its workers are told, get their time to end well, and are killed only after that.`,
       node.rank >= 0 ? after : "It is not in the current generation, so nobody else notices.",
@@ -1040,14 +1044,15 @@
       takeChange(JSON.parse(event.data));
     });
     source.addEventListener("beat", listen);
-    source.addEventListener("farewell", () => lose(true));
-    source.addEventListener("error", () => lose(false));
+    source.addEventListener("farewell", () => lose("farewell"));
+    // Closed by the browser: there was an answer, and it was no stream. That does not change by asking again.
+    source.addEventListener("error", (event) => lose(event.target.readyState === EventSource.CLOSED ? "refused" : ""));
     listen();
   }
 
   function listen() {
     clearTimeout(silence);
-    silence = setTimeout(() => lose(false), SILENT_MS);
+    silence = setTimeout(() => lose(""), SILENT_MS);
   }
 
   function setLive() {
@@ -1064,7 +1069,7 @@
     write($("connection"), text);
   }
 
-  function lose(isFarewell) {
+  function lose(how) {
     clearTimeout(silence);
     clearTimeout(retry);
     if (source) source.close();
@@ -1078,13 +1083,12 @@
       return;
     }
     lostAt = lostAt || Date.now();
-    const wasNeverHere = run === null && tries >= 2; // a refusal does not change by asking again
-    if (wasNeverHere || Date.now() - lostAt > GIVE_UP_MS) {
+    if (how === "refused" || Date.now() - lostAt > GIVE_UP_MS) {
       giveUp();
       return;
     }
     showConnection("lost", "connection lost, trying again");
-    if (isFarewell) {
+    if (how === "farewell") {
       notice("The agent that served this page has closed it. If another agent serves the run now, it has printed the link of its own page.", true);
     }
     tries += 1;
@@ -1104,9 +1108,22 @@
 
   async function giveUp() {
     showConnection("lost", "not connected");
-    const answer = await request("status.json");
-    const why = answer.error && !answer.isGone ? `The page is refused: ${answer.error}` : "The agent that serves this page cannot be reached: it has ended, or the way to it is broken";
-    notice(`${why.replace(/\.$/, "")}. What is shown is ${run === null ? "nothing" : `from ${clock(knownAt)}`}.`, true);
+    const why = await refusal();
+    const what = why ? `The page is refused: ${why}` : "The agent that serves this page cannot be reached: it has ended, or the way to it is broken";
+    notice(`${what.replace(/\.$/, "")}. What is shown is ${run === null ? "nothing" : `from ${clock(knownAt)}`}.`, true);
+  }
+
+  /** What is said to who wants the stream and does not get it; empty: nobody says anything. */
+  async function refusal() {
+    const control = new AbortController();
+    try {
+      const answer = await fetch("events", { headers: { "X-Tenax-Key": KEY }, cache: "no-store", signal: control.signal });
+      const text = answer.ok ? "there was no room for another page; there is now" : (await answer.text()).trim();
+      control.abort();
+      return text;
+    } catch {
+      return "";
+    }
   }
 
   function notice(text, canConnect) {

@@ -615,8 +615,8 @@ KINDS: tuple[Kind, ...] = (
     # --- signals ---
     Kind(
         id="killed",
-        meaning="Somebody killed it with SIGKILL: not tenax, and not the kernel for lack of memory as far as it shows.",
-        next_step="Look for a scheduler, a person, or a memory limit of a parent control group (dmesg there).",
+        meaning="Somebody killed it with SIGKILL, and it was not tenax.",
+        next_step="Look for a scheduler, a person, or a limit that kills (dmesg on that host).",
         signals=(signal.SIGKILL,),
     ),
     Kind(

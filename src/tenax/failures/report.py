@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax.core.model import Failure, Outcome, Verdict, when_it_began
+from tenax.core.model import Failure, Outcome, Verdict
 from tenax.failures.cause import Cause, cause_of, missing_ranks
 from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.plain_text import harmless, shortened, storable
@@ -217,7 +217,7 @@ def _missing(verdict: Verdict) -> str:
         return f"{_ranks(named)}, by what the others say"
     if verdict.stopped:
         ranks = _ranks(each.global_rank for each in verdict.stopped)
-        return f"perhaps {ranks}: had not failed when we stopped them"
+        return f"perhaps {ranks}: had not failed when we stopped everything"
     known = {each.global_rank for each in verdict.failures}
     silent = set(range(max(known) + 1)) - known
     return f"perhaps {_ranks(silent)}: had ended without an error" if 0 < len(silent) <= len(known) else ""
@@ -245,7 +245,7 @@ def _told_in_groups(caption: str, told: dict[str, list[Failure]], first: Failure
         return []
     lines = [caption]
     for what, group in list(told.items())[:_MOST_OTHERS]:
-        later_s = min(map(when_it_began, group)) - when_it_began(first)
+        later_s = min(failure.seen_at for failure in group) - first.seen_at
         when = f", {_duration(later_s)} later" if later_s > 0 else ""
         where = _elsewhere(group, first.host)
         lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))

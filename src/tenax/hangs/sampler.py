@@ -158,7 +158,7 @@ class Sampler:
         reader = self._readers.get(rank)
         if reader is None or reader.pid != pid:
             reader = self._readers[rank] = VitalsReader(pid)
-        vitals = reader.read()
+        vitals = reader.read(closely=self._judge.is_disturbed)
         if said is None:
             return Sample(rank, vitals)
         has_stepped = said.last_step >= 0 or said.last_at > 0

@@ -13,8 +13,9 @@ else has moved, and the family tree only now and then.
 from __future__ import annotations
 
 import os
+import time
 
-from tenax.core.hang import Vitals
+from tenax.core.hang import Thread, Vitals
 from tenax.processes.descendants import descendants
 
 _TREE_EVERY = 4  # looks
@@ -22,6 +23,7 @@ _MOST_THREADS = 2000  # of one worker and what it started; with more, only their
 _MOST_BYTES = 4096
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _NS = 1e-9
+_MUCH = 0.5  # of the time
 
 
 class VitalsReader:
@@ -32,9 +34,11 @@ class VitalsReader:
         self._below: list[int] = []
         self._looks = 0
         self._last: tuple[int, ...] = ()
+        self._threads: dict[int, Thread] = {}  # as they were when they were last looked at
+        self._threads_at = 0.0
 
-    def read(self) -> Vitals | None:
-        """None: it is gone, or not ours to look at."""
+    def read(self, *, closely: bool = False) -> Vitals | None:
+        """None: it is gone, or not ours to look at. ``closely``: look at its threads, whatever else has moved."""
         if self._looks % _TREE_EVERY == 0:
             self._below = descendants(self.pid)
         self._looks += 1
@@ -50,11 +54,11 @@ class VitalsReader:
                 counters = [a + b for a, b in zip(counters, found[1], strict=True)]
         if len(alive) <= len(self._below):
             self._looks = 0  # one has ended: look again who is there
-        read_bytes, written_bytes, calls, disk_bytes, faults, ticks, threads = counters
+        read_bytes, written_bytes, calls, disk_bytes, faults, ticks, count = counters
         seen = (read_bytes, written_bytes, calls, disk_bytes, len(alive))
         is_still, self._last = seen == self._last, seen
-        has_threads = threads <= _MOST_THREADS
-        times = _threads(alive) if is_still and has_threads else None
+        has_threads = count <= _MOST_THREADS
+        threads = self._look_at_threads(alive) if (is_still or closely) and has_threads else None
         return Vitals(
             read_bytes,
             written_bytes,
@@ -63,10 +67,28 @@ class VitalsReader:
             faults,
             len(alive),
             is_stopped,
-            times,
+            threads,
             ticks * _TICK_S,
-            has_threads and (times is None or not _is_untold(times, ticks)),
+            has_threads and (threads is None or not _is_untold(threads, ticks)),
         )
+
+    def _look_at_threads(self, pids: list[int]) -> dict[int, Thread] | None:
+        """None: this system does not tell. How often a thread has waited is asked only of those that hardly do."""
+        found: dict[int, Thread] = {}
+        now = time.monotonic()
+        much_s = _MUCH * (now - self._threads_at)
+        for pid in pids:
+            for name in _names_of_threads(pid):
+                told = _read(f"/proc/{pid}/task/{name}/schedstat").split()
+                if len(told) != 3:
+                    continue
+                number, wanted_s = int(name), (int(told[0]) + int(told[1])) * _NS
+                before = self._threads.get(number)
+                is_busy = before is not None and wanted_s - before.wanted_s > much_s
+                waits = _waits(f"/proc/{pid}/task/{name}/status") if is_busy else None
+                found[number] = Thread(wanted_s, int(told[2]), waits)
+        self._threads, self._threads_at = found, now
+        return found or None
 
 
 def state_of(pid: int) -> str:
@@ -89,24 +111,24 @@ def _counters(pid: int) -> tuple[bool, list[int]] | None:
     return state in (b"T", b"t"), [told[0], told[1], told[2] + told[3], told[5], faults, ticks, int(fields[16])]
 
 
-def _threads(pids: list[int]) -> dict[int, tuple[float, int]] | None:
-    """Of each: seconds that it ran or wanted to, and how often it ran. None: this system does not tell."""
-    found: dict[int, tuple[float, int]] = {}
-    for pid in pids:
-        try:
-            names = os.listdir(f"/proc/{pid}/task")
-        except OSError:
-            continue  # it is gone; the next look will tell
-        for name in names:
-            told = _read(f"/proc/{pid}/task/{name}/schedstat").split()
-            if len(told) == 3:
-                found[int(name)] = ((int(told[0]) + int(told[1])) * _NS, int(told[2]))
-    return found or None
+def _names_of_threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []  # it is gone; the next look will tell
 
 
-def _is_untold(times: dict[int, tuple[float, int]], ticks: int) -> bool:
+def _waits(path: str) -> int | None:
+    """How often a thread gave up its processor because it waited for something."""
+    for line in _read(path).splitlines():
+        if line.startswith(b"voluntary_ctxt_switches:"):
+            return int(line.rpartition(b"\t")[2])
+    return None
+
+
+def _is_untold(threads: dict[int, Thread], ticks: int) -> bool:
     """A kernel that does not keep these statistics says that nobody ever ran."""
-    return ticks > 0 and not any(runs for _, runs in times.values())
+    return ticks > 0 and not any(thread.runs for thread in threads.values())
 
 
 def _read(path: str) -> bytes:

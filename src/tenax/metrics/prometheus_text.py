@@ -20,8 +20,13 @@ def plain(name: str) -> str:
 def in_braces(labels: Mapping[str, str]) -> str:
     if not labels:
         return ""
-    pairs = (f'{plain(name)}="{str(value).translate(_ESCAPES)}"' for name, value in sorted(labels.items()))
+    pairs = (f'{plain(name)}="{escaped(str(value))}"' for name, value in sorted(labels.items()))
     return f"{{{','.join(pairs)}}}"
+
+
+def escaped(value: str) -> str:
+    """As it may stand between the quotes of a label."""
+    return value.translate(_ESCAPES) if '"' in value or "\\" in value or "\n" in value else value
 
 
 def in_text(value: float) -> str:

@@ -56,7 +56,6 @@ class _Trace:
     def __init__(self, history: RunHistory) -> None:
         self._history = history
         self.events: list[dict[str, Any]] = []
-        self._pids = {node.node_id: pid for pid, node in enumerate(history.nodes, _RUN_PID + 1)}
 
     def _us(self, at: float) -> int:
         return max(0, round((at - self._history.began_at) * 1e6))
@@ -147,14 +146,18 @@ class _Trace:
             )
 
     def failures(self) -> None:
-        by_host = {node.host: pid for node, pid in zip(self._history.nodes, self._pids.values(), strict=True)}
+        of_workers = {
+            (worker.generation, worker.rank): pid
+            for pid, node in enumerate(self._history.nodes, _RUN_PID + 1)
+            for worker in node.workers
+        }
+        of_hosts = {node.host: pid for pid, node in enumerate(self._history.nodes, _RUN_PID + 1)}
         for failure in self._history.failures:
-            pid = by_host.get(failure.host, _RUN_PID)
-            is_first = not failure.is_consequence
+            pid = of_workers.get((failure.generation, failure.rank)) or of_hosts.get(failure.host, _RUN_PID)
             self._instant(
                 f"rank {failure.rank} failed",
                 "failure",
-                "g" if is_first else "t",
+                "t" if failure.is_consequence else "g",
                 pid,
                 1 + failure.local_rank if pid != _RUN_PID else 0,
                 failure.at,

@@ -1,0 +1,23 @@
+"""Every test of a real job gets one, which proves afterwards that nothing of it was left behind."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import Bench
+
+from .kit import Job
+
+if not sys.platform.startswith("linux"):
+    collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc
+
+
+@pytest.fixture
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    made = Job(Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
+    yield made
+    made.close()

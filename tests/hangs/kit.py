@@ -1,0 +1,116 @@
+"""What the tests of hangs with real processes share: agents, workers that move in step, and the hub that leads them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import selectors
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import PATIENCE_S, Bench, Running
+
+WORKER = str(Path(__file__).parent / "worker_main.py")
+_numbers = itertools.count(1)
+
+
+class Member:
+    """One worker's end of its line."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        file = sock.makefile("rb", buffering=0)
+        self.rank, self.generation, self.pid = map(int, file.readline().split())
+
+    def tell(self, word: str) -> None:
+        self.sock.sendall(word.encode())
+
+
+class Hub:
+    """Where workers meet at every step. The test decides how it goes on."""
+
+    def __init__(self) -> None:
+        self.name = f"tenax-hangs-{os.getpid()}-{next(_numbers)}"
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind("\0" + self.name)
+        self._door.listen(64)
+        self._door.settimeout(PATIENCE_S)
+        self.members: list[Member] = []
+
+    def meet(self, world_size: int, generation: int = 1) -> list[Member]:
+        """The workers of that generation, by rank, when all of them are there."""
+        while sum(member.generation == generation for member in self.members) < world_size:
+            sock = self._door.accept()[0]
+            sock.settimeout(PATIENCE_S)
+            self.members.append(Member(sock))
+        found = [member for member in self.members if member.generation == generation]
+        return sorted(found, key=lambda member: member.rank)
+
+    @staticmethod
+    def gather(members: list[Member]) -> None:
+        """Until each of them has said that it is there."""
+        for member in members:
+            assert member.sock.recv(1) == b".", f"rank {member.rank} ended"
+
+    def step(self, members: list[Member], words: dict[int, str] | None = None) -> None:
+        self.gather(members)
+        for member in members:
+            member.tell((words or {}).get(member.rank, "."))
+
+    def steps_for(self, seconds: float, members: list[Member]) -> None:
+        """Step after step, for so long: a rhythm."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.step(members)
+
+    def finish(self, members: list[Member]) -> None:
+        self.step(members, {member.rank: "q" for member in members})
+
+    def is_silent_for(self, seconds: float, member: Member) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(member.sock, selectors.EVENT_READ)
+            return not selector.select(seconds)
+
+    def close(self) -> None:
+        for member in self.members:
+            member.sock.close()
+        self._door.close()
+
+
+class Job:
+    """One run: its agents and its hub."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.hub = Hub()
+        pid, number = os.getpid(), next(_numbers)
+        self.endpoint = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}:{22_000 + number // 250}"
+
+    def start(self, *words: str, nodes: int = 1, workers: int = 2, steps: bool = False) -> list[Running]:
+        env = {"HANGS_HUB": self.hub.name, "HANGS_STEPS": "1" if steps else ""}
+        meet = [] if nodes == 1 else ["--rdzv-backend", "tcp", "--rdzv-endpoint", self.endpoint, "--rdzv-id", "hangs"]
+        common = ["--nnodes", str(nodes), "--nproc-per-node", str(workers), *meet, *words]
+        return [self.bench.start(*common, "--log-dir", f"logs{node}", WORKER, env=env) for node in range(nodes)]
+
+    def close(self) -> None:
+        self.hub.close()
+        self.bench.close()
+
+
+def lines_of(agent: Running) -> list[str]:
+    return [line[7:] for line in agent.err.splitlines() if line.startswith("tenax: ")]
+
+
+def hang_report(agent: Running) -> list[str]:
+    """The lines in which an agent tells of a hang; there must be one such report."""
+    lines = lines_of(agent)
+    begins = [number for number, line in enumerate(lines) if " seems to hang: " in line]
+    assert len(begins) == 1, agent.err
+    first = begins[0]
+    last = next((n for n in range(first, len(lines)) if "--on-hang" in lines[n]), None)
+    if last is None:
+        pytest.fail(f"the report has no end\n{agent.err}")
+    return lines[first : last + 1]

@@ -1,0 +1,72 @@
+"""A worker of a job that moves in step: every step it says that it is there and waits until all the others are.
+
+The hub (``kit.Hub``), which is the test, answers each step with one letter:
+
+    .   go on
+    p   park: wait for the hub, at a line of your own
+    e   wait for an event that never comes
+    s   from now on wait as a collective that polls does: without ever sleeping
+    x   spin for ever, at a line of your own
+    q   end well
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+from tenax import progress
+
+hub = socket.socket(socket.AF_UNIX)
+hub.connect("\0" + os.environ["HANGS_HUB"])
+hub.sendall(f"{os.environ['RANK']} {os.environ['TENAX_GENERATION']} {os.getpid()}\n".encode())
+says_steps = os.environ.get("HANGS_STEPS", "")
+polls = False
+
+
+def exchange(word: bytes) -> bytes:
+    hub.sendall(word)
+    return poll() if polls else hub.recv(1)
+
+
+def poll() -> bytes:
+    while True:
+        try:
+            return hub.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            continue
+
+
+def park() -> None:
+    hub.recv(1)
+
+
+def wait_for_nothing() -> None:
+    threading.Event().wait()
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+step = 0
+while True:
+    match exchange(b"."):
+        case b"p":
+            park()
+        case b"e":
+            wait_for_nothing()
+        case b"s":
+            polls = True
+        case b"x":
+            spin()
+        case b"q" | b"":
+            sys.exit(0)
+    step += 1
+    if polls and step % 100 == 0:
+        print("at step", step, flush=True)
+    if says_steps:
+        progress.step(step)

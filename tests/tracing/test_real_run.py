@@ -1,0 +1,91 @@
+"""A real run: its trace arrives, and its journals say the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tenax.cli.journals import read_histories
+from tracing.kit import attributes, collecting
+from watching import PATIENCE_S
+
+_SCRIPT = """
+import os
+from tenax import progress
+
+first = 5 * int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+for step in range(first, first + 10):
+    progress.step(step)
+if first == 0 and os.environ["RANK"] == "1":
+    raise ValueError("not this time")
+"""
+
+
+def test_a_run_with_a_restart(tmp_path: Path) -> None:
+    """The trace, the report and the verdict have one outcome, one cause and the same sums."""
+    script = tmp_path / "train.py"
+    script.write_text(_SCRIPT)
+    with collecting() as collector:
+        words = ["run", "--trace", f"otel:{collector.endpoint}", "--nproc-per-node", "2", "--max-restarts", "1"]
+        words += ["--rdzv-id", "traced", "--log-dir", str(tmp_path / "logs"), str(script)]
+        done = subprocess.run(
+            [sys.executable, "-m", "tenax", *words],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env={**os.environ, "TENAX_DOORS": str(tmp_path / "doors")},
+        )
+    assert done.returncode == 0, done.stderr
+    assert "--trace" not in done.stderr
+    run = attributes(collector.span("run traced"))
+    assert (run["tenax.outcome"], run["tenax.restarts_used"], run["tenax.generations"]) == ("succeeded", 1, 2)
+    first = collector.span("generation 1")
+    assert attributes(first)["tenax.ended_by"] == "failure"
+    assert {attributes(event)["tenax.rank"] for event in first.events} == {1}
+
+    found = read_histories([str(tmp_path / "logs")])
+    assert found.troubles == []
+    (history,) = found.histories
+    assert (history.run_id, history.outcome, history.missing) == ("traced", "succeeded", ())
+    assert history.goodput is not None
+    assert run["tenax.training_s"] == round(history.goodput.spent.training_s, 3)
+    assert run["tenax.lost_steps"] == history.goodput.lost_steps
+    ended = sorted((each.generation, each.rank, each.ended) for node in history.nodes for each in node.workers)
+    assert [each for each in ended if each[1] == 1] == [(1, 1, "failed"), (2, 1, "succeeded")]
+
+    report = subprocess.run(
+        [sys.executable, "-m", "tenax", "report", "--json", str(tmp_path / "logs")],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert report.returncode == 0, report.stderr
+    (line,) = json.loads(report.stdout)["runs"]
+    assert line["first_cause"].endswith("exit code 1: ValueError: not this time")
+
+
+def test_only_the_coordinator_sends() -> None:
+    """Of two nodes with the flag, the one without the coordinator is silent: every span is there once."""
+    number = os.getpid()
+    endpoint = f"127.{91 + number % 7}.{number // 250 % 250}.{1 + number % 250}:29471"
+    with collecting() as collector:
+        words = [sys.executable, "-m", "tenax", "run", "--trace", f"otel:{collector.endpoint}", "--nnodes", "2"]
+        words += ["--rdzv-id", "pair", "--rdzv-endpoint", endpoint, "--no-python", "true"]
+        agents = [
+            subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
+        ]
+        try:
+            said = [agent.communicate(timeout=PATIENCE_S)[0] for agent in agents]
+        finally:
+            for agent in agents:
+                if agent.poll() is None:
+                    agent.kill()
+                    agent.wait()
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert "--trace" not in "".join(said)
+    spans = [span.span_id for span in collector.spans]
+    assert len(spans) == len(set(spans))
+    assert attributes(collector.span("generation 1"))["tenax.nodes"] == 2
