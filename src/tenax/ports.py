@@ -215,6 +215,9 @@ class Logs(Watchable, Protocol):
     def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
         """Whoever wants to see lines. ``generation`` is the current one."""
 
+    def answer_the_last(self) -> None:
+        """The run is over: whoever waits for lines gets what there is, now. Waits only if somebody does."""
+
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
     def say(self, text: str) -> None: ...

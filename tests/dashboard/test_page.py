@@ -215,7 +215,7 @@ def test_everything_can_be_read_in_both_schemes_on_a_telephone(
     """360 pixels: nothing is cut off to the right; a contrast of 4.5 everywhere, in the dialog and the log too."""
     stage = set_up(3, 8, min_nodes=1)
     stage.progress(4)
-    page.prefer(color_scheme=scheme)
+    page.prefer(color_scheme=scheme, reduced_motion="reduce")
     page.resize(360, 740)
     page.open(stage.link)
     for number in (2, 3):

@@ -69,6 +69,8 @@ class QuietLogs:
     def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
         reply(f"lines of {request.node} in generation {generation}", "")
 
+    def answer_the_last(self) -> None: ...
+
     def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         evidence = self.evidence.get(command.local_rank, Evidence())
         if evidence is not None:

@@ -224,6 +224,8 @@ class SilentLogs:
     def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
         reply(None, "nobody asks here")
 
+    def answer_the_last(self) -> None: ...
+
     def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 

@@ -232,7 +232,7 @@ class HangJudge:
             wait_s *= DOUBT_PATIENCE  # an evaluation, a download
         if quiet_s < wait_s:
             return Opinion(is_quiet=False)
-        return Opinion(True, since, f"no step for {quiet_s:.0f} s", _stopped(workers))
+        return Opinion(True, since, "no worker says a step any more", _stopped(workers))
 
     def _by_vitals(self, now: float, patience: float) -> Opinion:
         workers = list(self._workers.values())

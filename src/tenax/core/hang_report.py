@@ -191,8 +191,8 @@ def reason_of(report: HangReport) -> str:
     moved = f"hung: nothing moved on {nodes_in_words(report.nodes)} for {report.quiet_s:g} s"
     if not report.places:
         return moved
-    where = where_in_words(report.places[0])
-    where = where if report.places[0].frames else f"where it is, is {where}"
+    odd = report.places[0]
+    where = where_in_words(odd) if odd.frames else f"which place is {where_in_words(odd)}"
     if len(report.places) == 1:
         return f"{moved}; all ranks are at one place, {where}" if report.workers > 1 else f"{moved}; it is {where}"
     who = "it is the one that is elsewhere" if len(report.places[0].ranks) == 1 else "it is one of those elsewhere"

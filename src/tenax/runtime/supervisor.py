@@ -108,6 +108,7 @@ class Supervisor:
             self._stay_for_others()
         finally:
             self._processes.close()
+            self._logs.answer_the_last()  # while there is a way to them
             self._entrypoint.close()
             self._control.close()
             if self._door is not None:

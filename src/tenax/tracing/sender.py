@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tenax.tracing.run_trace import Part
 
 _EXPORT_S = 1.5  # for one request
-_LONGEST_REASON = 300
+_LONGEST_REASON = 120
 
 
 class NotSent(Exception):
@@ -51,7 +51,7 @@ class SpanSender:
         self._ours.reason = ""
         if self._exporter.export([self._span(part) for part in parts]) is not SpanExportResult.SUCCESS:
             what = "a span" if len(parts) == 1 else f"{len(parts)} spans"
-            why = self._ours.reason[:_LONGEST_REASON] or "no reason was given"
+            why = _short(self._ours.reason) or "no reason was given"
             raise NotSent(f"{what} did not reach {_host(self._address)}: {why}")
 
     def close(self) -> None:
@@ -81,6 +81,14 @@ class SpanSender:
 
         flags = TraceFlags(TraceFlags.SAMPLED)
         return SpanContext(trace_id(self._run_id), span_id(self._run_id, path), is_remote=False, trace_flags=flags)
+
+
+def _short(reason: str) -> str:
+    """What the system said, if it said anything: libraries wrap it in many words."""
+    import re
+
+    said = re.search(r"\[Errno -?\d+\] ([\w ]+)", reason)
+    return said[1] if said else reason[:_LONGEST_REASON]
 
 
 def _host(address: str) -> str:

@@ -8,7 +8,7 @@ from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.model import by_cause
 from tenax.view.history import NO_END, NodeHistory, NodePart, Span, WorkerSpan
-from tenax.view.status import _failure as failure_status
+from tenax.view.status import failure_status
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from tenax.core.messages import NodeDraining, NodeJoined, NodeLeft
 from tenax.core.model import by_cause
 from tenax.core.policy import GiveUp
 from tenax.view.history import NO_END, NodeHistory, RunHistory, RunPart, Span
-from tenax.view.status import _failure as failure_status
-from tenax.view.status import _generation as generation_status
-from tenax.view.status import _state_of_node as state_of_node
+from tenax.view.status import failure_status, generation_status, state_of_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -135,10 +135,10 @@ def status_of(
         drains=state.drains,
         requests=state.requests,
         nodes=tuple(_node(state, record, failed, wall_offset) for record in state.nodes.values()),
-        generations=tuple(_generation(entry, now, wall_offset) for entry in state.ledger.entries),
+        generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
         generations_forgotten=state.ledger.forgotten,
-        failures=tuple(_failure(each, wall_offset) for each in state.failures[:_MOST_FAILURES]),
-        earlier=tuple(_failure(each, wall_offset) for each in state.earlier),
+        failures=tuple(failure_status(each, wall_offset) for each in state.failures[:_MOST_FAILURES]),
+        earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
         events=tuple(_events(state, recent, wall_offset)),
         goodput=state.ledger.goodput(now),
         outcome=verdict.outcome.value if verdict is not None else "",
@@ -166,7 +166,7 @@ def _node(state: CoordinatorState, record: NodeRecord, failed: dict[int, int], w
         node_id=info.node_id,
         name=record.label,
         host=info.host,
-        state=_state_of_node(state, record),
+        state=state_of_node(state, record),
         since=record.since + wall_offset,
         slots=info.slots,
         rank=state.members[info.node_id] if is_member else -1,
@@ -180,7 +180,7 @@ def _node(state: CoordinatorState, record: NodeRecord, failed: dict[int, int], w
     )
 
 
-def _state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
+def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
     if record.is_draining:
         return "draining"
     match record.phase:
@@ -195,7 +195,7 @@ def _state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
     return "starting" if record.info.node_id in state.unstarted else "working"
 
 
-def _generation(entry: GenerationEntry, now: float, wall_offset: float) -> GenerationStatus:
+def generation_status(entry: GenerationEntry, now: float, wall_offset: float) -> GenerationStatus:
     def wall(at: float | None) -> float | None:
         return None if at is None else at + wall_offset
 
@@ -217,7 +217,7 @@ def _generation(entry: GenerationEntry, now: float, wall_offset: float) -> Gener
     )
 
 
-def _failure(failure: Failure, wall_offset: float) -> FailureStatus:
+def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
     evidence = failure.evidence
     code = failure.exit_code
     how = f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,117 @@
+"""Whatever shows a run may break, in every way: the job does not notice, and the person is told once."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.conftest import bench  # noqa: F401 - a fixture
+from e2e.harness import Bench, Done, needs_root, until
+
+# One restart, so that there is something to show; the sum of all that the job must do in spite of everything.
+RESTARTS_ONCE = """
+    import sys, worker_kit as kit
+    from tenax import progress
+    kit.ready()
+    progress.step(kit.ATTEMPT)
+    sys.exit(3 if kit.ATTEMPT == 0 and kit.RANK == 1 else 0)
+"""
+FLAGS = ("--nproc-per-node", "2", "--max-restarts", "1")
+
+
+@pytest.fixture
+def address() -> str:
+    """A loopback address that nobody else uses: every port of it is free."""
+    pid = os.getpid()
+    return f"127.191.{pid // 250 % 250 + 1}.{pid % 250 + 1}"
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder in which directories can be made, and nothing be written."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(folder)], check=True)
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            (folder / "ballast").write_bytes(b"x" * (1 << 20))
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def unharmed(done: Done) -> None:
+    assert done.code == 0, done
+    assert "generation 2 (restart 1 of 1)" in done.err
+    assert "the run succeeded: all 2 workers succeeded" in done.err
+
+
+def told(done: Done, pattern: str) -> int:
+    return len(re.findall(pattern, done.err))
+
+
+def test_the_port_of_the_page_is_taken(bench: Bench, address: str) -> None:  # noqa: F811
+    with socket.create_server((address, 8080)):
+        done = bench.run(*FLAGS, "--dashboard", f"{address}:8080", bench.script(RESTARTS_ONCE))
+    unharmed(done)
+    assert told(done, r"the page \(--dashboard\) is not there: .* is taken .*; the job is not affected") == 1
+
+
+def test_an_address_that_is_not_ours(bench: Bench) -> None:  # noqa: F811
+    done = bench.run(*FLAGS, "--dashboard", "192.0.2.1:8080", bench.script(RESTARTS_ONCE))
+    unharmed(done)
+    assert told(done, r"the page \(--dashboard\) is not there: .*; the job is not affected") == 1
+
+
+def test_a_collector_of_traces_that_is_not_there(bench: Bench, address: str) -> None:  # noqa: F811
+    done = bench.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", bench.script(RESTARTS_ONCE))
+    unharmed(done)
+    assert told(done, r"tenax: the trace \(--trace\) ") == 1, done.err
+
+
+def test_a_collector_of_traces_that_never_answers(bench: Bench, address: str) -> None:  # noqa: F811
+    with socket.create_server((address, 4318)):  # connections are taken, and nothing is read
+        done = bench.run(*FLAGS, "--trace", f"otel:http://{address}:4318/v1/traces", bench.script(RESTARTS_ONCE))
+    unharmed(done)
+    assert told(done, r"tenax: the trace \(--trace\) ") == 1, done.err
+
+
+@needs_root
+def test_a_disk_that_is_full(bench: Bench, full_disk: Path) -> None:  # noqa: F811
+    """Neither journal can be written, nor can a worker tell its progress. Each says so once, and no more."""
+    done = bench.run(*FLAGS, "--log-dir", str(full_disk), bench.script(RESTARTS_ONCE))
+    unharmed(done)
+    assert told(done, r"the journal \S*/journal.jsonl ends here: .*; the job is not affected") == 1
+    assert told(done, r"the journal \S*/coordinator.jsonl ends here: .*; the job is not affected") == 1
+
+
+def test_a_browser_that_goes_away_and_one_that_never_reads(bench: Bench) -> None:  # noqa: F811
+    """One has asked for the stream and is gone; another has asked and takes nothing of it. The restart goes on."""
+    script = bench.script("""
+        import sys, worker_kit as kit
+        kit.ready()
+        kit.wait_for('go')
+        sys.exit(3 if kit.ATTEMPT == 0 and kit.RANK == 1 else 0)
+    """)
+    job = bench.start(*FLAGS, "--dashboard", "0", script)
+    link = until(lambda: re.search(r"http://127\.0\.0\.1:(\d+)/\?key=(\w+)", job.err), "no link was said")
+    port, key = int(link[1]), link[2]
+    clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+    try:
+        for client in clients:
+            client.sendall(f"GET /events?key={key} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        assert clients[0].recv(15) == b"HTTP/1.1 200 OK"
+        clients[0].close()
+        for rank, attempt in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            bench.tell("go", rank, attempt)
+        done = job.wait()
+    finally:
+        for client in clients:
+            client.close()
+    unharmed(done)
