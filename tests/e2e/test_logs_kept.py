@@ -14,6 +14,7 @@ import pytest
 
 from .harness import TENAX, Bench, needs_root, small_disk, until
 
+OURS_ALONE = ("journal.", "coordinator.")  # files that torchrun has not
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 
 SPEAKS = """
@@ -40,7 +41,8 @@ def test_the_layout_of_a_log_folder(bench: Bench) -> None:
     run = bench.run_dir("a/logs")
     assert re.fullmatch("job7_[0-9a-f]{8}", run.name)
     files = ["attempt_0/0/stderr.log", "attempt_0/0/stdout.log", "attempt_0/1/stderr.log", "attempt_0/1/stdout.log"]
-    assert tree(run) == [*files, "journal.jsonl"]
+    times = [f"journal.times/attempt_0.{rank}.{stream}" for rank in (0, 1) for stream in ("stderr", "stdout")]
+    assert tree(run) == [*files, "coordinator.jsonl", "journal.jsonl", *times]
     assert [(run / file).read_text() for file in files] == ["err 0\n", "out 0\n", "err 1\n", "out 1\n"]
     assert any(str(run.relative_to(bench.home)) in line for line in done.said), "the console says where they are"
 
@@ -75,7 +77,12 @@ def test_maps_with_ranks_of_two_digits(bench: Bench) -> None:
         "attempt_0/11/stderr.log",
         "attempt_0/11/stdout.log",
         "attempt_0/9/stderr.log",
+        "coordinator.jsonl",
         "journal.jsonl",
+        "journal.times/attempt_0.10.stdout",
+        "journal.times/attempt_0.11.stderr",
+        "journal.times/attempt_0.11.stdout",
+        "journal.times/attempt_0.9.stderr",
     ]
     assert set(done.out.splitlines()) == {f"out {rank}" for rank in range(10)}
     errors = {line for line in done.err.splitlines() if "err" in line and not line.startswith("tenax:")}
@@ -118,7 +125,7 @@ def test_every_line_goes_where_torchrun_sends_it(bench: Bench, words: list[str])
         done = bench.run(*command, program=program, env={"OMP_NUM_THREADS": "1"}, timeout_s=60)
         assert done.code == 0, done
         run = bench.run_dir(log_dir)
-        files = {name: (run / name).read_text() for name in tree(run) if "journal" not in name}
+        files = {name: (run / name).read_text() for name in tree(run) if not name.startswith(OURS_ALONE)}
         written = {name: text for name, text in files.items() if text or "filtered" not in name}
         errors = [line for line in done.err.splitlines() if re.search(r"err \d$", line)]
         found.append((written, sorted(done.out.splitlines()), sorted(errors)))

@@ -66,7 +66,7 @@ while True:
         case b"q" | b"":
             sys.exit(0)
     step += 1
-    if polls and step % 100 == 0:
+    if polls:
         print("at step", step, flush=True)
     if says_steps:
         progress.step(step)

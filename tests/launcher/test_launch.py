@@ -137,7 +137,10 @@ def test_two_launches_with_one_config(config: Make) -> None:
     assert elastic_launch(made, identify)("a") == {0: ("a", "0", made.run_id)}
     assert elastic_launch(made, identify)("b") == {0: ("b", "0", made.run_id)}
     names = sorted(os.listdir(made.logs_specs.run_log_dir))
-    assert names == ["attempt_0", "attempt_0.1", "journal.1.jsonl", "journal.jsonl"]
+    assert names == [
+        *("attempt_0", "attempt_0.1"),
+        *("coordinator.1.jsonl", "coordinator.jsonl", "journal.1.jsonl", "journal.jsonl"),
+    ]
 
 
 # --- a rendezvous of others -------------------------------------------------------------------------------------------

@@ -207,3 +207,49 @@ def test_an_operator_is_heard_like_any_other_fact(table: Callable[..., Table]) -
     made.seat.step(CancelRequested("enough"))
     (ended,) = [say.event for _, say in made.said if isinstance(say.event, fact.RunEnded)]
     assert (ended.verdict.why, ended.sent_at) == ("enough", 1000.0)
+
+
+def test_the_last_steps_are_kept_for_whoever_asks(table: Callable[..., Table]) -> None:
+    """Bounded; without those in which only time passed and nothing was said."""
+    made = table()
+    made.seat.step(Opened())
+    made.ready("a")
+    before = list(made.seat.recent)
+    assert [event for _, event, _ in before] == [event for _, event, _ in made.recorded]
+    made.seat.step(TimeWentBy())
+    assert list(made.seat.recent) == before
+    for number in range(300):
+        made.seat.step(NodeLost(f"stranger {number}", "who is that?"))
+    assert len(made.seat.recent) == 256
+    assert made.seat.recent[-1] == (1000.0, NodeLost("stranger 299", "who is that?"), [])
+
+
+def test_whoever_watches_is_called_after_every_step_when_all_is_said(table: Callable[..., Table]) -> None:
+    """Also a step in which nothing was said: what is shown may have changed."""
+    made = table()
+    seen: list[tuple[RunPhase, int]] = []
+
+    def look() -> None:
+        seen.append((made.seat.state.phase, len(made.said)))
+
+    made.seat.watchers.append(look)
+    made.seat.step(Opened())
+    made.ready("a")
+    made.ready("b")
+    gathering, running = RunPhase.GATHERING, RunPhase.RUNNING
+    assert seen == [(gathering, 0), (gathering, 0), (gathering, 1), (gathering, 1), (running, 3)]
+    made.seat.watchers.remove(look)
+    made.seat.step(CancelRequested("enough"))
+    assert len(seen) == 5
+
+
+def test_what_the_run_does_is_said_in_words(table: Callable[..., Table]) -> None:
+    """For an operator: at every moment, on the seat's own clock."""
+    made = table()
+    made.seat.step(Opened())
+    made.ready("a")
+    assert made.seat.doing_in_words() == "1 node of 2 here (a); waiting for 1 more, for 600 s at most"
+    made.ready("b")
+    assert made.seat.doing_in_words() == "generation 1 is starting; waiting for the workers of a, b"
+    made.seat.step(CancelRequested("enough"))
+    assert made.seat.doing_in_words() == "the run is over: enough"

@@ -38,6 +38,7 @@ _START_MOVES = 10  # looks in which something had moved: before that it is a sta
 _FEW_MOVES, _LONG = 20, 5.0  # so many looks, and so many times as long as must be still: a rhythm of bursts
 _ASLEEP = 0.05  # of the time that a thread wants a processor
 _AWAKE = 0.9
+_BLUR_S = 0.1  # the kernel notes only later what a thread that is in a queue waits for
 _MOST_WAKES = 100.0  # a second, of threads that are asleep: watchdogs and heartbeats look around now and then
 _MOST_WAITS = 5.0  # a second, of a thread that spins
 _MOST_FAULTS = 20.0  # a second: a page of memory now and then
@@ -286,11 +287,11 @@ def _stillness(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
     is_spinning, wakes = False, 0
     for number, now in after.threads.items():
         then = before.threads[number]
-        share = (now.wanted_s - then.wanted_s) / elapsed_s
-        if _ASLEEP < share < _AWAKE:
-            return None
-        if share < _AWAKE:
+        wanted_s = now.wanted_s - then.wanted_s
+        if wanted_s <= _ASLEEP * elapsed_s:
             wakes += now.runs - then.runs
+        elif wanted_s < _AWAKE * elapsed_s - _BLUR_S:
+            return None
         elif now.waits is None or then.waits is None or now.waits - then.waits > _MOST_WAITS * elapsed_s:
             return None  # who waits for something, again and again, gets it
         else:

@@ -23,7 +23,7 @@ _MOST_THREADS = 2000  # of one worker and what it started; with more, only their
 _MOST_BYTES = 4096
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _NS = 1e-9
-_MUCH = 0.5  # of the time
+_MUCH = 0.2  # of the time
 
 
 class VitalsReader:
