@@ -32,6 +32,7 @@ NAME = "progress"  # next to the worker's error file
 MAGIC = b"tenaxpr1"
 # The first and the last step, when they were done (CLOCK_MONOTONIC), how many were said, and the phase.
 LAYOUT = struct.Struct("<8sqqddQ32s")
+MOST = 1 << 53  # no step has a greater number: what is greater does not travel
 _PHASE_BYTES = 32
 
 
@@ -89,7 +90,7 @@ class _Worker:
             return False
         return True
 
-    def give_up(self, error: OSError) -> None:
+    def give_up(self, error: OSError | str) -> None:
         import sys
 
         if self._is_silent:
@@ -104,8 +105,13 @@ _worker = _Worker()
 def step(number: int) -> None:
     """Step ``number`` is done. Numbers grow, and begin where the last checkpoint ended."""
     page = _worker.page()
-    if page is not None:
-        page.step(int(number), time.monotonic())
+    if page is None:
+        return
+    number = int(number)
+    if -MOST <= number <= MOST:
+        page.step(number, time.monotonic())
+    else:
+        _worker.give_up(f"no step has a number of {number.bit_length()} bits")
 
 
 @contextmanager

@@ -323,7 +323,7 @@ def test_the_json_names_the_host_of_each_failure() -> None:
         (
             Verdict(Outcome.CANCELLED, "the agent was asked to stop", signal=2),
             "train.py was cancelled by SIGINT (interrupted)",
-            "0 of 3 restarts used: the agent was asked to stop.",
+            "0 of 3 restarts used. Ended: the agent was asked to stop.",
         ),
         (
             Verdict(Outcome.ABANDONED, "not gone 10 s after SIGKILL", stuck_pids=(11, 12)),
@@ -457,7 +457,7 @@ def test_a_worker_that_hung_is_told_with_its_stacks() -> None:
     Thread 0x6f:
       File "x"
 
-  The last 1 line of its stderr:
+  The last line of its stderr:
     step 41
 """
         in text

@@ -80,6 +80,16 @@ def test_of_two_that_are_apart_the_one_that_does_not_wait_for_others_is_odd() ->
     assert "no rank stands out" in reason_of(apart)
 
 
+def test_those_that_spin_are_at_one_place_and_lines_count_only_if_calls_do_not() -> None:
+    spinning = [
+        StackPlace((rank,), (f"/job/train.py:{rank % 3} in poll", "/job/train.py:40 in main")) for rank in range(5)
+    ]
+    odd = StackPlace((5,), ("/job/train.py:9 in load", "/job/train.py:41 in main"))
+    assert [place.ranks for place in report([*spinning, odd]).places] == [(5,), (0, 1, 2, 3, 4)]
+    blocked = [StackPlace((rank,), (f"/job/train.py:{7 if rank == 2 else 8} in main",)) for rank in range(5)]
+    assert [place.ranks for place in report(blocked).places] == [(2,), (0, 1, 3, 4)]
+
+
 def test_all_at_one_place_are_told_apart_by_their_other_threads() -> None:
     """The main threads of all wait for a thread that trains."""
     main = ("/job/train.py:1 in join",)

@@ -172,10 +172,13 @@ def test_a_phase_is_no_hang(job: Job) -> None:
 
 
 def test_nobody_looks_unless_asked_to(job: Job) -> None:
-    """Off is off: the part that looks is not even imported."""
-    (agent,) = job.start()
+    """Off is off: a job that stands still for long is not even looked at, and nothing is said of it."""
+    (agent,) = job.start("--hang-after", "0.2")
     members = job.hub.meet(2)
-    maps = {line for line in lines_of(agent) if "hang" in line}
+    job.hub.steps_for(1.0, members)
+    job.hub.step(members, {1: "p"})
+    assert job.hub.is_silent_for(2.0, members[1])
+    members[1].tell(".")
     job.hub.finish(members)
     assert agent.wait().code == 0
-    assert not maps
+    assert not [line for line in lines_of(agent) if "hang" in line]

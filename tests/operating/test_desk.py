@@ -25,9 +25,15 @@ class Office:
         self.seat = CoordinatorSeat(RunSettings("run", nodes, nodes), None, self.loop, lambda _: None)
         self.wall = 5000.0
         self.passed_on: list[str] = []
-        self.desk = Desk(self.seat, self.loop, self._pass_on, lambda: self.wall + self.clock())
+        self.worked_s = 0.0  # how long a status takes to make
+        self._work = 0.0
+        self.desk = Desk(self.seat, self.loop, self._pass_on, lambda: self.wall + self.clock(), self._work_clock)
         self.answers: list[tuple[float, Any, str]] = []
         self.seat.step(Opened())
+
+    def _work_clock(self) -> float:
+        self._work += self.worked_s
+        return self._work
 
     def _pass_on(self, node_id: str, request: object, reply: Any) -> None:
         self.passed_on.append(node_id)
@@ -164,3 +170,49 @@ def test_what_may_be_two_nodes_is_none(office: Office) -> None:
     label = state.nodes["b"].label
     assert office.desk.find(label) == ("b", "")
     assert office.ask(AgentWanted())[1] == "this is asked of an agent, not of the coordinator"
+
+
+def test_however_many_ask_of_a_large_run_its_loop_is_left_in_peace(office: Office) -> None:
+    """A thousand nodes whose people ask at once: one status for all, until a multiple of its cost is over."""
+    office.worked_s = 0.1
+    first, _ = office.ask(StatusWanted())
+    for number in range(5):
+        office.node(f"node-{number}")
+        assert office.ask(StatusWanted())[0] is first
+    office.wait_until(3.0)
+    assert office.ask(StatusWanted())[0].mark != first.mark
+
+
+def test_all_who_wait_for_a_change_in_a_large_run_get_the_same(office: Office) -> None:
+    office.worked_s = 0.1
+    mark = office.ask(StatusWanted())[0].mark
+    office.wait_until(3.0)
+    for _ in range(50):
+        office.ask(StatusWanted(mark, 10.0))
+    office.node("a")
+    office.wait_until(4.0)
+    told = [value for _, value, _ in office.answers[1:]]
+    assert len(told) == 50
+    assert len({id(each) for each in told}) == 1
+    assert told[0].mark != mark
+
+
+def test_of_the_end_everybody_hears_even_of_a_large_run(office: Office) -> None:
+    office.worked_s = 0.1
+    mark = office.ask(StatusWanted())[0].mark
+    office.ask(StatusWanted(mark, 10.0))
+    office.seat.step(CancelRequested("enough"))
+    office.wait_until(0.1)
+    assert office.answers[-1][1].phase == "over"
+
+
+def test_a_status_that_cannot_be_made_is_a_sentence_and_not_the_end_of_the_coordinator(office: Office) -> None:
+    mark = office.ask(StatusWanted())[0].mark
+    office.ask(StatusWanted(mark, 10.0))
+    office.seat.recent.append((0.0, "no event", None))  # type: ignore[arg-type] - what a bug may leave there
+    office.node("a")
+    office.wait_until(1.0)
+    value, error = office.answers[-1][1:]
+    assert value is None
+    assert "the status cannot be made" in error
+    assert office.ask(StatusWanted())[1] == error

@@ -132,10 +132,22 @@ def test_causes_are_shown_before_consequences_and_of_many_only_some() -> None:
     told = (failure(3, cause="out of memory on the GPU"), *(failure(i, is_consequence=True) for i in range(10, 30)))
     text = re.sub(r"\s+", " ", render(status(failures=told, earlier=(failure(9, generation=1),))))
     assert "failures of generation 2" in text
-    assert "rank 3 on node0003, 5.0 s ago: out of memory on the GPU" in text
+    assert "rank 3 on node0003, 5.0 s ago: out of memory on the GPU: exit code 1: RuntimeError: boom" in text
     assert "rank 10 on node0003, 5.0 s ago, a consequence: exit code 1: RuntimeError: boom" in text
     assert "and 17 more" in text
     assert "generation 1, rank 9 on node0003" in text
+
+
+def test_a_hang_stands_where_the_run_says_what_it_does() -> None:
+    hang = "generation 2 seems to hang: nothing has moved for 300 s; rank 3 on node0003: in load, train.py:7"
+    text = re.sub(r"\s+", " ", render(status(hang=hang)))
+    assert f"hang {hang}" in text
+    assert "is running" not in text
+    assert " hang " not in render(status())
+
+
+def test_a_run_without_restarts_says_so() -> None:
+    assert "restarts    none allowed (--max-restarts 0)" in render(status(restarts_used=0, max_restarts=0))
 
 
 def test_what_others_wrote_does_nothing_to_a_terminal() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from e2e.conftest import bench  # noqa: F401 - a fixture
 from e2e.harness import Bench, needs_root
-from tenax.progress import LAYOUT
+from tenax.progress import LAYOUT, MAGIC
 from tenax.runtime.progress_file import read_progress
 
 SAYS = "from tenax import progress\n"
@@ -111,3 +111,26 @@ def test_steps_that_are_done_again_are_lost_time(bench: Bench) -> None:  # noqa:
     goodput = ledger_of(bench.home / "logs")
     assert goodput["lost_steps"] == 6
     assert 0.04 < goodput["spent"]["lost_s"] < 10
+
+
+@pytest.mark.parametrize("number", ["10**30", "-10**30", "10**5000", "2**53 + 1"])
+def test_a_number_that_is_no_step_costs_the_progress_and_not_the_worker(tmp_path: Path, number: str) -> None:
+    done = said(tmp_path, f"for _ in range(3): progress.step({number})\nprint('alive')")
+    assert (done.returncode, done.stdout) == (0, "alive\n"), done.stderr
+    assert done.stderr.count("cannot be told") == 1
+    assert read_progress(str(tmp_path / "progress"), 0) is None
+
+
+@pytest.mark.parametrize(
+    "said", [(1 << 62, 2, 0.0, 1.0), (1, -(1 << 62), 0.0, 1.0), (1, 2, float("nan"), 1.0), (1, 2, 0.0, float("inf"))]
+)
+def test_what_could_not_travel_is_not_read(tmp_path: Path, said: tuple[int, int, float, float]) -> None:
+    """The file is the worker's, who may write anything; a frame with such a number would cost this node its link."""
+    path = tmp_path / "progress"
+    path.write_bytes(LAYOUT.pack(MAGIC, *said, 1, b""))
+    assert read_progress(str(path), 0) is None
+
+
+def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "progress")
+    assert read_progress(str(tmp_path / "progress"), 0) is None

@@ -91,7 +91,7 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int |
     def shrink() -> None:
         for place in shown:
             if columns[place].least and excess() > 0:
-                widths[place] = max(columns[place].least, widths[place] - excess())
+                widths[place] = max(min(columns[place].least, widths[place]), widths[place] - excess())
 
     if width is not None:
         natural = dict(widths)

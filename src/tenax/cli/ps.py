@@ -138,7 +138,7 @@ def _table(runs: list[RunHere]) -> list[str]:
         Column("AGE", 7, is_right=True),
         Column("COORDINATOR", 2),
         Column("PID", 1, is_right=True),
-        Column("LOGS", 3, least=16),
+        Column("LOGS", 3),  # whole or not at all: it is there to be copied
     )
     rows = [
         (

@@ -77,7 +77,8 @@ def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _pain
 def _lines(status: RunStatus, width: int, room: _Room, paint: Callable[[str, str], str]) -> list[str]:
     lines = [paint(_BOLD, cut(f"run {plain(status.run_id)}: {_headline(status)}", width)), ""]
     for label, text in _facts(status):
-        lines += _labelled(label, text, width)
+        told = _labelled(label, text, width)
+        lines += [paint(_RED, line) for line in told] if label == "hang" else told
     lines += ["", *_nodes(status, width, room.nodes, paint)]
     lines += _failures(status, width, room.failures, paint)
     if room.events and status.events:
@@ -116,7 +117,7 @@ def _age(status: RunStatus, since: float) -> str:
 
 
 def _facts(status: RunStatus) -> list[tuple[str, str]]:
-    facts = [("now", plain(status.doing))]
+    facts = [("hang", plain(status.hang)) if status.hang else ("now", plain(status.doing))]
     if status.generations:
         last = status.generations[-1]
         began = f"{last.number}, formed {_age(status, last.formed_at)} ago"
@@ -130,8 +131,8 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
 
 
 def _restarts(status: RunStatus) -> str:
-    left = max(0, status.max_restarts - status.restarts_used)
-    parts = [f"{status.restarts_used} of {status.max_restarts} used, {left} left"]
+    used, most = status.restarts_used, status.max_restarts
+    parts = [f"{used} of {most} used, {max(0, most - used)} left" if used or most else "none allowed (--max-restarts 0)"]
     for count, one, many in (
         (status.membership_changes, "change of members", "changes of members"),
         (status.drains, "drain", "drains"),
@@ -242,7 +243,7 @@ def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, st
 def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlier: bool = False) -> list[str]:
     which = f"generation {failure.generation}, " if is_earlier else ""
     who = f"{which}rank {failure.rank} on {plain(failure.host)}, {_age(status, failure.at)} ago"
-    told = plain(failure.cause) or plain(failure.what)
+    told = ": ".join(filter(None, (plain(failure.cause), plain(failure.what))))
     if failure.is_consequence:
         who += ", a consequence"
     first, *others = wrapped(f"{who}: {told}", width - 4, 3)

@@ -1,9 +1,10 @@
 """Where the workers of a generation are when nothing moves: their stacks, put together so that a person sees the odd
 one out first. Pure.
 
-Workers whose main threads are at the same lines are at one place, whatever their threads are called; if all of them
-are at one, those are told apart by what their other threads do. The place that the fewest workers are at comes first:
-in a job whose workers do the same, it is the one that the others wait for.
+Workers whose main threads have made the same calls are at one place, whatever their threads are called and wherever
+they are in the innermost function: one that spins is at another of its lines at every look. If that shows nobody who
+stands out, lines are compared too; and if all are at one line, what their other threads do. The place that the fewest
+workers are at comes first: in a job whose workers do the same, it is the one that the others wait for.
 
 Laws (tests cite the numbers; H1 to H4 are in ``hang.py``, H5 to H8 in ``coordinator.py``):
 
@@ -105,11 +106,11 @@ def places_of(workers: Iterable[LocalStacks]) -> tuple[StackPlace, ...]:
     return merged(places)
 
 
-def merged(places: Iterable[StackPlace]) -> tuple[StackPlace, ...]:
-    """Those that are one, as one. Of many, only the rarest keep the whole stacks."""
+def merged(places: Iterable[StackPlace], level: int = 2) -> tuple[StackPlace, ...]:
+    """Those that are one, as one: by the calls (0), the lines (1), and all threads (2). Only the rarest keep stacks."""
     found: dict[tuple[object, ...], StackPlace] = {}
     for place in sorted(places, key=lambda place: place.ranks[:1]):
-        key = (place.frames, place.beside, place.why)
+        key = _key(place, level)
         one = found.get(key)
         if one is None:
             found[key] = place
@@ -131,12 +132,27 @@ def make_report(
 ) -> HangReport:
     """The odd one first."""
     fine = merged(places)
-    coarse = merged(msgspec.structs.replace(place, beside=()) for place in fine)
-    told = coarse if len(coarse) > 1 else fine
-    is_odd = len(told) > 1 and len(told[0].ranks) < len(told[1].ranks)
-    is_odd = is_odd or (len(told) == 2 and _waits(told[0]) < _waits(told[1]))
+    views = [merged(fine, level) for level in (0, 1, 2)]
+    told = next((view for view in views if _has_odd_one(view)), None)
+    is_odd = told is not None
+    if told is None:
+        told = next((view for view in views if len(view) > 1), fine)
     workers = sum(len(place.ranks) for place in told)
     return HangReport(generation, nodes, workers, round(quiet_s, 1), why, told, is_odd, what_follows)
+
+
+def _key(place: StackPlace, level: int) -> tuple[object, ...]:
+    if level == 0 and place.frames:
+        file, _, rest = place.frames[0].rpartition(":")
+        return (file, rest.partition(" in ")[2], place.frames[1:], place.why)
+    return (place.frames, place.beside if level == 2 else (), place.why)
+
+
+def _has_odd_one(places: Sequence[StackPlace]) -> bool:
+    if len(places) < 2:
+        return False
+    first, second = places[:2]
+    return len(first.ranks) < len(second.ranks) or (len(places) == 2 and _waits(first) < _waits(second))
 
 
 def _brief(place: StackPlace) -> StackPlace:

@@ -85,8 +85,11 @@ def headline(report: Report) -> str:
         case Outcome.FAILED:
             sentence = f"{name} failed on {report.host}: {verdict.why}"
         case Outcome.CANCELLED:
-            by = f" by {signal_in_words(verdict.signal)}" if verdict.signal else ""
-            sentence = f"{name} was cancelled{by}{restarts}"
+            if verdict.signal or not verdict.why:
+                by = f" by {signal_in_words(verdict.signal)}" if verdict.signal else ""
+                sentence = f"{name} was cancelled{by}{restarts}"
+            else:
+                sentence = f"{name} was cancelled{restarts}: {verdict.why}"
         case Outcome.ABANDONED:
             pids = ", ".join(map(str, verdict.stuck_pids)) or "unknown"
             sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
@@ -142,7 +145,7 @@ def _first_cause(report: Report, width: int) -> list[str]:
     facts = {
         "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
         "ended": _how_and_why(failure),
-        "error": evidence.message,
+        "error": shortened(evidence.message, _MOST_LINE),
         "memory": evidence.out_of_memory,
         "stderr log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
@@ -151,7 +154,7 @@ def _first_cause(report: Report, width: int) -> list[str]:
     judged = {
         "cause": _UNTOLD if cause.is_consequence else cause.sentence,
         "missing": _missing(report.verdict) if cause.is_consequence else "",
-        "proof": "" if cause.proof in told else cause.proof,
+        "proof": "" if cause.proof in told or _is_beginning(cause.proof, evidence.message) else cause.proof,
         "next": cause.next_step,
         "also": _same_elsewhere(report),
     }
@@ -166,7 +169,8 @@ def _first_cause(report: Report, width: int) -> list[str]:
         lines += ["", *_indented(_without_middle(_safe_lines(evidence.traceback), whole_is_in))]
     elif evidence.last_lines:
         shown = _safe_lines("\n".join(evidence.last_lines))
-        lines += ["", f"  The last {_count(len(shown), 'line')} of its stderr:", *_indented(shown, "    ")]
+        which = "last line" if len(shown) == 1 else f"last {len(shown)} lines"
+        lines += ["", f"  The {which} of its stderr:", *_indented(shown, "    ")]
     elif failure.pid > 0 and not evidence.stacks:
         lines += ["", "  It wrote nothing to stderr."]
     return lines
@@ -333,6 +337,8 @@ def _who(group: list[_Waiting], here: str) -> str:
 def _what_was_done(report: Report, width: int) -> list[str]:
     verdict = report.verdict
     lines = _wrapped(_line(_restarted(report)), width, "  ")
+    if verdict.why and (verdict.outcome is Outcome.ABANDONED or (verdict.outcome is Outcome.CANCELLED and verdict.signal)):
+        lines += _wrapped(_line(f"Ended: {verdict.why}."), width, "  ")
     lines += _wrapped(_not_counted(verdict), width, "  ")
     if verdict.outcome is Outcome.ABANDONED:
         pids = " ".join(map(str, verdict.stuck_pids))
@@ -346,21 +352,25 @@ def _what_was_done(report: Report, width: int) -> list[str]:
         left_out = max(verdict.restarts_used, len(verdict.earlier)) - len(shown)
         if left_out > 0:
             lines.append(f"    ({_count(left_out, 'older one')}, in the journal)")
-        lines += ["    " + summary(failure, report.host) for failure in shown]
+        for failure in shown:
+            first, *more = _wrapped(summary(failure, report.host), width - 6)
+            lines += ["    " + first, *_indented(more, "      ")]
     return lines
 
 
 def _not_counted(verdict: Verdict) -> str:
     """Generations that ended through nobody's failure."""
-    changes, drains = verdict.membership_changes, verdict.drains
-    if not changes and not drains:
+    counts = (
+        (verdict.membership_changes, "because nodes came or went"),
+        (verdict.drains, "because a node was asked to leave"),
+        (verdict.requests, "because an operator wanted a restart"),
+    )
+    told = [(count, why) for count, why in counts if count]
+    if not told:
         return ""
-    counted = "a restart" if changes + drains == 1 else "restarts"
-    if not changes:
-        what = f"{_count(drains, 'generation')} ended because a node was asked to leave"
-    else:
-        what = f"{_count(changes, 'generation')} ended because nodes came or went"
-        what += f", {drains} because a node was asked to leave" if drains else ""
+    (first, why), *more = told
+    counted = "a restart" if sum(count for count, _ in told) == 1 else "restarts"
+    what = f"{_count(first, 'generation')} ended {why}" + "".join(f", {count} {why}" for count, why in more)
     return f"{what}: not counted as {counted}."
 
 
@@ -512,13 +522,16 @@ def _restarts(report: Report) -> str:
 def _restarted(report: Report) -> str:
     verdict = report.verdict
     why = f": {verdict.why}." if verdict.why else "."
-    if verdict.outcome is Outcome.BROKEN:  # the headline has said why
+    if verdict.outcome is not Outcome.FAILED:  # why it ended has nothing to do with them
         return f"{_restarts(report)} used." if report.max_restarts else "Nothing was restarted."
-    if verdict.outcome is not Outcome.FAILED:
-        return f"{_restarts(report)} used{why}"
     if verdict.restarts_used == 0:
         return f"Not restarted{why}"
     return f"Restarted {verdict.restarts_used} of {_count(report.max_restarts, 'time')}, then gave up{why}"
+
+
+def _is_beginning(short: str, text: str) -> bool:
+    """Whether it is that text with its end cut off."""
+    return short.endswith("...") and text.startswith(short.removesuffix("..."))
 
 
 def _duration(seconds: float) -> str:

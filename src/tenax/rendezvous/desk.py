@@ -7,6 +7,9 @@ there is none.
 Who watches a run asks for its status with the mark of the last one. That answer waits until something has changed, so
 that nobody asks in vain, and a little longer, so that a thousand nodes that join are one answer and not a thousand. It
 never waits for longer than was asked, nor than the limit here.
+
+However many ask, and whatever goes wrong with an answer, the run does not notice: where a status takes its time to be
+made, one is shown to all who ask within a multiple of that time; and one that cannot be made is a sentence.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ _LONGEST_WAIT_S = 30.0
 _TOGETHER_S = 0.2  # what happens within that time is one answer
 _MOST_WAITING = 256
 _CLOCK_WAS_SET_S = 1.0
+_SHOWN_PER_WORK = 20  # so many times as long as it took to make, a status is shown again
+_DEAR_S = 0.005  # ... even if something has happened since: the mark tells
 
 
 class _Waiting:
@@ -53,11 +58,16 @@ class Desk:
         loop: EventLoop,
         pass_on: Callable[[str, OfNode, Reply], None],
         wall_clock: Callable[[], float] = time.time,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self._seat = seat
         self._loop = loop
         self._pass_on = pass_on
         self._wall_clock = wall_clock
+        self._work_clock = work_clock
+        self._shown: RunStatus | None = None  # the last one, to those who ask
+        self._shown_until = 0.0
+        self._is_dear = False
         self._name = os.urandom(4).hex()  # another coordinator's marks are not ours
         self._steps = 0
         self._wall_offset: float | None = None
@@ -80,6 +90,31 @@ class Desk:
         seat = self._seat
         status = status_of(seat.state, seat.recent, seat.doing_in_words(), now, self._offset(now))
         return msgspec.structs.replace(status, mark=self._mark)
+
+    def _tell_status(self, reply: Reply) -> None:
+        """One answer. A view that cannot be made must never end a run."""
+        try:
+            status = self._status_for_all()
+        except Exception as error:
+            reply(None, f"the status cannot be made: {type(error).__name__}: {error}")
+            return
+        reply(status, "")
+
+    def _status_for_all(self) -> RunStatus:
+        shown, is_over = self._shown, self._seat.state.phase is RunPhase.OVER
+        if (
+            shown is not None
+            and self._loop.now() < self._shown_until
+            and (shown.mark == self._mark or self._is_dear)
+            and is_over == (shown.phase == RunPhase.OVER.value)  # of the end everybody hears
+        ):
+            return shown
+        began = self._work_clock()
+        self._shown = shown = self.status()
+        took_s = self._work_clock() - began
+        self._is_dear = took_s > _DEAR_S
+        self._shown_until = self._loop.now() + took_s * _SHOWN_PER_WORK
+        return shown
 
     def _offset(self, now: float) -> float:
         """The same as long as nobody sets the clock: what has happened has one time, however often it is told."""
@@ -113,7 +148,7 @@ class Desk:
 
     def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
         if not mark or self._seat.state.phase is RunPhase.OVER or len(self._waiting) + len(self._due) >= _MOST_WAITING:
-            reply(self.status(), "")
+            self._tell_status(reply)
             return
         self._count()
         waiting = _Waiting(reply)
@@ -135,7 +170,7 @@ class Desk:
                 group.remove(waiting)
         if waiting.timer is not None:
             waiting.timer.cancel()
-        waiting.reply(self.status(), "")
+        self._tell_status(waiting.reply)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 

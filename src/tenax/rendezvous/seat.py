@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from tenax.core.coordinator import CoordinatorMachine, TimeWentBy
+from tenax.core.coordinator import CoordinatorMachine, Heard, TimeWentBy
+from tenax.core.messages import NodeProgress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 
 
 _RECENT_KEPT = 256  # steps, for whoever asks what happened last
+
+
+def _is_of_no_note(event: AnyCoordinatorEvent) -> bool:
+    """What comes often, and is told elsewhere: the few steps that are kept are for what happened."""
+    return isinstance(event, TimeWentBy) or (isinstance(event, Heard) and isinstance(event.message, NodeProgress))
 
 
 class CoordinatorSeat:
@@ -70,11 +76,11 @@ class CoordinatorSeat:
         now = self._loop.now()
         says = self._machine.step(event, now)
         self._record(now, event, says, self._machine.state)
-        if says or not isinstance(event, TimeWentBy):
+        if says or not _is_of_no_note(event):
             self.recent.append((now, event, says))
         for say in says:
             self._deliver(say)
-        for watch in self.watchers:
+        for watch in list(self.watchers):
             watch()
 
     def _keep_deadline(self) -> None:

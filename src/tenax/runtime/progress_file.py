@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from tenax.core.messages import WorkerProgress
-from tenax.progress import LAYOUT, MAGIC
+from tenax.progress import LAYOUT, MAGIC, MOST
 
 _TRIES = 8  # a reader may meet a writer; not eight times in a row
 
@@ -13,7 +13,7 @@ _TRIES = 8  # a reader may meet a writer; not eight times in a row
 def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
     """None: it said nothing, or nothing that can be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -22,7 +22,8 @@ def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
             if len(data) < LAYOUT.size:
                 return None
             magic, first, last, first_at, last_at, said, phase = LAYOUT.unpack(data)
-            if magic != MAGIC:
+            # What somebody else wrote there must not travel: a frame with such a number costs its sender the link.
+            if magic != MAGIC or not all(-MOST <= each <= MOST for each in (first, last, first_at, last_at)):
                 return None
             if os.pread(descriptor, LAYOUT.size, 0) == data:
                 name = phase.rstrip(b"\0").decode("utf-8", "replace")

@@ -36,7 +36,7 @@ class NodeStatus(Value, frozen=True):
     node_id: str
     name: str  # what people call it
     host: str
-    state: str  # joined, waiting, spare, starting, working, stopping, draining, done
+    state: str  # joined, waiting, spare, starting, working, stopping, draining, done, leaving
     since: float
     slots: int = 1
     rank: int = -1  # of the node in the generation; -1: not in it
@@ -61,6 +61,7 @@ class FailureStatus(Value, frozen=True):
     what: str  # "exit code 1: RuntimeError: boom"
     cause: str = ""
     is_consequence: bool = False
+    proof: str = ""  # the line that shows the cause
     traceback: str = ""
     log_file: str = ""
 
@@ -140,11 +141,19 @@ def status_of(
         failures=tuple(failure_status(each, wall_offset) for each in state.failures[:_MOST_FAILURES]),
         earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
         events=tuple(_events(state, recent, wall_offset)),
-        goodput=state.ledger.goodput(now),
+        goodput=_goodput(state, now),
         outcome=verdict.outcome.value if verdict is not None else "",
         why=verdict.why if verdict is not None else "",
         hang=hang_in_words(state, now),
     )
+
+
+def _goodput(state: CoordinatorState, now: float) -> Goodput:
+    """Of a run that an earlier coordinator has ended only the verdict knows."""
+    verdict = state.verdict
+    if verdict is not None and verdict.goodput is not None:
+        return verdict.goodput
+    return state.ledger.goodput(now)
 
 
 def _failed_by_host_rank(state: CoordinatorState) -> dict[int, int]:
@@ -160,7 +169,7 @@ def _node(state: CoordinatorState, record: NodeRecord, failed: dict[int, int], w
     for each in record.progress:
         if 0 <= each.local_rank < info.slots:
             steps[each.local_rank], phases[each.local_rank] = each.last_step, each.phase
-    last_at = max((each.last_at for each in record.progress), default=None)
+    last_at = max((each.last_at for each in record.progress if each.last_step >= 0), default=None)
     ours = range(first_rank, first_rank + info.slots) if is_member else range(0)
     return NodeStatus(
         node_id=info.node_id,
@@ -187,6 +196,8 @@ def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
         case NodePhase.JOINED:
             return "joined"
         case NodePhase.READY:
+            if state.phase is RunPhase.OVER:
+                return "leaving"
             return "spare" if state.phase is RunPhase.RUNNING else "waiting"
         case NodePhase.DONE:
             return "done"
@@ -232,6 +243,7 @@ def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
         what=f"{how}: {what}" if what else how,
         cause=evidence.cause,
         is_consequence=evidence.is_consequence,
+        proof=evidence.proof,
         traceback=evidence.traceback,
         log_file=evidence.log_file,
     )

@@ -85,6 +85,11 @@ class Link:
         return bool(self._unsent)
 
     @property
+    def unsent_bytes(self) -> int:
+        """What the other side has not taken. What can wait, or be done without, is not added to much of it."""
+        return len(self._unsent)
+
+    @property
     def local_address(self) -> str:
         return str(self._sock.getsockname()[0])
 

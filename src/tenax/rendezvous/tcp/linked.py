@@ -46,6 +46,7 @@ _GREETING_S = 5.0
 SOON_S, LATER_S = 0.1, 1.0
 _SAY_EVERY_S = 10.0
 _NO_GREETING = "it did not answer a greeting"
+_MOST_ASKED = 1024  # requests that the coordinator has not answered
 _LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
 
 
@@ -197,17 +198,32 @@ class LinkedRendezvous(ABC):
             self._server.desk.ask(request, reply)
         elif self._link is None or not self._is_linked:
             reply(None, f"this node is not linked to {self._where} just now")
+        elif len(self._asked) >= _MOST_ASKED:
+            reply(None, "too many requests of this node are under way")
         else:
+            try:
+                data = wire.encode_ask(self._asks + 1, request)
+            except wire.WireError as error:
+                reply(None, f"this cannot be asked: {error}")
+                return
             self._asks += 1
             self._asked[self._asks] = reply
-            self._link.send(wire.encode(wire.Ask(self._asks, request)))
+            self._link.send(data)
+
+    def _nobody_answers(self, why: str) -> None:
+        asked, self._asked = self._asked, {}
+        for reply in asked.values():
+            reply(None, why)
 
     def _on_ask(self, number: int, request: AnyRequest) -> None:
         link = self._link
 
         def reply(value: object, error: str) -> None:
-            if link is not None and link is self._link:
-                link.send(wire.encode_answer(number, value, error))
+            if link is None or link is not self._link:
+                return
+            if link.unsent_bytes > wire.MOST_BYTES_OF_ANSWERS:
+                value, error = None, wire.TOO_MUCH_AT_ONCE
+            link.send(wire.encode_answer(number, value, error))
 
         if isinstance(request, OfNode):
             self._node.answer(request, reply)
@@ -237,6 +253,7 @@ class LinkedRendezvous(ABC):
             link, self._link = self._link, None
             self._loop.unwatch(link)
             link.finish(1.0)
+        self._nobody_answers("this node has left the run")
         if self._server is not None:
             self._node.serves(None)
             self._server.close()
@@ -419,9 +436,7 @@ class LinkedRendezvous(ABC):
             self._loop.unwatch(link)
         self._hello = None
         self._node.release("link")
-        asked, self._asked = self._asked, {}
-        for reply in asked.values():
-            reply(None, f"the link to {self._where} was lost before it answered")
+        self._nobody_answers(f"the link to {self._where} was lost before it answered")
         for name in ("beat", "greeting"):
             if name in self._timers:
                 self._timers.pop(name).cancel()

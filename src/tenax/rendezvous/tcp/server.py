@@ -20,7 +20,7 @@ import msgspec
 
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
-from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeStopped
+from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeProgress, NodeStopped
 from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.rendezvous.tcp import wire
@@ -50,6 +50,7 @@ _ANSWERS_KEPT = 16  # that a node has not acknowledged
 _LAST_WORDS_S = 1.0  # for all links together, when the server closes
 _CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
 _MOST_ASKED = 1024  # requests that nodes have not answered
+_ASKED_S = 60.0  # how long a node may take: longer than any request may wait
 _MOST_OPERATORS = 256
 _OPERATOR_S = 60.0  # how long an operator's link may be quiet
 _RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
@@ -84,6 +85,15 @@ class _Peer:
         self.answers[number] = now
 
 
+class _Asked:
+    """A request that a node has not answered."""
+
+    def __init__(self, node_id: str, reply: Reply, at: float) -> None:
+        self.node_id = node_id
+        self.reply = reply
+        self.at = at
+
+
 class _Clocks:
     """How far a node's clock is ahead of ours, from the beat that was under way the shortest time lately."""
 
@@ -98,7 +108,7 @@ class _Clocks:
 
     def dated(self, message: FromNode, now: float) -> FromNode:
         """A word with the time at which it arrived, on its sender's clock: however long it was under way."""
-        if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped):
+        if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped | NodeProgress):
             return message
         return msgspec.structs.replace(message, sent_at=max(message.sent_at, now + self._ahead_s))
 
@@ -146,7 +156,7 @@ class CoordinatorServer:
         self._absent: dict[str, tuple[float, str]] = {}
         self._seat = CoordinatorSeat(settings, policy, loop, self._say_if_known, self._before_saying)
         self.desk = Desk(self._seat, loop, self._pass_on)
-        self._asked: dict[int, tuple[str, Reply]] = {}  # of nodes, that have not answered; by our number
+        self._asked: dict[int, _Asked] = {}  # by our number
         self._asks = 0
         self._record = record
         self._timer: Cancellable | None = None
@@ -333,6 +343,7 @@ class CoordinatorServer:
         if old is not None:  # the same agent, and its old link is of no use to it any more
             old.link.reset()
             self._forget(old)
+            self._nobody_answers(hello.node_id)  # what was asked over it is not answered over another
         self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s, self._counts(self))))
 
     def _refuse(self, peer: _Peer, reason: str, *, is_final: bool = True) -> None:
@@ -349,9 +360,10 @@ class CoordinatorServer:
             case _ if peer.is_operator:
                 raise wire.WireError("an operator only asks")
             case wire.Answer(number, value, error):
-                node_id, reply = self._asked.pop(number, ("", None))
-                if reply is not None and node_id == peer.node_id:
-                    reply(value, error)
+                asked = self._asked.get(number)
+                if asked is not None and asked.node_id == peer.node_id:
+                    del self._asked[number]
+                    asked.reply(value, error)
             case wire.Beat(number, at, seen):
                 peer.clocks.compare(at, peer.heard_at)
                 peer.answer(number, seen, self._loop.now())
@@ -392,23 +404,33 @@ class CoordinatorServer:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _answer(self, peer: _Peer, number: int, value: object, error: str) -> None:
-        if not peer.link.is_closed:
-            self._send(peer, wire.encode_answer(number, value, error))
+        if peer.link.is_closed:
+            return
+        if peer.link.unsent_bytes > wire.MOST_BYTES_OF_ANSWERS:
+            value, error = None, wire.TOO_MUCH_AT_ONCE
+        self._send(peer, wire.encode_answer(number, value, error))
 
     def _pass_on(self, node_id: str, request: OfNode, reply: Reply) -> None:
         peer = self._nodes.get(node_id)
         if peer is None or len(self._asked) >= _MOST_ASKED:
             reply(None, "that node is not linked just now" if peer is None else "too many requests are under way")
             return
+        try:
+            data = wire.encode_ask(self._asks + 1, request)
+        except wire.WireError as error:
+            reply(None, f"this cannot be asked of a node: {error}")
+            return
         self._asks += 1
-        self._asked[self._asks] = (node_id, reply)
-        self._send(peer, wire.encode(wire.Ask(self._asks, request)))
+        self._asked[self._asks] = _Asked(node_id, reply, self._loop.now())
+        self._send(peer, data)
 
     def _nobody_answers(self, node_id: str) -> None:
-        for number, (asked, reply) in list(self._asked.items()):
-            if asked == node_id:
-                del self._asked[number]
-                reply(None, "the link to that node was lost before it answered")
+        self._give_up_asking("the link to that node was lost before it answered", lambda each: each.node_id == node_id)
+
+    def _give_up_asking(self, why: str, which: Callable[[_Asked], bool] = lambda _: True) -> None:
+        for number, asked in list(self._asked.items()):
+            if which(asked) and self._asked.pop(number, None) is not None:
+                asked.reply(None, why)
 
     def cancel(self, why: str) -> None:
         self._seat.step(CancelRequested(why))
@@ -475,6 +497,7 @@ class CoordinatorServer:
                 del self._absent[node_id]
                 self._seat.step(NodeLost(node_id, why))
                 self._on_fewer()
+        self._give_up_asking("that node did not answer in time", lambda asked: now - asked.at > _ASKED_S)
         if self._strangers < _MOST_STRANGERS and len(self._peers) < self._most_links:
             self._listen()
         self._on_every_tick()
@@ -489,11 +512,9 @@ class CoordinatorServer:
         self._seat.close()
         for listener in self._listeners:
             listener.close()
-        asked, self._asked = self._asked, {}
-        for _, reply in asked.values():
-            reply(None, "the coordinator went before that node answered")
+        self._give_up_asking("the coordinator went before that node answered")
         until = self._loop.now() + _LAST_WORDS_S
-        for peer in list(self._peers):
+        for peer in sorted(self._peers, key=lambda peer: not peer.node_id):  # nodes first: they have less time to lose
             peer.link.flush(until - self._loop.now())
             peer.link.close()
         self._selector.close()

@@ -29,6 +29,8 @@ from tenax.core.text import encodable
 VERSION = 1
 MOST_BYTES_OF_STRANGERS = 4 << 10
 MOST_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
+MOST_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
+TOO_MUCH_AT_ONCE = "more answers are under way than this link takes; ask for less at once"
 NONCE_BYTES = 16
 
 
@@ -128,6 +130,15 @@ def encode(frame: FromAgent | FromServer) -> bytes:
     except UnicodeEncodeError:  # a worker's last words may be any bytes
         body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
     return len(body).to_bytes(4, "big") + body
+
+
+def encode_ask(number: int, request: AnyRequest) -> bytes:
+    """A request that the other side takes. Raises WireError for one that would cost the link: somebody else made it."""
+    data = encode(Ask(number, request))
+    if len(data) > MOST_BYTES:
+        raise WireError(f"a frame of {len(data)} bytes, where at most {MOST_BYTES} are allowed")
+    decode_from_server(data[4:])
+    return data
 
 
 def encode_answer(number: int, value: object, error: str) -> bytes:

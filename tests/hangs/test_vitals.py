@@ -1,0 +1,55 @@
+"""What the kernel counts of a real process and its children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from tenax.hangs.vitals import VitalsReader, state_of
+
+CHILD = """
+import os, sys
+child = os.fork()
+if child == 0:
+    os.read(0, 1)
+    os._exit(0)
+print(child, flush=True)
+for line in sys.stdin:
+    os.write(1, b"x" * int(line) + b"\\n")
+"""
+
+
+def test_it_counts_what_a_worker_and_its_children_do() -> None:
+    """Nothing while they wait; bytes and calls when one writes; and a death below is seen."""
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        reader = VitalsReader(process.pid)
+        first = reader.read()
+        assert first is not None
+        assert first.processes == 2
+        again = reader.read(closely=True)
+        assert again is not None
+        assert again.threads is not None
+        assert {process.pid, child} <= again.threads.keys()
+        process.stdin.write(b"5000\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        after = reader.read()
+        assert after is not None
+        assert after.written_bytes - first.written_bytes == 5001
+        assert after.calls > first.calls
+        assert after.threads is None, "it has moved: nobody looks at its threads"
+        os.kill(child, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        stopped = reader.read()
+        assert stopped is not None
+        assert stopped.is_stopped
+        assert state_of(process.pid) == "T"
+        os.kill(process.pid, signal.SIGKILL)
+    assert VitalsReader(process.pid).read() is None
+    assert state_of(process.pid) == ""

@@ -1,0 +1,169 @@
+"""Requests over links: each is answered once, and none costs a link that a run needs."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import msgspec
+import pytest
+from tcp_kit import PATIENCE_S, Client, Served, beating, engine_node, own_endpoint, served
+
+from tenax.core.coordinator import NodeLost
+from tenax.core.events import GenerationFormed
+from tenax.core.requests import LogsWanted, StatusWanted
+from tenax.rendezvous.tcp import wire
+from watching import until
+
+
+class Answers:
+    """What an operator hears who asks at the desk itself."""
+
+    def __init__(self, server: Served) -> None:
+        self._server = server
+        self.heard: list[tuple[Any, str]] = []
+
+    def ask(self, request: Any) -> None:
+        def reply(value: Any, error: str) -> None:
+            self.heard.append((value, error))
+
+        self._server.thread.call(lambda: self._server.server.desk.ask(request, reply))
+
+    def until(self, count: int) -> list[tuple[Any, str]]:
+        until(lambda: len(self.heard) >= count, "an answer", PATIENCE_S)
+        self._server.thread.call(lambda: None)  # whatever would come twice has come
+        assert len(self.heard) == count
+        return self.heard
+
+
+def test_what_was_asked_over_a_link_that_was_replaced_is_answered() -> None:
+    with served() as server, server.member("a") as old:
+        operator = Answers(server)
+        operator.ask(LogsWanted("a"))
+        asked = old.until(wire.Ask)
+        with server.client("a") as new:
+            new.greet()
+            assert "lost before it answered" in operator.until(1)[0][1]
+            new.send(wire.Answer(asked.number, msgspec.Raw(b"1")))  # by one who knows no better: too late
+            operator.ask(LogsWanted("a"))
+            number = new.until(wire.Ask).number
+            new.send(wire.Answer(number, msgspec.Raw(b"2")))
+            assert operator.until(2)[1] == (msgspec.Raw(b"2"), "")
+
+
+def test_nobody_answers_for_another_node() -> None:
+    with served() as server, server.member("a") as asked, server.member("b") as other:
+        operator = Answers(server)
+        operator.ask(LogsWanted("a"))
+        number = asked.until(wire.Ask).number
+        other.send(wire.Answer(number, msgspec.Raw(b'"of b"')))
+        other.send(wire.Beat(1))
+        other.until(wire.BeatAnswer)  # so its answer was taken before
+        asked.send(wire.Answer(number, msgspec.Raw(b'"of a"')))
+        assert operator.until(1) == [(msgspec.Raw(b'"of a"'), "")]
+
+
+def test_a_node_that_never_answers_is_given_up() -> None:
+    later_s = 0.0
+    with served(clock=lambda: time.monotonic() + later_s) as server, server.member("a") as silent:
+        operator = Answers(server)
+        operator.ask(LogsWanted("a"))
+        silent.until(wire.Ask)
+        later_s = 61.0
+        silent.send(wire.Beat(1))
+        assert operator.until(1) == [(None, "that node did not answer in time")]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        LogsWanted("a", generation=10**17),
+        LogsWanted("a", generation=10**30),
+        LogsWanted("a", wait_s=float("nan")),
+        LogsWanted("a", since=float("inf")),
+        LogsWanted("a", containing="x" * (9 << 20)),
+    ],
+)
+def test_a_request_that_a_node_would_not_take_costs_nobody_a_link(request_: LogsWanted) -> None:
+    """A page may ask with any numbers; a node closes a link over which such a frame comes."""
+    with served() as server, server.member("a") as node:
+        operator = Answers(server)
+        operator.ask(request_)
+        assert "this cannot be asked of a node" in operator.until(1)[0][1]
+        operator.ask(LogsWanted("a", generation=2))
+        assert node.until(wire.Ask).request.generation == 2
+        assert not server.facts(NodeLost)
+
+
+def test_answers_that_a_node_does_not_take_do_not_cost_it_its_link() -> None:
+    """Somebody at the door of node a wants more lines than its link takes."""
+    with served() as server, server.member("a") as asks, server.member("b") as has_lines:
+        count = 120
+        for number in range(count):
+            asks.send(wire.Ask(number + 1, LogsWanted("b")))
+        lines = msgspec.Raw(b'"' + b"x" * (300 << 10) + b'"')
+        for _ in range(count):
+            has_lines.send(wire.Answer(has_lines.until(wire.Ask).number, lines))
+        has_lines.send(wire.Beat(1))
+        has_lines.until(wire.BeatAnswer)  # all of it was passed on, and node a has read nothing yet
+        answers = [asks.until(wire.Answer) for _ in range(count)]
+        assert sorted(answer.number for answer in answers) == list(range(1, count + 1))
+        declined = [answer for answer in answers if answer.error]
+        assert 0 < len(declined) < count
+        assert {answer.error for answer in declined} == {wire.TOO_MUCH_AT_ONCE}
+        asks.send(wire.Beat(7))
+        assert asks.until(wire.BeatAnswer).number == 7
+
+
+def test_an_operator_who_reads_nothing_does_not_take_the_nodes_last_words() -> None:
+    """When the server closes there is a moment for what is unsent, and nodes have it first."""
+    with Served_with_a_deaf_operator() as (server, node):
+        begun = time.monotonic()
+        server.close()
+        assert time.monotonic() - begun < PATIENCE_S
+        assert node.is_closed_by_server()
+
+
+class Served_with_a_deaf_operator:
+    def __enter__(self) -> tuple[Served, Client]:
+        self.server = Served()
+        self.node = self.server.member("a")
+        self.operator = Client(self.server.port, "operator")
+        self.operator.hello = wire.Hello(
+            wire.VERSION, "run", "operator", os.urandom(wire.NONCE_BYTES), is_operator=True
+        )
+        challenge = self.operator.challenge()
+        self.operator.send(wire.Proof(wire.prove(b"", "operator", self.operator.hello, challenge.nonce)))
+        self.operator.until(wire.Accepted)
+        for number in range(5000):
+            self.operator.send(wire.Ask(number + 1, StatusWanted()))
+        self.node.send(wire.Beat(1))
+        self.node.until(wire.BeatAnswer)
+        return self.server, self.node
+
+    def __exit__(self, *_: object) -> None:
+        self.operator.close()
+        self.node.close()
+
+
+def test_who_asks_at_a_node_that_leaves_is_told_so() -> None:
+    endpoint = own_endpoint()
+    with engine_node(endpoint, nodes=(2, 2)) as one, engine_node(endpoint, nodes=(2, 2)) as two:
+        one.until(GenerationFormed)
+        guest = two if one.thread.call(lambda: one.engine._server is not None) else one
+        heard: list[tuple[Any, str]] = []
+        mark: list[str] = []
+
+        def take_mark(value: Any, error: str) -> None:
+            assert not error
+            mark.append(msgspec.json.decode(value)["mark"])
+
+        def take(value: Any, error: str) -> None:
+            heard.append((value, error))
+
+        guest.thread.call(lambda: guest.engine.ask(StatusWanted(), take_mark))
+        until(lambda: mark, "a status", PATIENCE_S)
+        guest.thread.call(lambda: guest.engine.ask(StatusWanted(mark[0], 30.0), take))
+        guest.close()
+        assert heard == [(None, "this node has left the run")]
