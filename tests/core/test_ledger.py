@@ -374,7 +374,7 @@ def first_coordinator() -> CoordinatorMachine:
 def test_an_heir_goes_on_with_what_is_sure() -> None:
     """What the record knows: all until the last generation was formed. An heir's clock has nothing to do with ours."""
     record = record_of(first_coordinator().state)
-    assert record.spent == Spent(waiting_s=2.0, starting_s=1.0, training_s=9.0, stopping_s=2.0)
+    assert record.cost.spent == Spent(waiting_s=2.0, starting_s=1.0, training_s=9.0, stopping_s=2.0)
     heir, checker = CoordinatorMachine(RunSettings("run", max_restarts=3)), RunChecker(RunSettings("run"))
     opened = run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0)
     for at, event in [(7000.0, opened), (7003.0, run.Heard("a", work(2))), (7003.0, run.Heard("a", NEWS))]:
@@ -399,10 +399,10 @@ def test_an_heir_that_finds_nobody_has_waited() -> None:
     heir = CoordinatorMachine(RunSettings("run", max_restarts=3))
     heir.step(run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0), 100.0)
     assert heir.state.phase is RunPhase.RECOVERING
-    assert heir.state.ledger.spent(130.0) == record.spent + Spent(waiting_s=30.0)
+    assert heir.state.ledger.spent(130.0) == record.cost.spent + Spent(waiting_s=30.0)
     heir.step(run.EarlierCoordinatorGone("a"), 140.0)
     assert heir.state.phase is RunPhase.GATHERING
-    assert heir.state.ledger.spent(150.0) == record.spent + Spent(waiting_s=50.0)
+    assert heir.state.ledger.spent(150.0) == record.cost.spent + Spent(waiting_s=50.0)
 
 
 def test_a_coordinator_without_a_record_counts_from_where_it_begins() -> None:

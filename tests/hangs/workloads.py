@@ -151,6 +151,7 @@ class Workload:
         """Start, train, be interrupted; now and then a new generation."""
         until = self.now + 3600 * hours
         while self.now < until:
+            self.workers = [FakeWorker(worker.rank, self.says_steps) for worker in self.workers]
             self.begin()
             yield from self.start()
             for _ in range(self.dice.randint(2, 12)):

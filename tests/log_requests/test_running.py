@@ -43,9 +43,14 @@ def test_lines_of_ranks_in_the_order_they_came(run: Run) -> None:
     assert lines(run.logs("seen", "--last", "all", "--generation", "1")) == expected
     timed = lines(run.logs("seen", "--times", "--last", "1"))
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} rank 0 \| a warning", timed[0])
-    for words in (["--rank", "2"], ["--grep", "absent"], ["--generation", "7"], ["--rank", "77"]):
+    for words, said in (
+        (["--rank", "2"], "there are no such lines"),
+        (["--grep", "absent"], "there are no such lines"),
+        (["--generation", "7"], "there is no generation 7 yet; this run is at 1"),
+        (["--rank", "77"], "generation 1 has no rank 77; it has ranks 0 to 2"),
+    ):
         done = run.logs("seen", *words)
-        assert (done.code, done.out, done.err) == (1, "", "tenax logs: there are no such lines\n")
+        assert (done.code, done.out, done.err) == (1, "", f"tenax logs: {said}\n")
     run.finish(workers)
 
 
@@ -256,6 +261,7 @@ def test_wrong_words(run: Run, tmp_path: Path) -> None:
         (["--nonsense"], "there is no flag '--nonsense'"),
         (["a", "b"], "one run at a time"),
         ([str(tmp_path / "none")], "there is no folder"),
+        ([str(tmp_path), str(tmp_path / "none")], f"there is no folder '{tmp_path / 'none'}'"),
         ([str(tmp_path)], "is not the log folder of a run: there is no journal.jsonl in it"),
         ([str(tmp_path), "--follow"], "--follow is for a run that is running"),
     ):

@@ -348,7 +348,7 @@ def _nothing_found(run_id: str, agents: list[AgentHere]) -> str:
         if run_id in (ended.run_id, str(ended.pid)):
             report = f"see how it ended: tenax report {ended.log_dir}" if ended.log_dir else "it has kept no logs"
             return f"the run {ended.run_id!r} is not running on this host any more; {report}"
-    there = f"; there are {_names(agents)}" if agents else ", nor any other of yours"
+    there = f", only {_names(agents)}" if agents else ", nor any other of yours"
     return f"there is no run {run_id!r} on this host{there}; {elsewhere}"
 
 

@@ -66,7 +66,13 @@ class Asker:
 
 def recent(job: Job, choice: Choice, page: Page) -> None:
     """What there is now."""
-    nodes = _nodes(_status(job), choice)
+    status = _status(job)
+    nodes = _nodes(status, choice)
+    if choice.generation > status.generation:
+        raise NoSuchJob(f"there is no generation {choice.generation} yet; this run is at {status.generation}")
+    if choice.ranks and not nodes and status.world_size:
+        its = f"ranks 0 to {status.world_size - 1}" if status.world_size > 1 else "rank 0 only"
+        raise NoSuchJob(f"generation {status.generation} has no rank {choice.ranks}; it has {its}")
     asker = Asker(job)
     if choice.last >= 0:
         answers = _ask_all(asker, nodes, _request(choice, unfinished=True), page)
@@ -89,7 +95,7 @@ class Follower:
         self._status = _status(job)
         self._cursors: dict[str, str] = {}
         self._asked: set[str] = set()
-        self._troubles: dict[str, str] = {}
+        self._troubles: dict[str, tuple[NodeStatus, str]] = {}  # told with the next status: has it left?
         self._over: set[str] = set()  # of which nothing more will come
 
     def run(self) -> None:
@@ -110,6 +116,10 @@ class Follower:
                 page.note("the line to the run was closed: it is over, or the node that was asked has left it")
                 return
         self._take_last_words()
+        if self._status.phase == "over" and not page.is_closed:
+            from tenax.cli.status import end_in_words
+
+            page.note(end_in_words(self._status))
 
     @property
     def _is_over(self) -> bool:
@@ -137,8 +147,7 @@ class Follower:
                 break
             self._asked.discard(node.node_id)
             if error:
-                self._troubles[node.node_id] = error
-                self._page.note(f"{node.name}: {error}")
+                self._troubles[node.node_id] = (node, error)
                 break
             answer = _decoded(value, LogAnswer)
             self._cursors[node.node_id] = answer.cursor
@@ -157,11 +166,19 @@ class Follower:
         if error:
             raise LineLost(error)
         status = _decoded(value, RunStatus)
+        self._tell_troubles({node.node_id for node in status.nodes})
         if status.mark != self._status.mark:
             self._troubles.clear()  # things have changed: they may answer now
         self._status = status
         if status.phase != "over":
             self._asker.ask(None, StatusWanted(status.mark, _WAIT_S))
+
+    def _tell_troubles(self, present: set[str]) -> None:
+        """Who could not be asked, once."""
+        for node_id, (node, error) in self._troubles.items():
+            if error:
+                self._page.note(f"{node.name}: {error}" if node_id in present else f"{node.name} has left the run")
+                self._troubles[node_id] = (node, "")
 
     def _take_last_words(self) -> None:
         """The run is over: what nodes still say before they go."""

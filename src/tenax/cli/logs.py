@@ -82,6 +82,9 @@ def _logs(argv: Sequence[str]) -> int:
     follows = bool(words.switches & {"--follow", "-f"})
     page = Page(has_times="--times" in words.switches, begins_with_divider=choice.generation < 0)
     folders = [word for word in words.plain if is_folder(word)] if "endpoint" not in words.values else []
+    missing = [word for word in words.plain if word not in folders and os.sep in word]
+    if missing and len(words.plain) > 1 and "endpoint" not in words.values:
+        raise UsageError(f"there is no folder {missing[0]!r}")
     if folders:
         if len(folders) < len(words.plain):
             raise UsageError("either folders or a run that is running, not both")
@@ -89,8 +92,12 @@ def _logs(argv: Sequence[str]) -> int:
     meant = wanted(words, only_word(words, "run"))
     try:
         job = find_job(meant)
-    except NoSuchJob:
+    except NoSuchJob as error:
         folder = "" if meant.endpoint else _folder_of_ended_run(meant.run_id)
+        if not folder and os.path.isdir(meant.run_id):
+            raise NoSuchJob(f"{error}; if the folder is meant, write ./{meant.run_id}") from error
+        if not folder and os.sep in meant.run_id and not meant.endpoint:
+            raise UsageError(f"there is no folder {meant.run_id!r}, nor a run of that name") from error
         if not folder:
             raise
         page.note(f"the run {meant.run_id!r} is over; this is from its folder {folder}")
@@ -113,13 +120,10 @@ def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool)
 
 def is_folder(word: str) -> bool:
     """Whether a folder is meant rather than a run."""
-    if os.path.isdir(word) and (os.sep in word or os.path.exists(os.path.join(word, "journal.jsonl"))):
-        return True
-    if os.sep in word or word in (os.curdir, os.pardir):
-        if os.path.isdir(word):
-            return True
-        raise UsageError(f"there is no folder {word!r}")
-    return False
+    if not os.path.isdir(word):
+        return False
+    is_path = os.sep in word or word in (os.curdir, os.pardir)
+    return is_path or os.path.exists(os.path.join(word, "journal.jsonl"))
 
 
 def _folder_of_ended_run(run_id: str) -> str:

@@ -193,8 +193,7 @@ class _Watch:
 
     def _end(self, status: RunStatus) -> int:
         if not isinstance(self._shown, _Json):
-            ended = _ENDS.get(status.outcome, status.outcome)
-            self._say(f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else ""))
+            self._say(end_in_words(status))
         return 0
 
     def _find_again(self) -> bool:
@@ -221,6 +220,12 @@ class _Watch:
         if text != self._said:
             self._said = text
             tell(f"tenax status: {harmless(text)}")
+
+
+def end_in_words(status: RunStatus) -> str:
+    """How a run ended that is over."""
+    ended = _ENDS.get(status.outcome, status.outcome) or "is over"
+    return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")
 
 
 def _pause() -> None:

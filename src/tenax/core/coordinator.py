@@ -658,7 +658,8 @@ class CoordinatorMachine:
         state = self.state
         state.settled, state.world_size, state.next_why = record.settled, record.world_size, record.next_why
         state.membership_changes, state.drains = record.membership_changes, record.drains
-        state.requests, state.ledger.before = record.requests, record.spent
+        state.requests = record.requests
+        state.ledger.inherit(record.cost)
         state.earlier, state.longest_s = list(record.earlier), record.longest_s
         state.ranks_by_name = dict(record.ranks_by_name)
 

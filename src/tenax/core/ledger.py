@@ -223,6 +223,14 @@ class Ledger(msgspec.Struct, omit_defaults=True):
             spent += entry.spent(at) if at is not None else Spent(waiting_s=entry.waited_s)
         return spent
 
+    def cost_so_far(self) -> Goodput:
+        """What a successor goes on from."""
+        return Goodput(self.spent_on_settled(), self.to_detect, self.to_recover, self.lost_steps)
+
+    def inherit(self, cost: Goodput) -> None:
+        self.before, self.lost_steps = cost.spent, cost.lost_steps
+        self.to_detect, self.to_recover = cost.to_detect, cost.to_recover
+
     def goodput(self, now: float) -> Goodput:
         return Goodput(self.spent(now), self.to_detect, self.to_recover, self.lost_steps)
 

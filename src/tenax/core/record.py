@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.ledger import Spent
+from tenax.core.ledger import Goodput
 from tenax.core.model import Failure, Verdict
 
 TYPE_CHECKING = False
@@ -39,7 +39,7 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     membership_changes: int = 0
     drains: int = 0
     requests: int = 0
-    spent: Spent = Spent()  # on what the time went, as far as generations have settled
+    cost: Goodput = Goodput()  # what the time was spent on, as far as generations have settled
     earlier: tuple[Failure, ...] = ()
     longest_s: float = 0.0
     ranks_by_name: dict[str, int] = {}
@@ -78,7 +78,7 @@ def record_of(state: CoordinatorState) -> RunRecord:
         membership_changes=state.membership_changes,
         drains=state.drains,
         requests=state.requests,
-        spent=state.ledger.spent_on_settled(),
+        cost=state.ledger.cost_so_far(),
         earlier=tuple(state.earlier),
         longest_s=state.longest_s,
         ranks_by_name=dict(state.ranks_by_name),

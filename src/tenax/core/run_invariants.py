@@ -522,7 +522,7 @@ class RunChecker:
         if isinstance(event, run.Opened):
             if event.verdict is not None:
                 return
-            self._inherited_s = event.record.spent.total_s if event.record is not None else 0.0
+            self._inherited_s = event.record.cost.spent.total_s if event.record is not None else 0.0
         is_heir = isinstance(event, run.Opened) and event.generation > 0
         if self._came_at is None and (state.nodes or is_heir):
             self._came_at = now

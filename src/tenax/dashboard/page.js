@@ -25,6 +25,10 @@
     succeeded: "it succeeded", failed: "it failed", cancelled: "it was stopped", abandoned: "it was abandoned",
     broken: "it could not go on",
   };
+  const ENDS = { // of a generation
+    failure: "a worker failed", loss: "a node was lost", join: "a node joined", drain: "a node was drained",
+    request: "restarted by an operator", latecomer: "a node came back late",
+  };
   const SPENT = [
     ["training", "training"], ["starting", "starting"], ["waiting", "waiting for nodes"], ["stopping", "stopping"],
     ["lost", "lost: done again"],
@@ -137,7 +141,7 @@
   function takeChange(change) {
     if (run === null) return;
     heardAt(change.now);
-    const before = { phase: run.phase, generation: run.generation };
+    const before = { phase: run.phase, generation: run.generation, hangs: Boolean(run.hang) };
     Object.assign(run, change.run || {});
     goodput = change.goodput;
     for (const node of change.nodes || []) {
@@ -215,25 +219,35 @@
     const isOver = run.phase === "over";
     const shown = isOver ? run.outcome || "over" : run.phase;
     write($("run-id"), run.run_id || "this run");
-    write($("phase"), `${GLYPHS[shown] || "○"} ${isOver ? shown : PHASES[shown] || shown}`);
-    $("phase").className = `badge is-${shown}`;
-    write($("doing"), isOver ? run.why || run.doing : run.doing);
-    document.title = `${isOver ? shown : PHASES[shown] || shown} · ${run.run_id || "tenax"}`;
+    const hang = isOver ? "" : run.hang || "";
+    const words = hang ? "seems to hang" : isOver ? shown : PHASES[shown] || shown;
+    write($("phase"), `${hang ? "⚠" : GLYPHS[shown] || "○"} ${words}`);
+    $("phase").className = `badge is-${hang ? "hanging" : shown}`;
+    write($("doing"), hang || (isOver ? run.why || run.doing : run.doing));
+    $("doing").classList.toggle("hangs", Boolean(hang));
+    document.title = `${words} · ${run.run_id || "tenax"}`;
     const workers = [...nodes.values()].reduce((sum, node) => sum + (node.rank >= 0 ? node.slots : 0), 0);
     const bounds = run.min_nodes === run.max_nodes ? run.max_nodes : `${run.min_nodes} to ${run.max_nodes}`;
     fact("fact-generation", run.generation || "none yet");
     fact("fact-nodes", count(nodes.size), ` of ${bounds}`);
     fact("fact-workers", count(run.phase === "running" ? run.world_size : workers));
     const left = Math.max(0, run.max_restarts - run.restarts_used);
-    fact("fact-restarts", `${run.restarts_used} used`, `, ${left} left of ${run.max_restarts}`);
-    const free = [run.drains && many(run.drains, "drain"), run.requests && `${run.requests} asked for`].filter(Boolean);
-    fact("fact-membership", many(run.membership_changes, "change"), free.length ? `, ${free.join(", ")}` : "");
+    const asked = run.requests ? `, and ${run.requests} asked for` : "";
+    if (run.max_restarts || run.restarts_used) fact("fact-restarts", `${run.restarts_used} used`, `, ${left} left of ${run.max_restarts}${asked}`);
+    else fact("fact-restarts", "0", ` allowed${asked}`);
+    fact("fact-membership", many(run.membership_changes, "change"), run.drains ? `, ${many(run.drains, "drain")}` : "");
     $("restart").disabled = !isLive || !["running", "paused"].includes(run.phase);
     $("stop").disabled = !isLive || isOver;
-    for (const card of cards.values()) card.drain.disabled = !canDrain(card.node);
+    $("restart").hidden = $("stop").hidden = isOver;
+    for (const card of cards.values()) allowDrain(card);
   }
 
   const canDrain = (node) => isLive && node.state !== "draining" && run.phase !== "over";
+
+  function allowDrain(card) {
+    card.drain.disabled = !canDrain(card.node);
+    card.drain.hidden = run.phase === "over";
+  }
 
   function fact(id, value, more = "") {
     const place = $(id);
@@ -376,7 +390,7 @@
     write(card.host, node.host === node.name ? "" : node.host);
     card.host.hidden = node.host === node.name;
     card.coordinator.hidden = !node.is_coordinator;
-    card.drain.disabled = !canDrain(node);
+    allowDrain(card);
     attribute(card.drain, "aria-label", `Drain ${node.name}…`);
     fillWorkers(card, node);
     drawAge(card);
@@ -614,10 +628,14 @@
     write(row.when, `began ${clock(entry.formed_at)}`);
     write(row.began, `Began: ${entry.why}`);
     row.ended.hidden = entry.ended_at == null;
-    write(row.ended, entry.ended_at == null ? "" : `Ended by ${entry.ended_by || "the run's end"}: ${entry.ended_why}`);
+    write(row.ended, entry.ended_at == null ? "" : endOf(entry));
     const steps = entry.last_step >= 0 ? `steps ${count(entry.first_step)}–${count(entry.last_step)}` : "";
     write(row.steps, entry.lost_steps ? `${steps}, ${count(entry.lost_steps)} of them done again` : steps);
     drawRow(row);
+  }
+
+  function endOf(entry) {
+    return entry.ended_why ? `Ended: ${entry.ended_why}` : `Ended: ${ENDS[entry.ended_by] || entry.ended_by || "with the run"}`;
   }
 
   function drawRow(row) {
@@ -631,7 +649,7 @@
     }
     const by = row.entry.ended_by;
     const state = current || (by === "failure" || by === "loss" ? "failed" : "done");
-    const words = { training: "training", starting: "starting", stopping: "stopping" }[current] || `ended: ${by || "over"}`;
+    const words = { training: "training", starting: "starting", stopping: "stopping" }[current] || ENDS[by] || by || "over";
     const glyph = { training: "●", starting: "◐", stopping: "◑" }[current] || GLYPHS[state];
     row.state.className = `state is-${state === "training" ? "working" : state}`;
     write(row.state, `${glyph} ${words}`);
@@ -836,6 +854,7 @@
   }
 
   function tellOf(before) {
+    if (run.hang && !before.hangs) return announce(run.hang);
     if (before.phase === run.phase && before.generation === run.generation) return;
     if (run.phase === "over") announce(`The run is over: ${OUTCOMES[run.outcome] || "it ended"}.`);
     else if (run.phase === "running") announce(`Generation ${run.generation} has been formed, with ${many(run.world_size, "worker")}.`);
