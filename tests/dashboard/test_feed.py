@@ -203,3 +203,15 @@ def test_what_is_sent_is_one_line() -> None:
     for data in (encoded(told), whole(status(failures=(failure,)))):
         assert b"\n" not in data
         assert b"\r" not in data
+
+
+def test_text_that_is_no_text_is_sent_all_the_same() -> None:
+    """A run may be named by any bytes, and a worker's last words may be any."""
+    failure = FailureStatus(0, 0, "h", 1, 1, 100.0, "boom \udcff")
+    after = status(run_id="run \udc80", failures=(failure,))
+    told = change(status(), after)
+    assert told is not None
+    for data in (encoded(told), whole(after)):
+        assert b"\\\\udcff" in data
+        assert b"\\\\udc80" in data
+        msgspec.json.decode(data)

@@ -274,9 +274,12 @@ def test_a_desk_that_breaks_is_told_once_and_breaks_nothing_else(set_up: Callabl
     stage = set_up()
 
     class Broken:
-        watch, unwatch, ask = stage.desk.watch, stage.desk.unwatch, stage.desk.ask
+        watch, unwatch = stage.desk.watch, stage.desk.unwatch
 
         def status(self) -> RunStatus:
+            raise RuntimeError("no")
+
+        def ask(self, request: object, reply: object) -> None:
             raise RuntimeError("no")
 
     said: list[str] = []
@@ -293,6 +296,34 @@ def test_a_desk_that_breaks_is_told_once_and_breaks_nothing_else(set_up: Callabl
     assert said == ["the page shows nothing new any more: RuntimeError: no"]
     assert stage.desk.watchers == 0
     assert stage.status.generation == 2
+
+
+def test_what_cannot_be_told_to_a_stream_is_told_once_and_the_server_lives(set_up: Callable[..., Stage]) -> None:
+    """What is found in the server's thread, where nobody would hear of it."""
+    stage = set_up()
+    with Watcher(stage) as watcher:
+        watcher.next()
+        stage.do(lambda: setattr(stage.desk, "really", NoDesk(stage.desk.really, "what a bug may make of a status")))
+        stage.fail(0)
+        until(lambda: stage.complaints, "the complaint")
+        stage.fail(1)
+        assert ask(stage, f"/logs?node=id-0&key={stage.key}").status == 200
+    assert len(stage.complaints) == 1
+    assert "the page shows nothing new any more" in stage.complaints[0]
+
+
+class NoDesk:
+    def __init__(self, really: Any, status: Any) -> None:
+        self.watch, self.unwatch = really.watch, really.unwatch
+        self.status = lambda: status
+
+
+def test_a_wait_that_is_no_number_is_no_wait_without_an_end(set_up: Callable[..., Stage]) -> None:
+    stage = set_up()
+    path = f"/logs?node=id-0&cursor={len(stage.printed)}&key={stage.key}&wait_s="
+    for wait_s in ("nan", "-nan", "-inf", "-1"):
+        assert ask(stage, path + wait_s).json()["value"]["lines"] == []
+    assert stage.held == []
 
 
 # --- the rest ---------------------------------------------------------------------------------------------------------

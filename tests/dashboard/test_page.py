@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from tenax.core.coordinator import Suspicion
 from watching import until
 
 from .browser import Page
@@ -84,6 +85,7 @@ def test_a_failure_is_shown_with_its_cause_and_its_consequences(set_up: Callable
     assert "peer lost" in page.text("failure")
     page.until_text("phase", "failed")
     assert page.js("return document.getElementById('restart').disabled && document.getElementById('stop').disabled")
+    assert page.js("return ['#restart', '#stop', '.drain'].every(each => document.querySelector(each).hidden)")
     page.until_text("announcer", "The run is over: it failed.")
 
 
@@ -95,12 +97,31 @@ def test_a_failure_that_was_tried_again_stays_to_be_read(set_up: Callable[..., S
     page.until_text("fact-generation", "2")
     assert page.text("fact-restarts") == "1 used, 2 left of 3"
     rows = page.text("generations")
-    assert "Ended by failure: rank 1 on gpu-000 failed" in rows
+    assert "a worker failed" in rows
+    assert "Ended: rank 1 on gpu-000 failed" in rows
     assert "Began: restart 1 of 3" in rows
     assert "steps 0–4" in rows
     assert page.text("lost-steps") == "0"
     assert page.text("to-recover") != "–"
     assert "training" in page.text("ledger")
+
+
+def test_a_hang_stands_at_the_top_as_long_as_it_lasts(set_up: Callable[..., Stage], page: Page) -> None:
+    stage = set_up()
+    page.open(stage.link)
+
+    def suspect(hang: Suspicion | None) -> None:
+        stage.seat.state.hang = hang
+        for on_step in list(stage.seat.watchers):
+            on_step()
+
+    stage.do(lambda: suspect(Suspicion(1, 0.0, "nothing moves", set())))
+    page.until_text("phase", "⚠ seems to hang")
+    assert "generation 1 seems to hang: nothing has moved for" in page.text("doing")
+    page.until_text("announcer", "seems to hang")
+    stage.do(lambda: suspect(None))
+    page.until_text("phase", "● running")
+    assert page.text("doing") == "generation 1 is running, 4 workers on 2 nodes"
 
 
 def test_the_times_go_on_by_themselves(set_up: Callable[..., Stage], page: Page) -> None:

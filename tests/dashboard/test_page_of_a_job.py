@@ -64,7 +64,7 @@ def test_a_worker_that_is_killed_is_seen_within_a_second(bench: Bench, page: Pag
     bench.pids(4, attempt=1)
     failure = page.until_text("failure", "signal 9")
     assert "rank 3" in failure
-    page.until_text("generations", "Ended by failure")
+    page.until_text("generations", "Ended: rank 3")
     seen: Any = page.js("return [window.seen, window.gap / 1000]")
     late = [at - happened for happened, at, _ in seen[0]["events"]]
     formed: Any = page.js(

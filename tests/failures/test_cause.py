@@ -244,7 +244,7 @@ def test_every_kind_has_its_words() -> None:
         assert (meaning[-1], step[-1]) == (".", "."), kind.id
         assert "{" not in meaning + step, kind.id
         assert kind.says or kind.signals or kind.id in {
-            *("out_of_memory", "exception", "signal", "scope_expired", "not_started", "exit_code", "unknown")
+            *("out_of_memory", "exception", "signal", "scope_expired", "hang", "not_started", "exit_code", "unknown")
         }  # fmt: skip
 
 

@@ -326,6 +326,11 @@ def test_the_json_names_the_host_of_each_failure() -> None:
             "0 of 3 restarts used. Ended: the agent was asked to stop.",
         ),
         (
+            Verdict(Outcome.CANCELLED, "maintenance of rack 7", restarts_used=1, requests=2),
+            "train.py was cancelled after 1 of 3 restarts: maintenance of rack 7",
+            "1 of 3 restarts used. 2 generations ended because an operator wanted a restart: not counted as restarts.",
+        ),
+        (
             Verdict(Outcome.ABANDONED, "not gone 10 s after SIGKILL", stuck_pids=(11, 12)),
             "train.py was abandoned: on gpu-07 these processes survived SIGKILL: 11, 12",
             "Look at /proc/PID/stack of 11 12",

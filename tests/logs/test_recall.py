@@ -191,7 +191,6 @@ def kept(path: Path, tail: Tail, start: int, *, is_open: bool = True) -> Iterato
         is_open=is_open,
     )
     yield source
-    source.close()
 
 
 def write_both(path: Path, count: int) -> tuple[Tail, list[bytes]]:
@@ -271,12 +270,10 @@ def test_a_line_larger_than_an_answer(tmp_path: Path) -> None:
     for query, expected in ((Query(last=3), 3), (Query(last=3, needle=b"needle"), 1)):
         source = Source(path=os.fsencode(path), in_memory=False)
         found = last([source], query)
-        source.close()
         assert len(found.lines) == expected
         assert any(b"bytes left out" in text and len(text) < 20_000 for text in texts(found))
     source = Source(path=os.fsencode(path), in_memory=False, start=0)
     found = following([source], Query())
-    source.close()
     assert [text[:5] for text in texts(found)] == [b"first", b"hhhhh", b"last"]
     assert found.is_over
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,12 +42,19 @@ def texts(answer: dict[str, Any]) -> list[bytes]:
     return [text for _, _, text in answer["lines"]]
 
 
+def let_time_pass() -> None:
+    """Times are exact to a millisecond: what comes within it has the same."""
+    now = time.time()
+    wait_until(lambda: time.time() > now + 0.002)
+
+
 def test_lines_of_living_streams_by_time(scribe: Scribe) -> None:
     """Also what is still in the pipes when it is asked, and a stream that is silent."""
     ends = [scribe.open_stream(f"1.{rank}.1") for rank in range(3)]
     for number in range(4):
         os.write(ends[number % 2], b"line %d\n" % number)
         ask(scribe, want("1.0.1"), want("1.1.1"), last=1)  # it has read this before the next comes
+        let_time_pass()
     answer = ask(scribe, *(want(f"1.{rank}.1") for rank in range(3)), last=10)
     assert texts(answer) == [b"line 0", b"line 1", b"line 2", b"line 3"]
     assert [source for source, _, _ in answer["lines"]] == [0, 1, 0, 1]
@@ -214,3 +223,38 @@ def test_who_asks_does_not_undo_holding_back(stage: Stage, tmp_path: Path) -> No
         os.close(end)
         reader = stage.reader(read_end)
         reader.wait_for(lambda data: len(data) == written, PATIENCE_S)
+
+
+def test_however_many_files_are_asked_for_the_scribe_keeps_its_descriptors(scribe: Scribe, tmp_path: Path) -> None:
+    """All generations of a long run are more files than a process may open. Workers must be served meanwhile."""
+    wants = []
+    for generation in range(1, 61):
+        folder = tmp_path / f"attempt_{generation}" / "0"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_bytes(b"line %d\n" % generation)
+        wants.append(want(f"{generation}.0.1", path=str(folder / "stdout.log"), group=generation))
+    limit = 48
+    resource.prlimit(scribe.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    answers: list[dict[str, Any]] = []
+    scribe.recall(wants, answers.append, last=100)
+    end = scribe.open_stream("61.0.1", path=str(tmp_path / "new.log"))
+    os.write(end, b"new\n")
+    os.close(end)
+    assert scribe.wait_for(lambda: bool(answers), PATIENCE_S)
+    assert texts(answers[0]) == [b"line %d" % generation for generation in range(1, 61)]
+    assert answers[0]["left_out"] == []
+    assert scribe.drain_now(PATIENCE_S).is_complete
+    assert (tmp_path / "new.log").read_bytes() == b"new\n"
+
+
+def test_a_request_that_a_scribe_dies_of_is_given_up(scribe: Scribe) -> None:
+    """Whoever asks must never be the end of the run: a scribe that dies too often is."""
+    end = scribe.open_stream("1.0.1")
+    answers: list[dict[str, Any]] = []
+    scribe.recall([want("1.0.1")], answers.append, nobody_knows_this=1)
+    assert scribe.wait_for(lambda: bool(answers), PATIENCE_S)
+    assert "died while it looked for these lines" in answers[0]["error"]
+    os.write(end, b"after\n")
+    os.close(end)
+    wait_until(lambda: texts(ask(scribe, want("1.0.1"), last=9)) == [b"after"], PATIENCE_S)
+    assert len(answers) == 1

@@ -46,7 +46,6 @@ def test_what_is_looked_up(tmp_path: Path) -> None:
     assert reader.position_at(3500.5) == 250_000
     assert reader.position_at(0.0) == 0
     assert reader.position_at(1e12) == 999_900
-    reader.close()
 
 
 def test_half_a_record_is_none(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tenax.core.requests import AgentWanted, AnyRequest
+from tenax.core.requests import AgentWanted, AnyRequest, StatusWanted, answer_safely
 from tenax.loop import Loop
-from tenax.rendezvous.tcp.operator import at_door
+from tenax.rendezvous.tcp.operator import Declined, at_door
 from tenax.runtime.door import Door, doors_of, last_runs
 
 
@@ -84,3 +85,47 @@ def test_a_folder_that_cannot_be_used_costs_the_door_only(folder: str) -> None:
     loop.close()
     assert len(said) == 1
     assert said[0].startswith("'tenax status' will not find this run by its id: ")
+
+
+def until_readable(loop: Loop, line: Any) -> None:
+    """Serve the loop until somebody has answered."""
+    limit = loop.now() + 30.0
+
+    def is_answered() -> bool:
+        return bool(select.select([line._sock], [], [], 0)[0])
+
+    loop.next_event(lambda: 0.0 if is_answered() else limit)
+    assert is_answered()
+
+
+def test_an_answer_that_breaks_is_an_answer_and_not_the_end_of_the_loop(folder: str) -> None:
+    def broken(request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
+        if not isinstance(request, AgentWanted):
+            raise RuntimeError("a bug")
+        reply({"run_id": "mine", "pid": os.getpid()}, "")
+
+    said: list[str] = []
+    loop, door = Loop(), Door(broken, said.append)
+    door.open(loop)
+    line = at_door(door.path)
+    asked = [line.send(StatusWanted()), line.send(AgentWanted())]
+    until_readable(loop, line)
+    with pytest.raises(Declined, match="this cannot be answered: RuntimeError: a bug"):
+        line.answer(asked[0], 30.0)
+    assert b"mine" in bytes(line.answer(asked[1], 30.0))
+    line.close()
+    door.close()
+    loop.close()
+
+
+def test_what_breaks_after_the_answer_is_not_answered_again() -> None:
+    """A request that was understood and begun: then it is the run that is broken, and that is not hidden."""
+    heard: list[tuple[Any, str]] = []
+
+    def breaks_later(_: object, reply: Callable[[Any, str], None]) -> None:
+        reply("begun", "")
+        raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        answer_safely(breaks_later, None, lambda value, error: heard.append((value, error)))
+    assert heard == [("begun", "")]

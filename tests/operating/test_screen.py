@@ -194,3 +194,12 @@ def test_a_table_loses_what_is_wanted_least() -> None:
     assert table(columns, rows, 12) == ["A  B   C", "1  22  th...", "4  55  six"]
     assert table(columns, rows, 8) == ["A  C", "1  th...", "4  six"]
     assert table(columns, rows, 5) == ["C", "th...", "six"]
+
+
+def test_a_column_that_may_shrink_never_grows() -> None:
+    columns = (Column("RUN", 9, least=12), Column("LOGS", 3))
+    assert table(columns, [("a", "/logs/a")], 8) == ["RUN", "a"]
+    assert table((Column("RUN", 9, least=12), Column("S", 3, least=4)), [("a", "long-long")], 10) == [
+        "RUN  S",
+        "a    lo...",
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 
 from e2e.harness import TENAX, until
@@ -49,6 +50,22 @@ def test_in_a_pipe_every_event_is_one_line_and_the_end_ends_it(operator: Operato
     statuses = [json.loads(line) for line in told.out.splitlines()]
     assert statuses[-1]["outcome"] == "cancelled"
     assert len({status["mark"] for status in statuses}) == len(statuses), "nothing is told twice"
+
+
+def test_it_ends_when_nobody_reads_it_any_more(operator: Operator) -> None:
+    """``| head -1``: also if nothing happens in the run that could be told."""
+    (agent,) = operator.cluster.start(nodes=(1, 1), run_id="solo", backend="local")
+    operator.until_found(agent)
+    workers = operator.cluster.desk.generation(1)
+    for words in ((), ("--json",)):
+        reader, writer = os.pipe()
+        watching = operator.bench.start("status", "--watch", *words, program=TENAX, stdout=writer)
+        os.close(writer)
+        assert os.read(reader, 1)
+        os.close(reader)
+        done = watching.wait()
+        assert (done.code, done.err) == (0, "")
+    operator.cluster.finish(workers)
 
 
 def test_it_goes_on_when_the_coordinator_moves(operator: Operator) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import tenax
 from e2e.conftest import bench  # noqa: F401 - a fixture
-from e2e.harness import Bench, Done, needs_root, until
+from e2e.harness import TENAX, Bench, Done, needs_root, until
 
 # One restart, so that there is something to show; the sum of all that the job must do in spite of everything.
 RESTARTS_ONCE = """
@@ -115,3 +118,41 @@ def test_a_browser_that_goes_away_and_one_that_never_reads(bench: Bench) -> None
         for client in clients:
             client.close()
     unharmed(done)
+
+
+# What is imported when somebody asks.
+_ASKED_FOR = ("rendezvous/desk.py", "rendezvous/tcp/wire.py", "view/status.py", "runtime/log_answers.py")
+
+
+@pytest.mark.parametrize("replaced", [_ASKED_FOR, _ASKED_FOR[2:], ("logs/recalls.py",)])
+def test_tenax_is_replaced_while_the_run_goes_on(
+    bench: Bench,  # noqa: F811
+    tmp_path: Path,
+    replaced: tuple[str, ...],
+) -> None:
+    """Somebody installs another version, and then asks how the run is. What does not fit is no reason to end it."""
+    copy = tmp_path / "installed" / "tenax"
+    shutil.copytree(Path(tenax.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    doors = tempfile.mkdtemp(prefix="doors-", dir="/tmp")
+    environ = {"TENAX_DOORS": doors, "PYTHONPATH": str(copy.parent), "PYTHONDONTWRITEBYTECODE": "1"}
+    script = bench.script("""
+        import worker_kit as kit
+        kit.ready()
+        kit.wait_for('go')
+    """)
+    try:
+        job = bench.start(script, env=environ)
+        until(lambda: any(name.endswith(".sock") for name in os.listdir(doors)), "no door")
+        for name in replaced:
+            (copy / name).write_text("from tenax.of_another_version import nothing\n")
+        asked = [
+            bench.start(command, program=TENAX, env={"TENAX_DOORS": doors}).wait() for command in ("status", "logs")
+        ]
+        bench.tell("go", 0, 0)
+        done = job.wait()
+    finally:
+        shutil.rmtree(doors)
+    assert done.code == 0, done
+    assert any(each.code == 1 for each in asked), asked  # else this is no test
+    assert all("Traceback" not in each.err for each in asked)
+    assert "was started again" not in done.err

@@ -267,3 +267,51 @@ def test_making_one_imports_no_opentelemetry() -> None:
     words = python(code, *[path for path in sys.path if path], flags=())
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+class BrokenDesk(ToldDesk):
+    """One whose status cannot be made any more once the test says so."""
+
+    is_broken = False
+
+    def status(self) -> Any:
+        if self.is_broken:
+            raise RuntimeError("no status")
+        return super().status()
+
+
+def test_a_status_that_cannot_be_made_is_said_once_and_reaches_nobody_who_works() -> None:
+    """T2. The trace looks in the middle of the coordinator's work."""
+    said, complain = complaints()
+    with leaving_nothing():
+        desk = BrokenDesk("job")
+        trace = RunTrace("otel:http://192.0.2.1:4318", desk, complain, make_sender=lambda *_: pytest.fail("sent"))
+        desk.is_broken = True
+        desk.begins()
+        trace.close()
+        assert len(said) == 1
+        assert "RuntimeError: no status" in said[0]
+        until(lambda: not any("--trace" in each.name for each in threading.enumerate()), "the end of its thread")
+
+
+def test_a_coordinator_that_goes_elsewhere_does_not_wait_for_its_collector() -> None:
+    """T2. Its nodes need the loop that would wait."""
+    taken, is_free = threading.Event(), threading.Event()
+
+    class Stuck:
+        def send(self, _: list[Part]) -> None:
+            taken.set()
+            is_free.wait(30.0)
+
+        def close(self) -> None: ...
+
+    said, complain = complaints()
+    with leaving_nothing():
+        desk = ToldDesk("job")
+        trace = RunTrace("otel:http://192.0.2.1:4318", desk, complain, make_sender=lambda *_: Stuck())
+        desk.begins()
+        trace.close()  # would say that the collector was too slow if it had waited
+        assert said == []
+        assert taken.wait(30.0)
+        is_free.set()
+        until(lambda: not any("--trace" in each.name for each in threading.enumerate()), "the end of its thread")

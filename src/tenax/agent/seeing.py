@@ -84,10 +84,13 @@ class Seeing:
         self._trace = RunTrace(self._plan.trace, make_desk(), self._say)
 
     def _leave_desk(self) -> None:
-        for part in (self._dashboard, self._trace):
-            if part is not None:
-                part.close()
-        self._dashboard = self._trace = None
+        parts, self._dashboard, self._trace = (self._dashboard, self._trace), None, None
+        for part in parts:
+            try:
+                if part is not None:
+                    part.close()
+            except Exception as error:
+                self._say(f"what showed this run did not end well: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         self._leave_desk()

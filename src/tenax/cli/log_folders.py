@@ -83,14 +83,11 @@ def _look(
     chosen: list[LogOfWorker], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], Recalled]
 ) -> Recalled:
     query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
-    sources: list[Source] = []
-    try:
-        for log, start in zip(chosen, starts, strict=True):
-            sources.append(Source(group=log.generation, path=os.fsencode(log.path), in_memory=False, start=start))
-        return how(sources, query)
-    finally:
-        for source in sources:
-            source.close()
+    sources = [
+        Source(group=log.generation, path=os.fsencode(log.path), in_memory=False, start=start)
+        for log, start in zip(chosen, starts, strict=True)
+    ]
+    return how(sources, query)
 
 
 def _show(chosen: list[LogOfWorker], recalled: Recalled, page: Page) -> None:

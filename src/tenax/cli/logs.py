@@ -230,11 +230,10 @@ class Page:
         """A reader that has seen enough (``| head``) is no failure, but there is no point in going on."""
         from tenax.cli.run import print_page
 
-        try:
-            # Before the page is printed, which does not tell a reader that is gone from one that reads.
-            is_gone = _is_reader_gone()
-        except OSError:  # it is not a file but an object in this process
-            is_gone = False
+        from tenax.cli.status import is_reader_gone
+
+        # Before the page is printed, which does not tell a reader that is gone from one that reads.
+        is_gone = is_reader_gone()
         self._is_failed = not is_gone and bool(print_page(text))
         self.is_closed = is_gone or self._is_failed
 
@@ -277,16 +276,6 @@ class Page:
             self.note("there are no such lines")
             return if_nothing
         return 0
-
-
-def _is_reader_gone() -> bool:
-    import select
-
-    if sys.stdout is None:
-        return False
-    waiter = select.poll()
-    waiter.register(sys.stdout.fileno(), 0)
-    return any(events & select.POLLERR for _, events in waiter.poll(0))
 
 
 def _allows_colour() -> bool:

@@ -132,7 +132,8 @@ def _facts(status: RunStatus) -> list[tuple[str, str]]:
 
 def _restarts(status: RunStatus) -> str:
     used, most = status.restarts_used, status.max_restarts
-    parts = [f"{used} of {most} used, {max(0, most - used)} left" if used or most else "none allowed (--max-restarts 0)"]
+    budget = f"{used} of {most} used, {max(0, most - used)} left"
+    parts = [budget if used or most else "none allowed (--max-restarts 0)"]
     for count, one, many in (
         (status.membership_changes, "change of members", "changes of members"),
         (status.drains, "drain", "drains"),

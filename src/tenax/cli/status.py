@@ -81,6 +81,20 @@ def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def is_reader_gone() -> bool:
+    """Whether nobody reads what is printed any more (``| head``)."""
+    import select
+
+    if sys.stdout is None:
+        return False
+    waiter = select.poll()
+    try:
+        waiter.register(sys.stdout.fileno(), 0)
+    except OSError:  # it is not a file but an object in this process
+        return False
+    return any(events & select.POLLERR for _, events in waiter.poll(0))
+
+
 def allows_colour() -> bool:
     return _is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
@@ -188,6 +202,8 @@ class _Watch:
             has_changed = status.mark != self._mark or isinstance(self._shown, _Screen)
             self._mark, self._said = status.mark, ""
             failed = self._shown.again(status) if has_changed else 0
+            if is_reader_gone():
+                return 0
             if failed or status.outcome:
                 return failed or self._end(status)
 

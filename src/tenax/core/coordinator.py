@@ -22,18 +22,11 @@ C7  Nobody waits without a deadline: too few nodes for too long end the run with
 C8  A word about another generation changes nothing but the number of the next one.
 C9  An operator's restart ends a generation that runs, and is free; a drain asks one node to leave. Neither ends a run
     that goes on without it.
-H5  A hang is suspected only when every member that is at work says that nothing moves there, and nothing was heard to
-    move for as long as that takes (``hang_after_s``). One that says nothing of it is busy.
-H6  A suspicion ends: in a report that is said to every member, when all have answered or the time for it is over; or
-    because something moves. That it goes on is said only after a report.
-H7  A report alone changes nothing. If a restart was asked for, it ends the generation by the failure of the odd one
-    out, charged like any other.
-H8  Nothing of it outlives the generation.
+H5 to H8: hangs, see ``suspicion.py``.
 """
 
 from __future__ import annotations
 
-import enum
 from itertools import islice
 
 import msgspec
@@ -41,10 +34,9 @@ import msgspec
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.events import FromCoordinator
-from tenax.core.ledger import Ledger
 from tenax.core.model import (
+    HANG,
     Assignment,
-    Evidence,
     Failure,
     Outcome,
     Stopped,
@@ -56,269 +48,66 @@ from tenax.core.model import (
 from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
 from tenax.core.ranks import Candidate, arrange, choose, number
 from tenax.core.record import RunRecord
+from tenax.core.run_state import (
+    AnyCoordinatorEvent,
+    CancelRequested,
+    CoordinatorEvent,
+    CoordinatorState,
+    DrainRequested,
+    EarlierCoordinatorGone,
+    Ending,
+    Heard,
+    NodeLost,
+    NodePhase,
+    NodeRecord,
+    Opened,
+    Quiet,
+    RestartRequested,
+    RunDeadline,
+    RunPhase,
+    RunSettings,
+    Say,
+    Suspicion,
+    TimeWentBy,
+)
+from tenax.core.text import NAMES_SAID, some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+# The machine, and the values that whoever speaks with it needs (``run_state.py``).
+__all__ = [
+    "AnyCoordinatorEvent",
+    "CancelRequested",
+    "CoordinatorEvent",
+    "CoordinatorMachine",
+    "CoordinatorState",
+    "DrainRequested",
+    "EarlierCoordinatorGone",
+    "Ending",
+    "Heard",
+    "NodeLost",
+    "NodePhase",
+    "NodeRecord",
+    "Opened",
+    "Quiet",
+    "RestartRequested",
+    "RunDeadline",
+    "RunPhase",
+    "RunSettings",
+    "Say",
+    "Suspicion",
+    "TimeWentBy",
+]
+
 _HISTORY_KEPT = 100
 _STOPPED_KEPT = 10_000
 _STACKS_KEPT = 32  # of them, with their stacks
 _SUPERSEDED_KEPT = 100
-_NAMES_SAID = 8
-_SIGTERM = 15
-HANG = "hang"  # the cause of a failure (``Evidence.cause``)
-_AFTER_HANG = {
-    "report": "nothing is done about it (--on-hang report)",
-    "restart": "its workers are ended and started again, if restarts are left (--on-hang restart)",
-    "off": "",
-}
 _CUT_OFF = "it was cut off and stopped its workers"
 _STARTED_AGAIN = "was started again and its new self took its place"
 _SUPERSEDED, _SUPERSEDED_HERE = f"it {_STARTED_AGAIN}", f"this node {_STARTED_AGAIN}"
-
-
-class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the coordinator is told before its first step."""
-
-    run_id: str
-    min_nodes: int = 1
-    max_nodes: int = 1
-    max_restarts: int = 0
-    # How long fewer nodes than the least are waited for: at the first gathering, and whenever nodes were lost.
-    join_timeout_s: float = 600.0
-    # How long strangers are waited for at the first gathering when there are enough nodes, but not all.
-    last_call_s: float = 5.0
-    scale_up: bool = True  # whether a newcomer ends the running generation, or waits for the next
-    tell_waiting_every_s: float = 10.0
-    serving_node: str = ""  # the node whose agent serves this coordinator
-    on_hang: str = "off"  # what follows when nothing moves on any node: off, report, restart
-    hang_after_s: float = 300.0  # how long nothing may move at the least
-    stacks_timeout_s: float = 10.0  # how long members may take to tell where their workers are
-
-
-# --- what the coordinator hears ---------------------------------------------------------------------------------------
-
-
-class CoordinatorEvent(msgspec.Struct, frozen=True, tag=True, tag_field="event", omit_defaults=True):
-    """Base of all facts for the coordinator."""
-
-
-class Opened(CoordinatorEvent, frozen=True):
-    """The first event. With ``recover_s``, an earlier coordinator of this run may have left a generation at work:
-    its members have that long to show up before another one is formed."""
-
-    recover_s: float = 0.0
-    dead_rank: int = -1  # the group rank of a member that is known to be dead: the one that served
-    generation: int = 0  # what is known of the past
-    restarts_used: int = 0
-    store: str = ""  # of that generation
-    verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it
-    # Where an elected coordinator keeps a record: then it is known who the members were, and how long each may be
-    # at work without us (``authority.py``).
-    record: RunRecord | None = None
-    return_s: float = 0.0  # since the first of them is here
-    alone_s: float = 0.0  # for a generation of one
-
-
-class Heard(CoordinatorEvent, frozen=True):
-    """A node said something."""
-
-    node_id: str
-    message: word.FromNode
-
-
-class NodeLost(CoordinatorEvent, frozen=True):
-    """A node's connection was closed, or it was silent for too long."""
-
-    node_id: str
-    why: str
-
-
-class EarlierCoordinatorGone(CoordinatorEvent, frozen=True):
-    """The agent in which an earlier coordinator lived is dead, and everything that it had started."""
-
-    node_id: str
-    others: int = 0  # earlier ones that may live, and answer members that are not here
-
-
-class CancelRequested(CoordinatorEvent, frozen=True):
-    """An operator ends the run for everybody."""
-
-    why: str
-
-
-class RestartRequested(CoordinatorEvent, frozen=True):
-    """An operator wants all workers to be started again."""
-
-    why: str
-
-
-class DrainRequested(CoordinatorEvent, frozen=True):
-    """An operator wants a node to leave the run."""
-
-    node_id: str
-    why: str
-
-
-class TimeWentBy(CoordinatorEvent, frozen=True):
-    """Some deadline may be due."""
-
-
-AnyCoordinatorEvent = (
-    Opened
-    | Heard
-    | NodeLost
-    | EarlierCoordinatorGone
-    | CancelRequested
-    | RestartRequested
-    | DrainRequested
-    | TimeWentBy
-)
-
-
-class Say(msgspec.Struct, frozen=True):
-    """What to say, and to whom."""
-
-    to: tuple[str, ...]
-    event: FromCoordinator
-
-
-# --- what the coordinator remembers -----------------------------------------------------------------------------------
-
-
-class RunPhase(enum.Enum):
-    GATHERING = "gathering"
-    RECOVERING = "recovering"
-    RUNNING = "running"
-    ENDING = "ending"
-    PAUSED = "paused"
-    OVER = "over"
-
-
-class NodePhase(enum.Enum):
-    JOINED = "joined"  # here, but not ready for a generation
-    READY = "ready"  # clear, and waiting for the next
-    MEMBER = "member"  # at work
-    DONE = "done"  # its workers succeeded
-
-
-class RunDeadline(enum.Enum):
-    JOIN = "join"  # there must be enough nodes
-    LAST_CALL = "last call"  # who is not here by then is not in the first generation
-    PAUSE = "pause"  # the policy's pause is over
-    RECOVER = "recover"  # members of an earlier coordinator's generation must have shown up
-    TELL = "tell"  # say again who is waited for
-    QUIET = "quiet"  # nothing was heard to move for long enough to suspect a hang
-    STACKS = "stacks"  # members must have told where their workers are
-
-
-class Ending(enum.Enum):
-    """Why a generation ended."""
-
-    FAILURE = "failure"
-    LOSS = "loss"
-    DRAIN = "drain"
-    JOIN = "join"
-    REQUEST = "request"
-
-
-class NodeRecord(msgspec.Struct):
-    info: word.NodeInfo
-    arrival: int
-    label: str  # what people call it: its host, and a number if there are several agents on that host
-    phase: NodePhase = NodePhase.JOINED
-    last_rank: int = -1  # in the last generation that was formed
-    generation: int = 0  # the last one that it was part of; an earlier ready is an echo
-    part: Assignment | None = None  # in that one, if we formed it
-    is_draining: bool = False
-    is_superseded: bool = False  # its new self is here; only its workers are waited for
-    store_addr: str = ""
-    store_port: int = 0
-    is_agent_store: bool = False
-    since: float = 0.0  # it is in this phase
-    pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
-    progress: tuple[word.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock
-
-
-class Quiet(msgspec.Struct):
-    """A member on which nothing moves."""
-
-    since: float  # on our clock
-    why: str
-
-
-class Suspicion(msgspec.Struct):
-    """Nothing moves on any member."""
-
-    number: int
-    since: float
-    why: str
-    awaited: set[str]  # members that have not told where their workers are
-    places: tuple[word.StackPlace, ...] = ()
-    report: word.HangReport | None = None  # once it was said
-
-
-class CoordinatorState(msgspec.Struct):
-    settings: RunSettings
-    phase: RunPhase = RunPhase.GATHERING
-    generation: int = 0
-    nodes: dict[str, NodeRecord] = {}
-    labels: dict[str, str] = {}  # who is called what
-    by_name: dict[str, str] = {}  # who of them has a name; without those whose new self is here
-    by_rank: dict[int, str] = {}  # who has asked for a rank
-    arrivals: int = 0
-    ready: dict[str, bool] = {}  # nodes that wait for a generation, in the order they came (a set with an order)
-    members: dict[str, int] = {}  # of the current generation, with their group ranks; also those that are gone
-    member_labels: dict[str, str] = {}  # also of those that are gone
-    done: set[str] = set()  # members whose workers all succeeded
-    store: str = ""  # of the current generation, which it identifies
-    settled: int = 0  # the last generation that has ended everywhere
-    unstopped: set[str] = set()  # live members of an ended generation that have not said that they are ready
-    world_size: int = 0
-    formed_at: float = 0.0
-    ended_by: Ending | None = None
-    ended_why: str = ""
-    ended_at: float = 0.0
-    gone: set[str] = set()  # members that left or were lost; what they say later is not about this generation
-    lost: dict[str, str] = {}  # hosts that this generation lost, and why
-    drained: list[str] = []  # hosts that were asked to leave this generation
-    failures: list[Failure] = []  # of this generation, on our clock
-    stopped: list[Stopped] = []
-    # The ledger.
-    restarts_used: int = 0
-    membership_changes: int = 0
-    drains: int = 0
-    requests: int = 0
-    ledger: Ledger = msgspec.field(default_factory=Ledger)
-    unstarted: set[str] = set()  # members whose workers have not all been started
-    earlier: list[Failure] = []
-    longest_s: float = 0.0
-    # Of an earlier coordinator's generation.
-    expected: int = 0  # members it had; 0: not known
-    dead_rank: int = -1
-    is_broken: bool = False  # some member of it does not run any more
-    awaited: dict[str, str] = {}  # its members that have not shown up, if they are on record, with their labels
-    is_recorded: bool = False  # they are
-    is_deserted: bool = False  # nobody answers them any more but we
-    return_s: float = 0.0  # as opened with
-    recover_s: float = 0.0
-    is_free: bool = False  # it had ended it because a node came or went
-    superseded: list[str] = []  # nodes whose new self is here: should they come back, they are refused
-    ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
-    next_why: str = "first generation"
-    gathering_since: float = 0.0
-    deadlines: dict[RunDeadline, float] = {}
-    # Hangs, of the current generation.
-    quiet: dict[str, Quiet] = {}  # members on which nothing moves
-    moved_at: float = 0.0  # when something was last heard to move, apart from members that never were quiet
-    hang: Suspicion | None = None
-    suspicions: int = 0  # of all generations
-    decision: AnyDecision | None = None
-    verdict: Verdict | None = None
-
-    def next_deadline(self) -> float | None:
-        return min(self.deadlines.values(), default=None)
 
 
 class _Places:
@@ -729,7 +518,7 @@ class CoordinatorMachine:
         state.deadlines[RunDeadline.RECOVER] = now + settings.join_timeout_s
         reason = (
             f"generation {state.generation} of the run {settings.run_id!r} may still be at work on "
-            f"{_some(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
+            f"{some_of(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
             "check those hosts and their network, or start these nodes under another --rdzv-id"
         )
         self._say(fact.JoinRefused(reason), *state.nodes)
@@ -772,7 +561,7 @@ class CoordinatorMachine:
         elif missing or state.is_broken:
             why = "the generation is not complete since the coordinator was lost"
             if state.is_recorded and state.lost:
-                why = _some([f"{host} was lost: {reason}" for host, reason in state.lost.items()])
+                why = some_of([f"{host} was lost: {reason}" for host, reason in state.lost.items()])
             # If nobody is missing, a worker may have failed while nobody could be told, and that is yet to be heard.
             is_whole = state.is_recorded and not state.lost and not state.is_free
             self._end_generation(Ending.FAILURE if is_whole else Ending.LOSS, why, now)
@@ -921,7 +710,7 @@ class CoordinatorMachine:
         if state.phase is not RunPhase.RUNNING:
             return self._waiting_in_words(now)
         if state.unstarted:
-            whom = _some([state.member_labels.get(each, each[:8]) for each in sorted(state.unstarted)])
+            whom = some_of([state.member_labels.get(each, each[:8]) for each in sorted(state.unstarted)])
             return f"generation {state.generation} is starting; waiting for the workers of {whom}"
         done = f"; {_nodes(len(state.done))} of {len(state.members)} done" if state.done else ""
         if hang := self.hang_in_words(now):
@@ -931,6 +720,10 @@ class CoordinatorMachine:
 
     def hang_in_words(self, now: float) -> str:
         """That nothing moves, if that is so; else nothing."""
+        if self.state.hang is None:
+            return ""
+        from tenax.core.suspicion import hang_in_words
+
         return hang_in_words(self.state, now)
 
     def _waiting_in_words(self, now: float) -> str:
@@ -942,12 +735,12 @@ class CoordinatorMachine:
                 what = f"is a spare: {places} taken" if is_full else "is in the next one"
                 return f"generation {state.generation} is running; this node {what}"
             case RunPhase.ENDING:
-                whom = _some([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
+                whom = some_of([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
                 return f"generation {state.generation} is ending ({state.ended_why}); waiting for {whom}"
             case RunPhase.PAUSED:
                 return f"a pause before the next try: {state.next_why}"
             case RunPhase.RECOVERING:
-                whom = _some(list(state.awaited.values())) or "the nodes of an earlier coordinator"
+                whom = some_of(list(state.awaited.values())) or "the nodes of an earlier coordinator"
                 left = state.deadlines[RunDeadline.RECOVER] - now
                 return f"the coordinator is a new one; waiting for {whom} to come back, for {left:.0f} s at most"
         count = len(state.ready)
@@ -963,12 +756,12 @@ class CoordinatorMachine:
 
     def _hosts_in_words(self, node_ids: Collection[str]) -> str:
         """Some of them. The others are only counted: there may be thousands, and they come one by one."""
-        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, _NAMES_SAID)]
-        return _some(shown, len(node_ids))
+        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, NAMES_SAID)]
+        return some_of(shown, len(node_ids))
 
     def _lost_in_words(self) -> str:
         lost = self.state.lost
-        return f", lost were {_some([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
+        return f", lost were {some_of([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
 
     # --- a generation at work -----------------------------------------------------------------------------------------
 
@@ -1012,7 +805,7 @@ class CoordinatorMachine:
         known = self._failed_ranks.of(state.failures)
         for failure in failures:
             ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
-            if ours.global_rank in known and is_hang(state.failures[known[ours.global_rank]]):
+            if ours.global_rank in known and state.failures[known[ours.global_rank]].evidence.cause == HANG:
                 continue  # what it says on its way out follows from that
             if ours.global_rank in known:
                 # The same, with what was found out since. The word that was under way for the shorter time dates it.
@@ -1087,7 +880,7 @@ class CoordinatorMachine:
         elif state.phase is RunPhase.GATHERING:
             self._form_if_possible(now)
 
-    # --- a generation hangs -------------------------------------------------------------------------------------------
+    # --- a generation hangs (``suspicion.py``) ------------------------------------------------------------------------
 
     def _on_quiet(self, node_id: str, quiet: Quiet, now: float) -> None:
         if self.state.settings.on_hang != "off" and node_id not in self.state.done:
@@ -1095,102 +888,34 @@ class CoordinatorMachine:
             self._suspect_if_all_are_quiet(now)
 
     def _on_movement(self, now: float) -> None:
-        """Whatever was suspected is not so; not any more, at least."""
-        state = self.state
-        hang, state.hang = state.hang, None
-        state.moved_at = now
-        for deadline in (RunDeadline.STACKS, RunDeadline.QUIET):
-            state.deadlines.pop(deadline, None)
-        if hang is not None and hang.report is not None:
-            self._say(fact.HangOver(state.generation), *self._present_members())
+        from tenax.core.suspicion import moved
+
+        self._says += moved(self.state, now)
         self._suspect_if_all_are_quiet(now)
 
-    def _present_members(self) -> list[str]:
-        return [each for each in self.state.members if each in self.state.nodes and self._is_member(each)]
-
     def _suspect_if_all_are_quiet(self, now: float) -> None:
-        state = self.state
-        if state.phase is not RunPhase.RUNNING or state.hang is not None:
-            return
-        at_work = [each for each in self._present_members() if each not in state.done]
-        if not at_work or any(each not in state.quiet or state.nodes[each].is_draining for each in at_work):
-            state.deadlines.pop(RunDeadline.QUIET, None)
-            return
-        sure_at = state.moved_at + state.settings.hang_after_s
-        if now < sure_at:  # they were quiet because they waited for one that has just moved
-            state.deadlines[RunDeadline.QUIET] = sure_at
-            return
-        state.deadlines.pop(RunDeadline.QUIET, None)
-        last = max(at_work, key=lambda each: state.quiet[each].since)
-        state.suspicions += 1
-        why = _some(list(dict.fromkeys(state.quiet[each].why for each in at_work)))
-        state.hang = Suspicion(state.suspicions, state.quiet[last].since, why, set(at_work))
-        state.deadlines[RunDeadline.STACKS] = now + state.settings.stacks_timeout_s
-        self._say(fact.StacksWanted(state.generation, state.suspicions, why), *at_work)
+        if self.state.quiet:
+            from tenax.core.suspicion import suspected
+
+            self._says += suspected(self.state, now)
 
     def _on_stacks(self, record: NodeRecord, number: int, places: tuple[word.StackPlace, ...], now: float) -> None:
-        hang = self.state.hang
-        if hang is None or hang.number != number or record.info.node_id not in hang.awaited:
-            return
-        from tenax.core.hang_report import merged
+        from tenax.core.suspicion import told_where
 
-        hang.awaited.discard(record.info.node_id)
-        ours = (msgspec.structs.replace(place, host=record.info.host) for place in places)
-        hang.places = merged((*hang.places, *ours))
-        if not hang.awaited:
-            self._hang_found(hang, now)
+        if told_where(self.state, record, number, places):
+            self._hang_found(now)
 
-    def _hang_found(self, hang: Suspicion, now: float) -> None:
-        from tenax.core.hang_report import make_report
+    def _hang_found(self, now: float) -> None:
+        from tenax.core.suspicion import failure_by_hang, found
 
         state = self.state
-        state.deadlines.pop(RunDeadline.STACKS, None)
-        unheard = [place for each in sorted(hang.awaited) if (place := self._unheard(each)) is not None]
-        hang.awaited = set()
-        at_work = [each for each in self._present_members() if each not in state.done]
-        hang.report = make_report(
-            (*hang.places, *unheard),
-            generation=state.generation,
-            nodes=len(at_work),
-            quiet_s=now - hang.since,
-            why=hang.why,
-            what_follows=_AFTER_HANG[state.settings.on_hang],
-        )
-        self._say(fact.HangFound(state.generation, hang.report), *self._present_members())
+        self._says += found(state, now)
         if state.settings.on_hang == "restart":
-            self._fail_by_hang(hang.report, hang.since, now)
-
-    def _unheard(self, node_id: str) -> word.StackPlace | None:
-        record = self.state.nodes.get(node_id)
-        if record is None or record.part is None:
-            return None
-        first = record.part.first_global_rank
-        ranks = tuple(range(first, first + record.info.slots))
-        why = f"{record.label} has not told it within {self.state.settings.stacks_timeout_s:g} s"
-        return word.StackPlace(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)
-
-    def _fail_by_hang(self, report: word.HangReport, since: float, now: float) -> None:
-        from tenax.core.hang_report import reason_of
-
-        state = self.state
-        odd = report.places[0] if report.places else word.StackPlace((0,), local_rank=0)
-        self._failed_ranks.of(state.failures)[odd.ranks[0]] = len(state.failures)
-        state.failures.append(
-            Failure(
-                generation=state.generation,
-                local_rank=max(0, odd.local_rank),
-                global_rank=odd.ranks[0],
-                pid=odd.pid,
-                exit_code=-_SIGTERM,  # how it is ended, if it lets itself be ended
-                seen_at=since,
-                reason=reason_of(report),
-                evidence=Evidence(stacks=odd.stacks, cause=HANG),
-                asked_to_end=True,
-                host=odd.host,
-            )
-        )
-        why = f"rank {odd.ranks[0]}{f' on {odd.host}' if odd.host else ''} hung"
-        self._end_generation(Ending.FAILURE, why, now)
+            failure = failure_by_hang(state)
+            self._failed_ranks.of(state.failures)[failure.global_rank] = len(state.failures)
+            state.failures.append(failure)
+            where = f" on {failure.host}" if failure.host else ""
+            self._end_generation(Ending.FAILURE, f"rank {failure.global_rank}{where} hung", now)
 
     # --- a generation ends --------------------------------------------------------------------------------------------
 
@@ -1240,7 +965,7 @@ class CoordinatorMachine:
             return
         if state.drained and not state.lost:
             state.drains += 1
-            self._gather(f"{_some(state.drained)} {_was(len(state.drained))} asked to leave", now)
+            self._gather(f"{some_of(state.drained)} {_was(len(state.drained))} asked to leave", now)
         elif state.ended_by is Ending.REQUEST and not state.lost:
             state.requests += 1
             self._gather(state.ended_why, now)
@@ -1248,7 +973,7 @@ class CoordinatorMachine:
             state.membership_changes += 1
             # A worker's failure is not why, if it is free because a node was lost.
             is_told = state.ended_by is not Ending.FAILURE or not state.lost
-            self._gather(state.ended_why if is_told else f"{_some(list(state.lost))} was lost", now)
+            self._gather(state.ended_why if is_told else f"{some_of(list(state.lost))} was lost", now)
         else:
             self._after_failure(now)
         state.longest_s = max(state.longest_s, lived_s)
@@ -1313,7 +1038,7 @@ class CoordinatorMachine:
                     self._suspect_if_all_are_quiet(now)
                 case RunDeadline.STACKS:
                     if state.hang is not None:
-                        self._hang_found(state.hang, now)
+                        self._hang_found(now)
 
     def _too_few(self, now: float) -> None:
         settings = self.state.settings
@@ -1353,27 +1078,6 @@ class CoordinatorMachine:
         self._say(fact.RunEnded(state.verdict, now), *state.nodes)
 
 
-def is_hang(failure: Failure) -> bool:
-    """Whether it is a failure because nothing moved any more, which only the coordinator can know."""
-    return failure.evidence.cause == HANG
-
-
-def hang_in_words(state: CoordinatorState, now: float) -> str:
-    """That nothing moves, if that is so; else nothing."""
-    hang = state.hang
-    if hang is None:
-        return ""
-    still = f"generation {state.generation} seems to hang: nothing has moved for {now - hang.since:.0f} s"
-    if hang.report is None:
-        return f"{still}; asking where its workers are"
-    from tenax.core.hang_report import ranks_in_words, where_in_words
-
-    if not hang.report.places:
-        return still
-    odd = hang.report.places[0]
-    return f"{still}; {ranks_in_words(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {where_in_words(odd)}"
-
-
 def _span(least: int, most: int) -> str:
     return str(least) if least == most else f"{least} to {most}"
 
@@ -1384,10 +1088,3 @@ def _nodes(count: int) -> str:
 
 def _was(count: int) -> str:
     return "was" if count == 1 else "were"
-
-
-def _some(names: list[str], count: int = 0) -> str:
-    """A few names, however many there are."""
-    count = count or len(names)
-    shown = ", ".join(names[:_NAMES_SAID])
-    return shown if count <= _NAMES_SAID else f"{shown} and {count - _NAMES_SAID} more"

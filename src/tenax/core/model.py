@@ -98,6 +98,9 @@ class WorkerRecord(msgspec.Struct):
     stacks: str = ""  # what it had written by then, if it was we who ended it
 
 
+HANG = "hang"  # the cause of a failure that only the coordinator can know: nothing moved any more
+
+
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """What could be found out about why a worker ended. Every field may be empty: a dead process owes us nothing."""
 

@@ -7,6 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    R = TypeVar("R")
+    Reply = Callable[[Any, str], None]
+
 
 class Request(msgspec.Struct, frozen=True, tag=True, tag_field="request", omit_defaults=True):
     """Base of all of them."""
@@ -63,3 +71,21 @@ class LogsWanted(Request, frozen=True):
 
 OfNode = LogsWanted
 AnyRequest = AgentWanted | StatusWanted | StopWanted | RestartWanted | DrainWanted | LogsWanted
+
+
+def answer_safely(answer: Callable[[R, Reply], None], request: R, reply: Reply) -> None:
+    """Let it be answered. Whatever is wrong with that (a bug of ours; files of another version, if tenax was replaced
+    while the run goes on) is an answer too, and never the end of the run that was asked about."""
+    has_replied = False
+
+    def reply_once(value: Any, error: str) -> None:
+        nonlocal has_replied
+        reply(value, error)
+        has_replied = True
+
+    try:
+        answer(request, reply_once)
+    except Exception as error:
+        if has_replied:
+            raise  # it was understood, and begun: what broke is the run itself
+        reply(None, f"this cannot be answered: {type(error).__name__}: {error}")

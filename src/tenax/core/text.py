@@ -1,8 +1,10 @@
-"""Text that can travel: what a worker or a file system wrote may hold what JSON cannot."""
+"""Text: what can travel, since a worker or a file system may write what JSON cannot hold; and lists that stay short."""
 
 from __future__ import annotations
 
 from typing import Any
+
+NAMES_SAID = 8
 
 
 def encodable(value: Any) -> Any:
@@ -15,3 +17,10 @@ def encodable(value: Any) -> Any:
         case list() | tuple():
             return [encodable(member) for member in value]
     return value
+
+
+def some_of(names: list[str], count: int = 0) -> str:
+    """A few names, however many there are."""
+    count = count or len(names)
+    shown = ", ".join(names[:NAMES_SAID])
+    return shown if count <= NAMES_SAID else f"{shown} and {count - NAMES_SAID} more"

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from tenax.core.ledger import Goodput, Spent
+from tenax.http.message import as_json
 from tenax.view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
 TYPE_CHECKING = False
@@ -46,11 +47,11 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def whole(status: RunStatus) -> bytes:
-    return msgspec.json.encode(status)
+    return as_json(status)
 
 
 def encoded(change: Change) -> bytes:
-    return msgspec.json.encode(change)
+    return as_json(change)
 
 
 def change(before: RunStatus, after: RunStatus) -> Change | None:

@@ -45,7 +45,7 @@ from tenax.listening import listen
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any, NoReturn
 
     from tenax.core.requests import AnyRequest
@@ -60,6 +60,8 @@ _ANSWER_S = 30.0  # how long a node, or the loop, may take to answer
 _MOST_WAIT_S = 20.0  # for new lines
 _MOST_LINES = 1000
 _KEY_BYTES = 18
+KEY_VARIABLE = "TENAX_DASHBOARD_KEY"
+_LEAST_KEY = 16
 _MOST_BODY = 4096
 _KEY_HEADER = "x-tenax-key"
 _UNBUFFERED = {"X-Accel-Buffering": "no"}  # for a proxy on the way: each event is due now
@@ -71,6 +73,16 @@ class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     do: str  # "drain", "restart" or "stop"
     node: str = ""  # which to drain
+
+
+def _key(environ: Mapping[str, str]) -> str:
+    """A new one for every page, or the one that is given: for a Prometheus that must know it in advance."""
+    given = environ.get(KEY_VARIABLE, "")
+    if not given:
+        return os.urandom(_KEY_BYTES).hex()
+    if len(given) < _LEAST_KEY or not all(each.isalnum() or each in "-_" for each in given):
+        raise OSError(0, f"{KEY_VARIABLE} must have at least {_LEAST_KEY} letters, digits, '-' or '_'")
+    return given
 
 
 class Dashboard:
@@ -99,7 +111,7 @@ class Dashboard:
             listener = listen(host, int(port))
         except OSError as error:
             _refuse(error, host, port)
-        self._key = os.urandom(_KEY_BYTES).hex()
+        self._key = _key(os.environ)
         self.link = f"http://{_for_people(host)}:{listener.getsockname()[1]}/?key={self._key}"
         # In the loop's thread.
         self._is_watching = False
@@ -168,18 +180,22 @@ class Dashboard:
         try:
             self._newest = self._desk.status()
         except Exception as error:
-            # A page that cannot be made must never end a run.
-            self._is_broken = True
-            self._rest()
-            self._complain(f"the page shows nothing new any more: {type(error).__name__}: {error}")
+            self._break(f"{type(error).__name__}: {error}")
             return
         self._made_at = self._loop.now()
         self._took_s = self._cpu_clock() - begun_at
         self._server.soon(self._show)
 
+    def _break(self, why: str) -> None:
+        """A page that cannot be made must never end a run."""
+        if not self._is_broken:
+            self._is_broken = True
+            self._rest()
+            self._complain(f"the page shows nothing new any more: {why}")
+
     def _ask(self, request: AnyRequest, later: Later) -> None:
         def reply(value: Any, error: str) -> None:
-            later.give(json(CONFLICT, {"error": error}) if error else json(OK, {"value": value}))
+            self._server.soon(lambda: later.give(_made(_answered, (value, error))))
 
         self._in_loop(later, lambda: self._desk.ask(request, reply))
 
@@ -195,12 +211,17 @@ class Dashboard:
         self._loop.soon(do)
 
     def _with_status(self, make: Callable[[RunStatus], Response]) -> Later:
+        from tenax.core.requests import StatusWanted
+
         later = Later(_ANSWER_S)
 
         def give() -> None:
-            status = self._desk.status()
-            # What is made of it is made in the server's thread.
-            self._server.soon(lambda: later.give(_made(make, status)))
+            # Not a new one for everybody who asks (D2). What is made of it is made in the server's thread.
+            self._desk.ask(StatusWanted(), reply)
+
+        def reply(status: Any, error: str) -> None:
+            found = text(INTERNAL_ERROR, error) if error else None
+            self._server.soon(lambda: later.give(found or _made(make, status)))
 
         self._in_loop(later, give)
         return later
@@ -278,7 +299,7 @@ class Dashboard:
                 stream=given.get("stream", ""),
                 cursor=given.get("cursor", ""),
                 last=min(max(int(given.get("last", "200")), 1), _MOST_LINES),
-                wait_s=min(max(float(given.get("wait_s", "0")), 0.0), _MOST_WAIT_S),
+                wait_s=max(0.0, min(float(given.get("wait_s", "0")), _MOST_WAIT_S)),  # in this order: NaN becomes 0
             )
         except ValueError as error:
             return text(BAD_REQUEST, f"a number was expected: {error}")
@@ -309,7 +330,14 @@ class Dashboard:
             self._rest()
 
     def _show(self) -> None:
-        """Tell every stream what is new in the newest status."""
+        try:
+            self._tell_streams()
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            self._loop.soon(lambda: self._break(why))
+
+    def _tell_streams(self) -> None:
+        """What is new in the newest status."""
         status, self._newest = self._newest, None
         if status is None or not self._streams:
             return
@@ -330,9 +358,14 @@ class Dashboard:
             stream.say(event("farewell", b"{}"))
 
 
-def _made(make: Callable[[RunStatus], Response], status: RunStatus) -> Response:
+def _answered(found: tuple[Any, str]) -> Response:
+    value, error = found
+    return json(CONFLICT, {"error": error}) if error else json(OK, {"value": value})
+
+
+def _made(make: Callable[[Any], Response], of: Any) -> Response:
     try:
-        made = make(status)
+        made = make(of)
     except Exception as error:
         return text(INTERNAL_ERROR, f"{type(error).__name__}: {error}".partition("\n")[0])
     return msgspec.structs.replace(made, headers={**HEADERS, **made.headers})

@@ -79,6 +79,12 @@
     return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
   }
 
+  /** The same for what may take no time at all. */
+  function brief(seconds) {
+    if (seconds < 0.0005) return "no time";
+    return seconds < 0.9995 ? `${Math.round(seconds * 1000)} ms` : duration(seconds);
+  }
+
   function percent(part, whole) {
     const share = whole > 0 ? (100 * part) / whole : 0;
     if (share >= 99.5 && share < 100) return `${(Math.floor(share * 10) / 10).toFixed(1)} %`;
@@ -751,7 +757,7 @@
 
   function mean(id, value) {
     const number = (value && value.count) || 0;
-    const text = number ? duration(value.sum_s / number) : "–";
+    const text = number ? brief(value.sum_s / number) : "–";
     write($(id), number > 1 ? `${text}, mean of ${number}` : text);
   }
 

@@ -685,6 +685,11 @@ KINDS: tuple[Kind, ...] = (
         next_step="See below where its threads were; a rank that waits in a collective is not the one that hangs.",
     ),
     Kind(
+        id="hang",
+        meaning="Nothing moved any more on any node, and it is the one that was elsewhere than the others.",
+        next_step="See below where its threads were: that call does not return, or waits for something outside.",
+    ),
+    Kind(
         id="not_started",
         meaning="It could not be started.",
         next_step="Check the command on that host: its path, its rights, its limits.",
@@ -727,6 +732,8 @@ def cause_of(failure: Failure) -> Cause:
         return _cause(_BY_ID["not_started"], storable(failure.reason))
     known = _BY_ID.get(evidence.cause)
     if known is not None:
+        if known.id == "hang":
+            return _cause(known, storable(failure.reason))
         return msgspec.structs.replace(_cause(known, evidence.proof), is_consequence=evidence.is_consequence)
     return judge(
         Facts(

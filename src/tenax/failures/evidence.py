@@ -102,13 +102,16 @@ def stacks_in(path: str) -> str:
     """What faulthandler wrote. The end may be missing: the process was ended a moment later. Never raises."""
     if not path:
         return ""
+    from tenax.core.hang_report import last_dump
+
     try:
         with open(path, "rb") as file:
             written = file.read(_MOST_STACKS_READ)
     except OSError:  # it was not asked, or could not write
         return ""
+    # Asked more than once, because it hung before and went on: only the last answer is about this end.
     text = _MORE_THREADS.sub(
-        "[more threads are not told: faulthandler stops after the newest hundred]", decoded(written)
+        "[more threads are not told: faulthandler stops after the newest hundred]", last_dump(decoded(written))
     )
     return storable(without_middle(text.rstrip(), _MOST_STACKS))
 

@@ -337,7 +337,9 @@ def _who(group: list[_Waiting], here: str) -> str:
 def _what_was_done(report: Report, width: int) -> list[str]:
     verdict = report.verdict
     lines = _wrapped(_line(_restarted(report)), width, "  ")
-    if verdict.why and (verdict.outcome is Outcome.ABANDONED or (verdict.outcome is Outcome.CANCELLED and verdict.signal)):
+    if verdict.why and (
+        verdict.outcome is Outcome.ABANDONED or (verdict.outcome is Outcome.CANCELLED and verdict.signal)
+    ):
         lines += _wrapped(_line(f"Ended: {verdict.why}."), width, "  ")
     lines += _wrapped(_not_counted(verdict), width, "  ")
     if verdict.outcome is Outcome.ABANDONED:
@@ -512,7 +514,9 @@ def _how_and_why(failure: Failure) -> str:
 
 def _how_it_ended(failure: Failure) -> str:
     ended = ended_in_words(failure.exit_code)
-    return f"{ended}, by us, on its way out after the exception" if failure.asked_to_end else ended
+    if not failure.asked_to_end:
+        return ended
+    return f"{ended}, by us" if failure.reason else f"{ended}, by us, on its way out after the exception"
 
 
 def _restarts(report: Report) -> str:

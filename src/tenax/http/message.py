@@ -79,7 +79,17 @@ def text(status: int, sentence: str, **headers: str) -> Response:
 
 def json(status: int, value: Any) -> Response:
     """The same for a program."""
-    return Response(status, msgspec.json.encode(value) + b"\n", JSON)
+    return Response(status, as_json(value) + b"\n", JSON)
+
+
+def as_json(value: Any) -> bytes:
+    """Whatever text is in it: a run may be called by bytes that are no characters."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        from tenax.core.text import encodable
+
+        return msgspec.json.encode(encodable(msgspec.to_builtins(value)))
 
 
 def parse(data: bytes, limits: Limits) -> Request | Response | None:

@@ -7,6 +7,7 @@ bytes with positions, and both answer with lines, the positions where they end, 
 2. Lines of different streams are merged by the time they came, as far as it is known.
 3. An answer holds at most ``MOST_BYTES``; to find it, at most ``MOST_SEARCHED`` bytes of each stream are looked at.
 4. No stream is an error: what cannot be read is left out, and said.
+5. However many streams are asked for, at most two files are open at a time: descriptors are the scribe's, for workers.
 
 Runs in the scribe (in a thread beside its loop), and in ``tenax logs`` for folders. Needs only the standard library.
 """
@@ -20,7 +21,7 @@ from collections import deque
 from heapq import merge
 
 from tenax.logs.tail import TAIL_BYTES
-from tenax.logs.times import TimesReader
+from tenax.logs.times import FOR_READING, TimesReader
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Source:
         self.begin = first
         self.is_whole = True  # what is before ``begin`` never was; else it is gone
         self._base = base
-        self._descriptor = -1
+        self._path = b""  # of the file, if it can be read
         self._times: TimesReader | None = None
         self._limit = first  # of what is read from the file
         if path:
@@ -102,20 +103,20 @@ class Source:
             self.is_whole = False
         if lost_why:
             self.lost.append((0, lost_why))
-        if not in_memory and self._descriptor < 0:
+        if not in_memory and not self._path:
             self.lost.append((0, UNREADABLE if path else FORGOTTEN))
-        if is_resumed and self._descriptor < 0:
+        if is_resumed and not self._path:
             self.is_whole = False
         self.is_resumed = is_resumed
 
     def _open(self, path: bytes, in_memory: bool) -> None:
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            descriptor = os.open(path, FOR_READING)
         except OSError:
             return
         found = os.fstat(descriptor)
+        os.close(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            os.close(descriptor)
             return
         size = max(0, found.st_size - self._base)
         if not in_memory:
@@ -123,29 +124,27 @@ class Source:
         elif size < self.first:  # the file is behind
             if self.start < 0:
                 self.lost.append((self.first - size, BEHIND))
-                os.close(descriptor)
                 return
             # What follows is told as far as the file goes; the rest is for the next answer.
             self.data, self.first, self.end, self._limit = b"", size, size, size
             self.is_open = True
         self.begin = 0
-        self._descriptor = descriptor
+        self._path = path
         self._times = TimesReader(path)
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        if self._times is not None:
-            self._times.close()
 
     def read(self, start: int, end: int) -> bytes:
         """At most these bytes; fewer only at a border, and none at the end or where the disk refuses."""
         if start < self._limit:
             try:
-                return os.pread(self._descriptor, min(end, self._limit) - start, self._base + start)
+                descriptor = os.open(self._path, FOR_READING)
             except OSError:
                 return b""
+            try:
+                return os.pread(descriptor, min(end, self._limit) - start, self._base + start)
+            except OSError:
+                return b""
+            finally:
+                os.close(descriptor)
         return self.data[start - self.first : end - self.first]
 
     def marks_of(self, start: int, end: int) -> list[Mark]:

@@ -135,16 +135,12 @@ class Recalls:
     def _look_up(self, batch: list[tuple[int, list[dict[str, Any]], Query]]) -> None:
         """In the thread."""
         for request, makers, query in batch:
-            sources: list[Source] = []
             found: Recalled | str
             try:
-                sources += [Source(**maker) for maker in makers]
+                sources = [Source(**maker) for maker in makers]
                 found = (following if any(source.start >= 0 for source in sources) else last)(sources, query)
             except Exception as error:  # whoever asks must never be the end of the scribe
                 found = f"{type(error).__name__}: {error}"
-            finally:
-                for source in sources:
-                    source.close()
             self._read.append((request, found))
             self._wake_loop()
 

@@ -75,6 +75,7 @@ class Scribe:
         self._streams: dict[Any, _Stream] = {}
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
+        self._asked_again: set[int] = set()  # of the scribe that came after the one that was asked first
         self._live = ""
         self._dropped_lines = 0
         self._restarts = 0
@@ -325,8 +326,10 @@ class Scribe:
             self._crash = values[0]
 
     def _answer(self, request: int, answer: Any) -> None:
-        _, callback = self._requests.pop(request)
-        callback(answer)
+        _, callback = self._requests.pop(request, (None, None))
+        self._asked_again.discard(request)
+        if callback is not None:  # else it was given up
+            callback(answer)
 
     def _take_losses(self, losses: dict[str, Any]) -> None:
         self._losses = Losses(
@@ -367,8 +370,14 @@ class Scribe:
             self._send((*stream.order, True), [stream.read_end])
         self._send(("live", self._live))
         self._send(("say", self._restart_notice()))
-        for message, _ in list(self._requests.values()):
-            self._send(message)
+        for number, (message, _) in list(self._requests.items()):
+            if number not in self._requests:
+                continue  # answered meanwhile: this one may have died, too
+            if message[0] == "recall" and number in self._asked_again:  # it may be what it dies of
+                self._answer(number, {"error": "the process that writes the logs died while it looked for these lines"})
+            else:
+                self._asked_again.add(number)
+                self._send(message)
         if self._finish_order is not None:
             self._send(self._finish_order)
 

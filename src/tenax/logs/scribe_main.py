@@ -427,8 +427,11 @@ class ScribeProcess:
 
     def _recall(self, request: int, wants: list[Want], asked: dict[str, Any], incarnation: int) -> None:
         if self._recalls is None:
-            from tenax.logs.recalls import Recalls
-
+            try:
+                from tenax.logs.recalls import Recalls
+            except Exception as error:  # tenax may have been replaced meanwhile; the workers' lines are worth more
+                self._send_recalled(request, {"error": f"lines cannot be shown: {type(error).__name__}: {error}"})
+                return
             self._recalls = Recalls(self._find, self._send_recalled, self._wake, self._incarnation)
         for key, *_ in wants:
             stream = self._streams.get(key)

@@ -23,6 +23,7 @@ FOLDER = b"journal.times"
 _EVERY_S = 0.1
 _RECORD = struct.Struct("<Qd")
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+FOR_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _MOST_AT_ONCE = 1 << 16  # bytes of records
 
 
@@ -75,20 +76,28 @@ class TimesWriter:
 
 
 class TimesReader:
-    """Looks records up where they are: the file of a long run is not small. Never raises."""
+    """Looks records up where they are: the file of a long run is not small. Never raises. It is open only meanwhile."""
 
     def __init__(self, log_path: bytes) -> None:
+        self._path = times_path(log_path)
         self._descriptor = -1
         self._count = 0
-        path = times_path(log_path)
+
+    def __enter__(self) -> None:
         with suppress(OSError):  # there are none
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self._descriptor = os.open(self._path, FOR_READING)
             self._count = os.fstat(self._descriptor).st_size // _RECORD.size
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._count = -1, 0
 
     def between(self, start: int, end: int) -> list[Mark]:
         """The marks that tell of these positions; at most as many as are worth reading."""
-        index = max(0, self._find(0, start) - 1)
-        data = self._read(index * _RECORD.size, _MOST_AT_ONCE)
+        with self:
+            index = max(0, self._find(0, start) - 1)
+            data = self._read(index * _RECORD.size, _MOST_AT_ONCE)
         marks: list[Mark] = []
         for record in _RECORD.iter_unpack(data[: len(data) - len(data) % _RECORD.size]):
             position, at = int(record[0]), float(record[1])
@@ -99,8 +108,9 @@ class TimesReader:
 
     def position_at(self, at: float) -> int:
         """Where what came at that time or later begins, or a little before."""
-        index = max(0, self._find(1, at) - 1)
-        data = self._read(index * _RECORD.size, _RECORD.size)
+        with self:
+            index = max(0, self._find(1, at) - 1)
+            data = self._read(index * _RECORD.size, _RECORD.size)
         return int(_RECORD.unpack(data)[0]) if len(data) == _RECORD.size else 0
 
     def _find(self, field: int, value: float) -> int:
@@ -122,8 +132,3 @@ class TimesReader:
             return os.pread(self._descriptor, size, offset)
         except OSError:
             return b""
-
-    def close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1

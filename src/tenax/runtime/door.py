@@ -90,6 +90,7 @@ class Door:
         self._listener: socket.socket | None = None
         self._loop: EventLoop
         self._visitors: set[Link] = set()
+        self._has_complained = False
         self.path = ""
 
     def open(self, loop: EventLoop) -> None:
@@ -138,9 +139,16 @@ class Door:
         if len(self._visitors) >= _MOST_VISITORS:
             sock.close()
             return
-        self._welcome(sock)
+        try:
+            self._welcome(sock)
+        except Exception as error:  # tenax may have been replaced meanwhile: what we import is not what we are
+            sock.close()
+            if not self._has_complained:
+                self._has_complained = True
+                self._say(f"this run cannot be asked any more: {type(error).__name__}: {error}; it is not affected")
 
     def _welcome(self, sock: socket.socket) -> None:
+        from tenax.core.requests import answer_safely
         from tenax.rendezvous.tcp import wire
         from tenax.rendezvous.tcp.link import Link
 
@@ -153,7 +161,7 @@ class Door:
                 if link in self._visitors:
                     link.send(wire.encode_answer(frame.number, value, error))
 
-            self._answer(frame.request, reply)
+            answer_safely(self._answer, frame.request, reply)
 
         def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - nobody asks
             if link in self._visitors:

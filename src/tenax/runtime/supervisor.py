@@ -10,7 +10,7 @@ import os
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.agent import AgentMachine, Phase, words_on_connecting
+from tenax.core.agent import AgentMachine, Phase, is_started, words_on_connecting
 from tenax.failures.plain_text import harmless
 from tenax.ports import ControlledNode
 from tenax.runtime.journal import Step
@@ -158,6 +158,10 @@ class Supervisor:
     # --- operators ----------------------------------------------------------------------------------------------------
 
     def _open_door(self) -> None:
+        state = self.machine.state
+        if state.phase is Phase.RUNNING and not is_started(state):  # they come first
+            self._loop.at(self._loop.now() + _DOOR_AFTER_S, self._open_door)
+            return
         from tenax.runtime.door import Door
 
         self._door = Door(self._answer, self._say)

@@ -11,7 +11,8 @@ another host goes on with the same trace.
 Laws (tests cite the numbers):
 
 T1  The loop's thread only looks and puts: all that OpenTelemetry does, its import too, happens in a thread of its own.
-T2  Whatever goes wrong there is said once and changes nothing. The end waits for two seconds at most.
+T2  Whatever goes wrong, there or here, is said once and changes nothing. The end of a run waits for two seconds at
+    most; a coordinator that goes elsewhere, whose nodes need their loop, does not wait.
 T3  A span is sent once, when it is over.
 """
 
@@ -109,10 +110,20 @@ class RunTrace:
         began = time.monotonic()
         if began < self._look_again_at:
             return
-        self._look(self._desk.status())
+        self._look_at_desk()
         took_s = time.monotonic() - began
         self._look_again_at = began + took_s * (1 + _REST_PER_WORK)
         self._say(self._delivery.first_trouble())
+
+    def _look_at_desk(self) -> RunStatus | None:
+        """None: it cannot be looked at. We are called in the middle of the coordinator's work, which goes on."""
+        try:
+            status = self._desk.status()
+            self._look(status)
+        except Exception as error:
+            self._say(f"the trace (--trace) is not whole: {type(error).__name__}: {error}; the job is not affected")
+            return None
+        return status
 
     def _look(self, status: RunStatus) -> None:
         for failure in (*status.earlier, *status.failures):
@@ -142,10 +153,11 @@ class RunTrace:
             return
         self._is_closed = True
         self._desk.unwatch(self._on_step)
-        status = self._desk.status()
-        self._look(status)
-        if status.outcome:  # else somebody else goes on with it
-            self._delivery.put([run_part(status)])
+        status = self._look_at_desk()
+        if status is None or not status.outcome:  # somebody else goes on with it
+            self._delivery.finish()
+            return
+        self._delivery.put([run_part(status)])
         trouble = self._delivery.close(_PATIENCE_S)
         self._say(f"{trouble}; the job was not affected" if trouble else "")
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.coordinator import NodePhase, RunPhase, hang_in_words
+from tenax.core.coordinator import NodePhase, RunPhase
 from tenax.core.ledger import Goodput, Spent
+from tenax.core.suspicion import hang_in_words
 from tenax.view.run_story import RunStory
 
 TYPE_CHECKING = False

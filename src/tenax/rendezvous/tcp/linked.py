@@ -24,7 +24,7 @@ from tenax.core.coordinator import RunSettings
 from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
 from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.messages import NodeInfo, NodeReady
-from tenax.core.requests import OfNode
+from tenax.core.requests import OfNode, answer_safely
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
@@ -226,7 +226,7 @@ class LinkedRendezvous(ABC):
             link.send(wire.encode_answer(number, value, error))
 
         if isinstance(request, OfNode):
-            self._node.answer(request, reply)
+            answer_safely(self._node.answer, request, reply)
         else:
             reply(None, "this is asked of the coordinator, not of a node")
 

@@ -40,8 +40,8 @@ a { color: var(--focus); }
 .note { border-left: 4px solid var(--starting); background: var(--card); padding: 8px 14px; margin: 10px 0; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px;
   margin: 16px 0; padding: 0; }
-.facts div { background: var(--card); border-radius: 8px; padding: 10px 14px; }
-.facts dt { color: var(--muted); font-size: .85rem; } .facts dd { margin: 0; font-size: 1.2rem; font-weight: 600;
+.facts div { background: var(--card); border-radius: 8px; padding: 10px 12px; }
+.facts dt { color: var(--muted); font-size: .85rem; } .facts dd { margin: 0; font-size: 1.1rem; font-weight: 600;
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 figure { margin: 12px 0; } figcaption { font-size: .9rem; margin-bottom: 4px; }
 svg { display: block; width: 100%; overflow: visible; } svg text { fill: var(--fg); font: 13px system-ui, sans-serif; }
@@ -59,7 +59,7 @@ pre { overflow-x: auto; background: var(--card); padding: 10px; border-radius: 6
 details summary { cursor: pointer; }
 .two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 0 40px; }
 footer { margin-top: 40px; color: var(--muted); font-size: .85rem; }
-@media (max-width: 480px) { main { padding: 14px 12px 32px; } .facts dd { font-size: 1.05rem; } }
+@media (max-width: 480px) { main { padding: 14px 12px 32px; } .facts dd { font-size: 1rem; } }
 @media print { .tools { display: none; } }
 """
 _POLICY = (

@@ -99,8 +99,11 @@ def _run(run: RunLine) -> list[list[str]]:
         html.cell(run.workers),
         html.cell(_date(run.began_at)),
     ]
-    words = [f"{'last failure' if run.outcome == 'succeeded' else 'first cause'}: {run.first_cause}"]
-    words = (words if run.first_cause else [run.why] if run.why else []) + list(run.missing)
+    # A run that was stopped, or went well, did not end by what had failed before.
+    is_its_end = run.outcome == "failed"
+    words = [run.why] if run.why and not (is_its_end and run.first_cause) else []
+    words += [f"{'first cause' if is_its_end else 'last failure'}: {run.first_cause}"] if run.first_cause else []
+    words += run.missing
     below = "<br>".join(html.text(each) for each in words)
     return [figures, [f'<td class="below" colspan="{len(figures)}"><div>{below}</div></td>']]
 

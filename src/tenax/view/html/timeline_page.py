@@ -56,7 +56,7 @@ def timeline_page(history: RunHistory) -> str:
 
 
 def _sentence(history: RunHistory) -> str:
-    return f"{history.why[:1].upper()}{history.why[1:]}."
+    return f"Why: {history.why.removesuffix('.')}."
 
 
 def _when(history: RunHistory) -> str:
@@ -141,7 +141,7 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
             for span in node.spans
         ]
         lane: dict[str, Any] = {"n": node.name, "s": spans}
-        if node.gone_at is not None:
+        if node.gone_at is not None and node.gone_how == "lost":  # who was asked to leave has not failed
             lane["f"] = [[t(node.gone_at), f"{node.gone_how}: {node.gone_why}" if node.gone_why else node.gone_how]]
         lanes.append(lane)
         by_rank: dict[int, list[WorkerSpan]] = {}
@@ -170,9 +170,18 @@ def _doing(what: str, generation: int) -> str:
 
 def _worker(each: WorkerSpan, t: Any) -> list[Any]:
     ended = f" {each.ended}" if each.ended else ""
-    code = f" (exit code {each.exit_code})" if each.exit_code else ""
+    code = f" ({_code(each.exit_code)})" if each.exit_code else ""
     words = f"rank {each.rank}{ended}{code}, generation {each.generation}, pid {each.pid}"
     return [_COLOURS.get(each.ended, "waiting"), t(each.since), t(each.until), words]
+
+
+def _code(exit_code: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    except ValueError:
+        return f"signal {-exit_code}"
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -185,7 +194,7 @@ def _after(history: RunHistory, at: float | None) -> str:
 def _generations(history: RunHistory) -> str:
     if not history.generations:
         return ""
-    heads = ("generation", "after", "nodes", "workers", "starting", "training", "lost", "steps", "why", "ended by")
+    heads = ("generation", "after", "nodes", "workers", "starting", "training", "lost", "steps", "why", "ended")
     rows = [_generation(history, each) for each in history.generations[:_MOST_ROWS]]
     return f"<h2>Generations</h2>{html.table('Generations', heads, rows)}{_more(history.generations)}"
 
@@ -194,7 +203,6 @@ def _generation(history: RunHistory, each: GenerationStatus) -> list[str]:
     spent = each.spent
     steps = "" if each.last_step < 0 else f"{each.first_step:,} to {each.last_step:,}"
     lost = f"{duration_in_words(spent.lost_s)}" if spent.lost_s > 0 else ""
-    ended = f"{each.ended_by}: {each.ended_why}" if each.ended_why else each.ended_by
     return [
         html.cell(each.number),
         html.cell(_after(history, each.formed_at)),
@@ -205,7 +213,7 @@ def _generation(history: RunHistory, each: GenerationStatus) -> list[str]:
         html.cell(lost),
         html.cell(steps),
         html.cell(each.why, "text"),
-        html.cell(ended, "text"),
+        html.cell(each.ended_why or each.ended_by, "text"),
     ]
 
 
