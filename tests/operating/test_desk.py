@@ -216,3 +216,15 @@ def test_a_status_that_cannot_be_made_is_a_sentence_and_not_the_end_of_the_coord
     assert value is None
     assert "the status cannot be made" in error
     assert office.ask(StatusWanted())[1] == error
+
+
+def test_who_waits_for_news_of_a_coordinator_that_goes_is_told_so(office: Office) -> None:
+    mark = office.ask(StatusWanted())[0].mark
+    office.ask(StatusWanted(mark, 10.0))
+    office.ask(StatusWanted("of another", 10.0))
+    office.desk.close()
+    gone = (None, "the coordinator has just gone from here; ask again")
+    assert [told[1:] for told in office.answers[1:]] == [gone, gone]
+    assert office.ask(StatusWanted()) == gone
+    office.wait_until(40.0)
+    assert len(office.answers) == 4

@@ -16,6 +16,7 @@ from tenax.core.events import GenerationFormed
 from tenax.core.messages import NodeReady
 from tenax.core.requests import LogsWanted, StatusWanted
 from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.server import WRONG_SECRET
 from watching import until
 
 
@@ -188,3 +189,26 @@ def test_who_asks_at_a_node_that_leaves_is_told_so() -> None:
         guest.thread.call(lambda: guest.engine.ask(StatusWanted(mark[0], 30.0), take))
         guest.close()
         assert heard == [(None, "this node has left the run")]
+
+
+@pytest.mark.parametrize(("greets_as_operator", "proves"), [(True, "agent"), (False, "operator")])
+def test_nobody_on_the_way_makes_an_operator_of_a_node_or_the_other_way_round(
+    greets_as_operator: bool, proves: str
+) -> None:
+    """The greeting is not encrypted; what it says is part of the proof."""
+    with served(secret=b"secret") as server, server.client("a") as client:
+        client.hello = msgspec.structs.replace(client.hello, is_operator=greets_as_operator)
+        nonce = client.challenge().nonce
+        client.send(wire.Proof(wire.prove(b"secret", proves, client.hello, nonce)))
+        assert client.until(wire.Refused).reason == WRONG_SECRET
+
+
+def test_a_node_with_more_workers_than_there_is_memory_can_be_shown() -> None:
+    with served(nodes=(2, 2)) as server, server.client("a") as node:
+        node.greet()
+        node.join(nodes=(2, 2), slots=2**50)
+        server.until_heard(Heard, kind_of_message=NodeReady)
+        operator = Answers(server)
+        operator.ask(StatusWanted())
+        status, error = operator.until(1)[0]
+        assert (error, status.nodes[0].slots) == ("", 2**50)

@@ -229,7 +229,6 @@ class Page:
     def _print(self, text: str) -> None:
         """A reader that has seen enough (``| head``) is no failure, but there is no point in going on."""
         from tenax.cli.run import print_page
-
         from tenax.cli.status import is_reader_gone
 
         # Before the page is printed, which does not tell a reader that is gone from one that reads.

@@ -37,6 +37,7 @@ _LONGEST_WAIT_S = 30.0
 _TOGETHER_S = 0.2  # what happens within that time is one answer
 _MOST_WAITING = 256
 _CLOCK_WAS_SET_S = 1.0
+_GONE = "the coordinator has just gone from here; ask again"
 _SHOWN_PER_WORK = 20  # so many times as long as it took to make, a status is shown again
 _DEAR_S = 0.005  # ... even if something has happened since: the mark tells
 
@@ -72,6 +73,7 @@ class Desk:
         self._steps = 0
         self._wall_offset: float | None = None
         self._is_counting = False
+        self._is_closed = False
         self._waiting: list[_Waiting] = []  # for a change
         self._due: list[_Waiting] = []  # there was one
 
@@ -172,11 +174,23 @@ class Desk:
             waiting.timer.cancel()
         self._tell_status(waiting.reply)
 
+    def close(self) -> None:
+        """The coordinator is here no longer. Who waits for news of it would get old ones, or none."""
+        self._is_closed = True
+        waiting, self._waiting, self._due = [*self._waiting, *self._due], [], []
+        for each in waiting:
+            if each.timer is not None:
+                each.timer.cancel()
+            each.reply(None, _GONE)
+
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
         from tenax.core import requests as want
 
+        if self._is_closed:
+            reply(None, _GONE)
+            return
         is_over = self._seat.state.phase is RunPhase.OVER
         match request:
             case want.StatusWanted(mark, wait_s):

@@ -104,6 +104,8 @@ class LocalRendezvous:
 
     def close(self) -> None:
         self._loop = None
+        if self._desk is not None:
+            self._desk.close()
         if self._seat is not None:
             self._seat.close()
         if self._place is not None:

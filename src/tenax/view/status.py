@@ -166,9 +166,10 @@ def _node(state: CoordinatorState, record: NodeRecord, failed: dict[int, int], w
     info = record.info
     is_member = info.node_id in state.members and record.part is not None
     first_rank = record.part.first_global_rank if is_member and record.part is not None else -1
-    steps, phases = [-1] * info.slots, [""] * info.slots
+    slots = info.slots if record.progress else 0  # a node may say any number: nothing is made so large in vain
+    steps, phases = [-1] * slots, [""] * slots
     for each in record.progress:
-        if 0 <= each.local_rank < info.slots:
+        if 0 <= each.local_rank < slots:
             steps[each.local_rank], phases[each.local_rank] = each.last_step, each.phase
     last_at = max((each.last_at for each in record.progress if each.last_step >= 0), default=None)
     ours = range(first_rank, first_rank + info.slots) if is_member else range(0)

@@ -513,6 +513,7 @@ class CoordinatorServer:
         for listener in self._listeners:
             listener.close()
         self._give_up_asking("the coordinator went before that node answered")
+        self.desk.close()
         until = self._loop.now() + _LAST_WORDS_S
         for peer in sorted(self._peers, key=lambda peer: not peer.node_id):  # nodes first: they have less time to lose
             peer.link.flush(until - self._loop.now())
