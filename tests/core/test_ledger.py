@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax.core import coordinator as run
+from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import CoordinatorMachine, RunPhase, RunSettings
 from tenax.core.ledger import Goodput, Ledger, Mean, Spent
@@ -40,8 +41,9 @@ class Watched(CoordinatorMachine):
         after = ledger.spent(now)
         is_opened = isinstance(event, run.Opened) and event.record is not None
         is_progress = isinstance(event, run.Heard) and isinstance(event.message, word.NodeProgress)
-        if is_progress:
-            # L2: what a script says of its steps moves seconds, and only between these three.
+        is_hang = any(isinstance(say.event, fact.HangFound) for say in says)
+        if is_progress or is_hang:
+            # L2: what a script says of its steps moves seconds, and so does a hang; only between these three.
             assert after.total_s == same(before.total_s)
             assert (after.waiting_s, after.stopping_s) == (same(before.waiting_s), same(before.stopping_s))
             assert after.lost_s >= before.lost_s - SAME

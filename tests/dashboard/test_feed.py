@@ -148,7 +148,7 @@ _failures = st.lists(
         generation=st.integers(1, 3),
         exit_code=st.integers(-9, 1),
         at=st.sampled_from([100.0, 105.0]),
-        what=st.sampled_from(["exit code 1", "signal 9"]),
+        what=st.sampled_from(["exit code 1", "SIGKILL"]),
     ),
     max_size=2,
 ).map(tuple)

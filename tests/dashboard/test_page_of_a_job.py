@@ -62,7 +62,7 @@ def test_a_worker_that_is_killed_is_seen_within_a_second(bench: Bench, page: Pag
     os.kill(pids[3], signal.SIGKILL)
     page.until_text("fact-generation", "2")
     bench.pids(4, attempt=1)
-    failure = page.until_text("failure", "signal 9")
+    failure = page.until_text("failure", "SIGKILL")
     assert "rank 3" in failure
     page.until_text("generations", "Ended: rank 3")
     seen: Any = page.js("return [window.seen, window.gap / 1000]")

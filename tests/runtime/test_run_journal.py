@@ -135,7 +135,7 @@ def test_every_word_of_a_node_has_a_sentence() -> None:
         ["host-a came, with 8 workers and runs generation 2"],
         ["host-a came, with 8 workers and is done with generation 2"],
         ["host-a is ready for a generation"],
-        ["host-a saw rank 3 fail in generation 1: signal 9"],
+        ["host-a saw rank 3 fail in generation 1: SIGKILL"],
         ["host-a has stopped its workers of generation 1, with 1 failed"],
         ["host-a has succeeded in generation 1"],
         ["host-a was asked to leave (SIGTERM); its workers have 30 s"],

@@ -13,8 +13,8 @@ def test_a_long_run_with_failures() -> None:
     spent = Spent(waiting_s=369, starting_s=886, training_s=5756, stopping_s=74, lost_s=295)
     line = goodput_in_words(Goodput(spent, Mean(2, 0.006), Mean(2, 0.28), 1200))
     assert line == (
-        "78 % of 2 h 3 min was training; starting 12 %, waiting 5 %, stopping 1 %, lost to repeated steps 4 % "
-        "(1,200 steps); failures detected in 3 ms and recovered in 140 ms on average"
+        "78 % of 2 h 3 min was training; starting 12 %, waiting 5 %, stopping 1 %, lost 4 % "
+        "(1,200 steps done again); failures detected in 3 ms and recovered in 140 ms on average"
     )
 
 
@@ -54,7 +54,7 @@ def test_a_run_that_never_trained() -> None:
 def test_steps_that_cost_no_time_are_named() -> None:
     """One step that was done again."""
     line = goodput_in_words(Goodput(Spent(training_s=100), lost_steps=1))
-    assert line == "100 % of 1 min 40 s was training; lost to repeated steps 0 % (1 step)"
+    assert line == "100 % of 1 min 40 s was training; lost 0 % (1 step done again)"
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_ending() -> None:
     boom, crash = status.failures
     assert (boom.rank, boom.local_rank, boom.host, boom.exit_code) == (3, 1, "host-b", 1)
     assert (boom.what, boom.cause, boom.at) == ("exit code 1: RuntimeError: boom", "raised", EPOCH + 70.0)
-    assert (crash.what, crash.cause) == ("signal 11", "")
+    assert (crash.what, crash.cause) == ("SIGSEGV", "")
     (generation,) = status.generations
     assert (generation.ended_by, generation.ended_why) == ("failure", "rank 3 on host-b failed")
     assert (generation.ended_at, generation.settled_at) == (EPOCH + 70.0, None)

@@ -11,22 +11,22 @@ tenax: start the processes of a training job, keep them going, and say what went
 
 usage: tenax COMMAND ...
 
-  run      run a script in one or more worker processes, on one machine or on several
+  run       run a script in one or more worker processes, on one machine or on several
 
-  ps       which runs have an agent on this machine
-  status   what a run is doing: nodes, workers, generation, restarts, what it cost (--watch)
-  logs     what its workers print, of any rank and generation, merged by time (--follow)
-  restart  start all its workers again
-  drain    let one of its machines leave
-  stop     end it on every machine
-  ask      ask workers that are running: where they are, what they do
+  ps        which runs have an agent on this machine
+  status    what a run is doing: nodes, workers, generation, restarts, what it cost (--watch)
+  logs      what its workers print, of any rank and generation, merged by time (--follow)
+  restart   start all its workers again
+  drain     let one of its machines leave
+  stop      end it on every machine
+  ask       ask workers that are running: where they are, what they do
 
-  replay   tell the story of a run again from its journal
-  timeline draw that story: a page, and a trace for Perfetto
-  report   sum up one run or many: causes, hosts that fail often, time that was lost
+  replay    tell the story of a run again from its journal
+  timeline  draw that story: a page, and a trace for Perfetto
+  report    sum up one run or many: causes, hosts that fail often, time that was lost
 
-  version  print the version
-  help     print this page; 'tenax help run' explains the flags of 'tenax run', and so on
+  version   print the version
+  help      print this page; 'tenax help run' explains the flags of 'tenax run', and so on
 
   tenax run train.py                           one worker
   tenax run --nproc-per-node gpu train.py      one worker per GPU

@@ -122,6 +122,7 @@ class AgentState(msgspec.Struct):
     unexamined: set[int] = set()  # local ranks whose evidence is still being gathered
     earlier: list[Failure] = []  # this node's first cause of each generation that failed here, in brief
     cancelled_by: int = 0  # the signal that asked us to leave
+    leave_why: str = ""  # no signal did, but an operator, for this reason
     has_ended_elsewhere: bool = False  # the generation is over for all nodes, whatever our workers did
     is_free: bool = False  # ... because a node came or went
     was_cut_off: bool = False  # our lease ran out before its workers had stopped
@@ -184,8 +185,8 @@ class AgentMachine:
             case fact.NoticeReceived(why, in_s):
                 self._tell(word.NodeWillLeave(self.state.generation, why, in_s))
                 self._pass_on_notice("", why, in_s)
-            case fact.LeaveRequested():
-                self._on_signal(SIGTERM, self.state.settings.grace_s, now)
+            case fact.LeaveRequested(why):
+                self._on_leave_requested(why, now)
             case fact.ProgressSeen(generation, workers):
                 if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
                     self._tell(word.NodeProgress(generation, now, workers))
@@ -680,7 +681,7 @@ class AgentMachine:
             self._join()
 
     def _leave(self) -> None:
-        verdict = self._own_verdict(Outcome.CANCELLED, "the agent was asked to stop")
+        verdict = self._own_verdict(Outcome.CANCELLED, why_asked(self.state))
         self._tell(word.NodeLeft(verdict.why))
         self._end(verdict)
 
@@ -695,7 +696,7 @@ class AgentMachine:
         state.cancelled_by = signal
         match state.phase:
             case Phase.RUNNING:
-                why = "the agent was asked to stop"
+                why = why_asked(self.state)
                 self._tell(word.NodeDraining(state.generation, grace_s, why))
                 self._pass_on_notice("", why, grace_s)
                 self._stop(signal, why, grace_s, now)
@@ -707,6 +708,11 @@ class AgentMachine:
                 # Already on the way down; the verdict will say that it was cancelled.
                 if Deadline.GRACE in state.deadlines:
                     state.deadlines[Deadline.GRACE] = min(state.deadlines[Deadline.GRACE], now + grace_s)
+
+    def _on_leave_requested(self, why: str, now: float) -> None:
+        if not self.state.cancelled_by:
+            self.state.leave_why = why
+        self._on_signal(SIGTERM, self.state.settings.grace_s, now)
 
     def _hurry(self, now: float) -> None:
         """Asked to stop a second time: no grace, and no wait for evidence either."""
@@ -750,7 +756,7 @@ class AgentMachine:
             stopped=stopped_workers(state),
             restarts_used=state.restarts_used,
             generation=state.generation,
-            signal=state.cancelled_by if outcome is Outcome.CANCELLED else 0,
+            signal=state.cancelled_by if outcome is Outcome.CANCELLED and not state.leave_why else 0,
             earlier=tuple(state.earlier),
             stuck_pids=stuck_pids,
         )
@@ -806,6 +812,12 @@ def running_message(state: AgentState) -> word.WorkersRunning:
     return word.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
 
 
+def why_asked(state: AgentState) -> str:
+    """Why this node leaves."""
+    why = state.leave_why
+    return f"an operator wants this node to leave: {why}" if why else "the agent was asked to stop"
+
+
 def stopped_message(state: AgentState, now: float) -> word.NodeStopped:
     return word.NodeStopped(
         state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off
@@ -841,7 +853,7 @@ def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> l
     elif state.phase is Phase.STOPPING:
         words += [word.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.cancelled_by:
-            words.append(word.NodeDraining(state.generation, state.settings.grace_s, "the agent was asked to stop"))
+            words.append(word.NodeDraining(state.generation, state.settings.grace_s, why_asked(state)))
     elif state.phase is Phase.JOINING:
         if state.failures or state.was_cut_off:
             words.append(stopped_message(state, now))

@@ -914,6 +914,7 @@ class CoordinatorMachine:
             failure = failure_by_hang(state)
             self._failed_ranks.of(state.failures)[failure.global_rank] = len(state.failures)
             state.failures.append(failure)
+            state.ledger.hung(failure.seen_at, now)
             where = f" on {failure.host}" if failure.host else ""
             self._end_generation(Ending.FAILURE, f"rank {failure.global_rank}{where} hung", now)
 

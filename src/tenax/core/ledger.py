@@ -4,7 +4,8 @@
 
 A generation is *starting* until the workers of all its nodes run; and, if the script says which step it is at
 (``tenax.progress``), until the first step was said. Of its training, what a later generation did again is *lost*, and
-what was done after its last step. Only scripts that say their steps can lose any: of others it is not known.
+what was done after its last step: only of scripts that say their steps that is known. Lost is also the time of a hang
+by which a generation ended.
 
 *Waiting* is all the rest: for the first nodes, for nodes that were lost, for the end of the pause that a policy wanted,
 and for the members of an earlier coordinator's generation to come back.
@@ -13,8 +14,8 @@ Laws (tests cite the numbers):
 
 L1  Every second between the first node and the end of the run is in exactly one of the five sums. Of the time before
     this coordinator those count that the record of the earlier one knew of: until it had formed its last generation.
-L2  Sums never shrink while time passes. Only what a script says of its steps moves seconds: between starting and
-    training of its generation, and from training to lost. Those that are lost stay so.
+L2  Sums never shrink while time passes. Only what a script says of its steps, and the end of a hang, moves seconds:
+    between starting and training of its generation, and from training to lost. Those that are lost stay so.
 L3  What is known of old generations is bounded; the sums of those that are forgotten stay.
 """
 
@@ -185,6 +186,11 @@ class Ledger(msgspec.Struct, omit_defaults=True):
             self.to_detect = self.to_detect.with_one(now - began_at)
         if ended_by in ("failure", "loss"):
             self.failed_at = now
+
+    def hung(self, since: float, now: float) -> None:
+        """Nothing moved since then: whatever ran was no training."""
+        if (entry := self.current) is not None and entry.settled_at is None:
+            entry.lost_s = max(entry.lost_s, now - since)
 
     def settled(self, now: float) -> None:
         entry = self.current

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tenax.view.endings import how_it_ended
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.view.status import FailureStatus
@@ -24,7 +26,7 @@ def kind_of(failure: FailureStatus) -> str:
 
 
 def ended_by(exit_code: int) -> str:
-    return f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+    return how_it_ended(exit_code)
 
 
 def _is_class(name: str) -> bool:

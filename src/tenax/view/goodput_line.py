@@ -15,7 +15,7 @@ _PARTS = (
     ("starting_s", "starting"),
     ("waiting_s", "waiting"),
     ("stopping_s", "stopping"),
-    ("lost_s", "lost to repeated steps"),
+    ("lost_s", "lost"),
 )
 
 
@@ -83,4 +83,4 @@ def _two(count: int, per: int, unit: str, smaller: str) -> str:
 
 
 def _steps(count: int) -> str:
-    return f" ({count:,} {'step' if count == 1 else 'steps'})" if count else ""
+    return f" ({count:,} {'step' if count == 1 else 'steps'} done again)" if count else ""

@@ -19,6 +19,7 @@ from tenax.core.events import (
     StacksWanted,
     Waiting,
 )
+from tenax.view.endings import how_it_ended
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _in_words(message: word.FromNode) -> str:
         case word.NodeReady():
             return "is ready for a generation"
         case word.FailureSeen(generation, failure):
-            how = f"signal {-failure.exit_code}" if failure.exit_code < 0 else f"exit code {failure.exit_code}"
+            how = how_it_ended(failure.exit_code)
             return f"saw rank {failure.global_rank} fail in generation {generation}: {failure.reason or how}"
         case word.NodeStopped(generation, failures=failures):
             found = f", with {len(failures)} failed" if failures else ""

@@ -11,6 +11,7 @@ import msgspec
 from tenax.core.coordinator import NodePhase, RunPhase
 from tenax.core.ledger import Goodput, Spent
 from tenax.core.suspicion import hang_in_words
+from tenax.view.endings import how_it_ended
 from tenax.view.run_story import RunStory
 
 TYPE_CHECKING = False
@@ -233,7 +234,7 @@ def generation_status(entry: GenerationEntry, now: float, wall_offset: float) ->
 def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
     evidence = failure.evidence
     code = failure.exit_code
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    how = how_it_ended(code)
     what = failure.reason or evidence.message or evidence.out_of_memory
     return FailureStatus(
         rank=failure.global_rank,

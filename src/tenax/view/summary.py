@@ -96,7 +96,7 @@ def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
         lines.append(f"{run.run_id}: {run.outcome or 'no end known'}{f' ({run.why})' if run.why else ''}")
         if run.goodput is not None and (cost := goodput_in_words(run.goodput)):
             lines.append(f"  {cost}")
-        if run.first_cause and run.outcome != "succeeded":
+        if run.first_cause and run.outcome == "failed":
             lines.append(f"  first cause: {run.first_cause}")
         elif run.first_cause:
             lines.append(f"  last failure: {run.first_cause}")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Phase = tuple[float, float, str]  # since, until, kind
 
 KINDS = ("training", "starting", "waiting", "stopping", "lost")
-_MEANINGS = {"lost": "lost to repeated steps"}
+_MEANINGS = {"lost": "lost: done again, or hung"}
 _EDGES_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
