@@ -13,6 +13,7 @@ import pytest
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core import messages as word
+from tenax.core.messages import WorkerProgress
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.runtime.journal import Footer, Header, Journal, JournalUnreadable, Step, read_journal
 from watching import leaving_nothing
@@ -121,6 +122,26 @@ def test_it_is_bounded(path: str) -> None:
     assert footer is not None
     assert footer.steps_not_written == 100 - len(steps) > 0
     assert said == [f"the journal {path} ends here: it has reached its limit; the job is not affected"]
+
+
+def test_progress_is_written_once_before_what_happens_next(path: str) -> None:
+    """A word on how far workers are contains those before it: a month of them is one line."""
+    journal = opened(path)
+    note(journal, "one")
+    before = os.path.getsize(path)
+    for number in range(1000):
+        progress = (WorkerProgress(0, 0, number, 11.0, 11.0 + number),)
+        journal.step(12.0 + number, fact.ProgressSeen(1, progress), [order.Tell(word.NodeProgress(1, 12.0, progress))])
+    assert os.path.getsize(path) == before
+    note(journal, "two", at=2000.0)
+    journal.close(2001.0)
+    _, steps, footer = read_journal(path)
+    assert footer == Footer(2001.0)
+    assert [(step.at, type(step.event)) for step in steps] == [
+        *[(11.0, fact.JoinRefused), (1011.0, fact.ProgressSeen), (2000.0, fact.JoinRefused)]
+    ]
+    assert steps[1].event.workers[0].last_step == 999
+    assert steps[1].commands == [order.Tell(word.NodeProgress(1, 12.0, steps[1].event.workers))]
 
 
 def test_a_limit_below_the_header_leaves_no_nonsense(path: str) -> None:

@@ -230,3 +230,22 @@ def test_without_a_folder_nothing_is_kept() -> None:
         served.gather()
         served.journal.close(500.0)
         assert served.journal.path == ""
+
+
+def test_progress_of_each_node_is_written_once_before_what_happens_next(path: str) -> None:
+    """Of many nodes that say again and again how far they are, the last word of each; and the end of it replays."""
+    served = Served(path)
+    served.gather()
+    size = os.path.getsize(path)
+    for step in range(100):
+        for node_id in "ab":
+            said = word.WorkerProgress(0, 0, step, served.now, served.now)
+            served.hear(node_id, word.NodeProgress(1, served.now, (said,)))
+    assert os.path.getsize(path) == size
+    served.fail(1)
+    served.journal.close(500.0)
+    header, steps, _ = read_run_journal(path)
+    told = [step.event.message for step in steps if isinstance(getattr(step.event, "message", None), word.NodeProgress)]
+    assert [each.workers[0].last_step for each in told] == [99, 99]
+    assert [step.at for step in steps] == sorted(step.at for step in steps)
+    assert replay_run(header, steps)[1] == []

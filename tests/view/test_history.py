@@ -129,7 +129,8 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     run = ToldRun(tmp_path)
     run.all_join(1.0)
     run.all_run(3.0)
-    run.steps(0, 0, 10, 4.0, 20.0)
+    run.steps(0, 0, 10, 4.0, 20.0)  # written before what happens next
+    run.all_run(20.0)
     history = the_history(tmp_path)
     assert (history.outcome, history.ended_at) == ("", WALL + 20)
     assert history.missing == (

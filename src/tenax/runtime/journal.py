@@ -4,6 +4,9 @@ Metrics, events, the live page and a replay are derived from it. It is bounded: 
 of written, and the last line says how many. Writing never fails a run: a full disk costs steps, which are counted too.
 After the first step that is missing no other is written: what is there is the beginning of the run, without a hole, and
 can be replayed. That is said once, when it happens.
+
+How far workers have got is told again and again while nothing else happens. Each word of it contains those before, so
+only the last is written, when something else is: a job that trains in peace for a month does not fill its journal.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import msgspec
 
 from tenax import __version__
 from tenax.core.commands import AnyCommand
-from tenax.core.events import AnyEvent
+from tenax.core.events import AnyEvent, ProgressSeen
 from tenax.core.model import AgentSettings
 from tenax.core.text import encodable
 
@@ -73,6 +76,7 @@ class Journal:
         self._left = limit_bytes
         self._lost = 0
         self._encode = msgspec.json.Encoder().encode
+        self._held: dict[str, msgspec.Struct] = {}  # the last word of each on how far it is
         self._descriptor = -1
         self._size = 0
         if path:
@@ -88,7 +92,15 @@ class Journal:
         self.write(Header(FORMAT, __version__, settings, entrypoint, host, time.time(), now))
 
     def step(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
-        self.write(Step(at, event, commands))
+        if isinstance(event, ProgressSeen):
+            self.hold("", Step(at, event, commands))
+        else:
+            self.write(Step(at, event, commands))
+
+    def hold(self, whose: str, line: msgspec.Struct) -> None:
+        """Write this before the next line, unless there is a newer one of the same by then."""
+        self._held.pop(whose, None)
+        self._held[whose] = line
 
     def close(self, now: float) -> None:
         self._left += 1024  # the last line always fits
@@ -100,6 +112,11 @@ class Journal:
     def write(self, line: msgspec.Struct) -> None:
         if self._descriptor < 0:
             return
+        held, self._held = self._held, {}
+        for each in (*held.values(), line):
+            self._write(each)
+
+    def _write(self, line: msgspec.Struct) -> None:
         try:
             data = self._encode(line) + b"\n"
         except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is

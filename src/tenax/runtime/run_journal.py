@@ -13,7 +13,8 @@ import time
 import msgspec
 
 from tenax import __version__
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say
+from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, RunSettings, Say
+from tenax.core.messages import NodeProgress
 from tenax.core.policy import AnyDecision, GiveUp, History
 from tenax.runtime.journal import FORMAT, Footer, Journal, read_lines
 
@@ -65,7 +66,11 @@ class RunJournal(Journal):
         # A policy may answer with the same object every time; but each restart that it grants makes another history.
         was_asked = state.decision is not self._decision or state.earlier is not self._earlier
         self._decision, self._earlier = state.decision, state.earlier
-        self.write(RunStep(at, event, says, state.decision if was_asked else None))
+        step = RunStep(at, event, says, state.decision if was_asked else None)
+        if isinstance(event, Heard) and isinstance(event.message, NodeProgress) and not says:
+            self.hold(event.node_id, step)
+        else:
+            self.write(step)
 
 
 def is_run_journal(path: str) -> bool:

@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from run_traces.kit import attributes, collecting
 from tenax.cli.journals import read_histories
-from tracing.kit import attributes, collecting
 from watching import PATIENCE_S
 
 _SCRIPT = """

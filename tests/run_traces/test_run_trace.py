@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from run_traces.kit import WALL, ToldDesk, attributes, boom, collecting
 from tenax.core.messages import FailureSeen, NodeReady, NodeStopped, NodeSucceeded, WorkersRunning
 from tenax.tracing.run_trace import Part, RunTrace
-from tracing.kit import WALL, ToldDesk, attributes, boom, collecting
 from watching import leaving_nothing, python, until
 
 
@@ -255,7 +255,7 @@ def test_making_one_imports_no_opentelemetry() -> None:
     code = """
     import sys
     sys.path[:0] = sys.argv[1:]
-    from tracing.kit import ToldDesk
+    from run_traces.kit import ToldDesk
     before = set(sys.modules)
     for name in list(sys.modules):
         if name.startswith("opentelemetry"):
