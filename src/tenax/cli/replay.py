@@ -15,8 +15,8 @@ USAGE = """\
 usage: tenax replay JOURNAL
 
 Tell the story of a run from its journal (journal.jsonl in the run's log folder, or that folder), and derive every
-decision again from what happened. The node that served the coordinator of a run of several nodes keeps a second one
-(coordinator.jsonl): why each generation began and ended, for all nodes.
+decision again from what happened. The node that served the coordinator keeps a second one (coordinator.jsonl): why
+each generation began and ended, for all nodes.
 
 Exit code 0: every decision follows from the facts. 1: some do not, and each is named. 2: not a journal.
 """
