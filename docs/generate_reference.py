@@ -48,6 +48,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.rendezvous.etcd_rendezvous": (),
     "tenax.rendezvous.utils": (),
     "tenax.preemption": (),
+    "tenax.progress": (),
     "tenax.metrics": (),
     "tenax.events": (),
     "tenax.events.handlers": (),
