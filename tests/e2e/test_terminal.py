@@ -97,7 +97,10 @@ def test_on_a_real_screen(bench: Bench) -> None:
         rows = screen.until("code 0")
         assert not [row for row in rows if "tenax job7:" in row], rows
         assert rows.count("hello from 0") == 2
-        assert rows[-2:] == ["tenax: the run succeeded: all 2 workers succeeded", "code 0"]
+        end = rows.index("tenax: the run succeeded: all 2 workers succeeded")
+        cost = "".join(rows[end + 1 : -1])  # wrapped at the edge of the screen
+        assert re.fullmatch(r"tenax: \d+ % of .* was training; .*", cost), rows
+        assert rows[-1] == "code 0"
     finally:
         screen.close()
 

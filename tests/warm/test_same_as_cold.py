@@ -256,7 +256,10 @@ def test_it_ends_as_a_cold_worker_does(ends: dict[str, Ends], name: str) -> None
 
 
 def test_the_story_is_told_alike(ends: dict[str, Ends]) -> None:
-    assert ends["warm"].said == ends["cold"].said
+    """But for what it cost, which is why there are warm workers."""
+    stories = [[line for line in ends[way].said if " was training" not in line] for way in ("warm", "cold")]
+    assert stories[0] == stories[1]
+    assert stories[0] != ends["warm"].said
 
 
 # --- what runs at the start of every interpreter ----------------------------------------------------------------------
