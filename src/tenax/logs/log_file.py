@@ -12,7 +12,9 @@ import os
 import stat
 from contextlib import suppress
 
-from tenax.logs.times import TimesWriter
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.logs.times import TimesWriter
 
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 
@@ -54,6 +56,8 @@ class LogFile:
         found = os.fstat(self._descriptor)
         if stat.S_ISREG(found.st_mode) and self._times is None:
             self.began_at = self._position = found.st_size
+            from tenax.logs.times import TimesWriter
+
             self._times = TimesWriter(self.path)
 
     def append(self, data: bytes, at: float = 0.0) -> None:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
 
 TAIL_BYTES = 1 << 16
 MOST_MARKS = 2048
@@ -72,6 +71,8 @@ class Tail:
 
     def _forget_marks(self) -> None:
         """All that tell only of what is gone."""
+        from bisect import bisect_right  # of no use to a worker that prints little
+
         gone = max(0, bisect_right(self._places, self.first) - 1)
         del self._places[:gone]
         del self._times[:gone]
