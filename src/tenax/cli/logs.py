@@ -42,6 +42,7 @@ or --tee 3 of 'tenax run' everything is there. What is not there any more is sai
 
 """
 
+_END_OF_TIME = 1e11  # seconds since the epoch, as far as calendars go
 _EXIT_CODES = """\
 
 Exit code 0: there were lines. 1: there were none, or nobody could be asked. 2: wrong usage.
@@ -241,7 +242,7 @@ class Page:
             return ""
         import time
 
-        if at <= 0:
+        if not 0 < at < _END_OF_TIME:  # not known; or a node says nonsense
             return " " * 23 + " "
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d} "
 
