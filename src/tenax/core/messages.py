@@ -108,7 +108,7 @@ class StackPlace(msgspec.Struct, frozen=True, omit_defaults=True):
     """Workers that are at the same place in their program; or of which that is not known, for the same reason."""
 
     ranks: tuple[int, ...]  # global, ascending
-    frames: tuple[str, ...] = ()  # of the main thread, innermost first: "/work/train.py:12 in load"
+    frames: tuple[str, ...] = ()  # of the main thread, innermost first: "train.py:12 in load"
     beside: tuple[str, ...] = ()  # the innermost frames of its other threads, each once
     stacks: str = ""  # of the first of these workers, as it wrote them
     why: str = ""  # there are none
