@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from tenax.logs import recall
+from tenax.logs.recalls import Recalls
 from tenax.logs.scribe import Scribe
 
 from .conftest import Stage, kill, wait_until
@@ -258,3 +260,22 @@ def test_a_request_that_a_scribe_dies_of_is_given_up(scribe: Scribe) -> None:
     os.close(end)
     wait_until(lambda: texts(ask(scribe, want("1.0.1"), last=9)) == [b"after"], PATIENCE_S)
     assert len(answers) == 1
+
+
+def test_what_is_on_its_way_to_a_file_is_waited_for(tmp_path: Path) -> None:
+    """Asked for all of a file whose bytes are still to be written: the answer has them, and comes a moment later."""
+    path = tmp_path / "stdout.log"
+    path.write_bytes(b"")
+    is_behind, woken = True, threading.Event()
+    answers: list[dict[str, Any]] = []
+    recalls = Recalls(lambda _: None, lambda _, answer: answers.append(answer), woken.set, 1, lambda: is_behind)
+    recalls.add(1, [("1.0.1", os.fsencode(path), 0, 0)], {"wait_s": 0.0}, 1, now=10.0)
+    recalls.look(10.0)
+    assert recalls.next_deadline is not None
+    assert 10.0 < recalls.next_deadline < 11.0, "not at once again"
+    path.write_bytes(b"one\ntwo\n")
+    is_behind = False
+    recalls.look(recalls.next_deadline)
+    assert woken.wait(PATIENCE_S)
+    recalls.look(10.5)
+    assert texts(answers[0]) == [b"one", b"two"]

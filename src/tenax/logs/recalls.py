@@ -5,6 +5,8 @@
 2. Whoever asked to wait is answered when there is something new, a moment later so that a flood is one answer, or when
    its time is up.
 3. A disk that does not answer costs those who asked their answer, and nobody else anything.
+4. What has come is in memory before it is in its file. Who wants more than memory has waits, a moment, until the file
+   has what is on its way.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _TOGETHER_S = 0.05  # what is new within that time is one answer
 _DISK_S = 5.0  # how long a disk may take
+_ON_ITS_WAY_S = 1.0  # how long what is on its way to a file is waited for
 NO_DISK = "the disk with the log files does not answer"
 
 
@@ -39,6 +42,7 @@ class _Recall:
         self.look_at: float | None = deadline  # when to look; None: when something has come
         self.seen: list[tuple[int, bool]] = []  # how far the streams were when it was looked at
         self.reading_until: float | None = None
+        self.patient_until: float | None = None  # for what is on its way to a file
 
 
 class Recalls:
@@ -50,11 +54,14 @@ class Recalls:
         answer: Callable[[int, dict[str, Any]], None],
         wake_loop: Callable[[], None],
         incarnation: int,
+        is_behind: Callable[[], bool] = lambda: False,
     ) -> None:
+        """``is_behind``: whether something is on its way to a file."""
         self._find = find
         self._answer = answer
         self._wake_loop = wake_loop
         self._incarnation = incarnation
+        self._is_behind = is_behind
         self._open: dict[int, _Recall] = {}
         self._read: list[tuple[int, Recalled | str]] = []  # what the thread has found
         # Never full, never judged: what is asked is bounded by the agent.
@@ -102,11 +109,21 @@ class Recalls:
         return [(stream.tail.end, stream.descriptor >= 0) if stream is not None else (0, False) for stream in streams]
 
     def _begin(self, recall: _Recall, now: float) -> None:
+        if recall.patient_until is None:
+            recall.patient_until = now + _ON_ITS_WAY_S
+        if now < recall.patient_until and self._is_behind() and any(map(self._needs_file, recall.wants)):
+            recall.look_at = now + _TOGETHER_S
+            recall.deadline = max(recall.deadline, recall.look_at)
+            return
         recall.seen = self._how_far(recall)
         recall.look_at = None
         recall.reading_until = now + _DISK_S
         makers = [self._snapshot(want, recall.incarnation) for want in recall.wants]
         self._lane.put((recall.request, makers, recall.query), 1)
+
+    def _needs_file(self, want: Want) -> bool:
+        stream = self._find(want[0])
+        return stream is None or (stream.file is not None and want[3] < stream.tail.first)
 
     def _snapshot(self, want: Want, incarnation: int) -> dict[str, Any]:
         """What a ``Source`` is made of. The file is opened by the thread."""

@@ -432,7 +432,9 @@ class ScribeProcess:
             except Exception as error:  # tenax may have been replaced meanwhile; the workers' lines are worth more
                 self._send_recalled(request, {"error": f"lines cannot be shown: {type(error).__name__}: {error}"})
                 return
-            self._recalls = Recalls(self._find, self._send_recalled, self._wake, self._incarnation)
+            self._recalls = Recalls(
+                self._find, self._send_recalled, self._wake, self._incarnation, lambda: self._file_lane.pending > 0
+            )
         for key, *_ in wants:
             stream = self._streams.get(key)
             if stream is not None and stream.is_watched:  # one that is held back stays so
