@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 
 from tenax.cli.job import (
     PLACE_HELP,
@@ -44,7 +45,7 @@ Exit code 0: it was shown. 1: there is no such run, or it does not answer. 2: th
 """
 
 _WAIT_S = 1.0  # an answer comes after that time at the latest: ages are shown, too
-_AGAIN_S = 1.0  # after it could not be asked
+_AGAIN_S = 1.0  # after it could not be asked: nobody announces that it can be again
 _MOST_TRIES = 30  # in a row, while nobody is found
 _ENDS = {"cancelled": "was cancelled", "broken": "could not go on", "abandoned": "was abandoned"}
 
@@ -81,18 +82,15 @@ def _is_terminal() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
-def is_reader_gone() -> bool:
-    """Whether nobody reads what is printed any more (``| head``)."""
+def is_reader_gone(within_s: float = 0.0) -> bool:
+    """Whether nobody reads what is printed any more (``| head``), or stops to within that time."""
     import select
 
-    if sys.stdout is None:
-        return False
     waiter = select.poll()
-    try:
-        waiter.register(sys.stdout.fileno(), 0)
-    except OSError:  # it is not a file but an object in this process
-        return False
-    return any(events & select.POLLERR for _, events in waiter.poll(0))
+    if sys.stdout is not None:
+        with suppress(OSError):  # it is not a file but an object in this process
+            waiter.register(sys.stdout.fileno(), 0)
+    return any(events & select.POLLERR for _, events in waiter.poll(within_s * 1000))
 
 
 def allows_colour() -> bool:
@@ -193,7 +191,8 @@ class _Watch:
             except Declined as error:  # the agent lives, and looks for its coordinator
                 self._say(f"the run cannot be asked just now: {error}")
                 self._mark = ""
-                _pause()
+                if is_reader_gone(_AGAIN_S):
+                    return 0
                 continue
             except LineLost:
                 if not self._find_again():
@@ -223,7 +222,8 @@ class _Watch:
                 self._say(str(error))
                 if not self._meant.endpoint and not isinstance(error, CannotBeAsked):
                     return False
-                _pause()
+                if is_reader_gone(_AGAIN_S):
+                    return False
             else:
                 return True
         return False
@@ -242,10 +242,3 @@ def end_in_words(status: RunStatus) -> str:
     """How a run ended that is over."""
     ended = _ENDS.get(status.outcome, status.outcome) or "is over"
     return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")
-
-
-def _pause() -> None:
-    """Nobody announces that a coordinator can be asked again."""
-    import time
-
-    time.sleep(_AGAIN_S)
