@@ -33,6 +33,7 @@ from typing import Any, Literal
 
 import pytest
 
+from places import own_address
 from tenax.etcd.settings import EtcdSettings, etcd_settings
 from tenax.tls import TlsFiles
 
@@ -143,12 +144,9 @@ class EtcdCluster:
         self._arguments = (f"--heartbeat-interval={heartbeat_ms}", f"--election-timeout={election_ms}", *arguments)
         self.directory = directory / f"etcd-{next(_numbers)}"
         self.directory.mkdir(parents=True)
-        pid = os.getpid()
         self.members: list[EtcdMember] = []
         for index in range(size):
-            # An address that nobody else in this test run uses: its ports are free, and stay so.
-            address = f"127.{130 + pid // 256 % 60}.{pid % 256}.{next(_numbers) % 250 + 1}"
-            self.members.append(EtcdMember(f"m{index}", address, self.directory))
+            self.members.append(EtcdMember(f"m{index}", own_address(), self.directory))
         self.certificates = (
             Certificates(self.directory / "tls", [each.address for each in self.members]) if tls else None
         )

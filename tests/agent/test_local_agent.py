@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from places import own_endpoint
 from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from tenax.core.events import AnyEvent, GenerationFormed, RunEnded
 from tenax.core.messages import FromNode, NodeReady, NodeSucceeded
@@ -478,8 +479,8 @@ def test_no_warnings_in_an_ordinary_run(make: Maker) -> None:
 @pytest.mark.parametrize("nodes", [1, 2], ids=["alone", "with an endpoint"])
 def test_set_closed_ends_the_run_for_everybody(make: Any, nodes: int) -> None:
     """An operator's cancel, from another thread, while the workers run: they are ended, and the run was closed."""
-    endpoint = f"127.191.{os.getpid() % 250 + 1}.{nodes}:21000"
-    handler = get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "closing", 1, nodes, last_call_timeout=0))
+    params = RendezvousParameters("c10d", own_endpoint(), "closing", 1, nodes, last_call_timeout=0)
+    handler = get_rendezvous_handler(params)
     spec = WorkerSpec(role="trainer", entrypoint="/bin/sleep", args=("60",), rdzv_handler=handler)
     started = threading.Event()
 

@@ -3,7 +3,6 @@ nodes, each an agent of its own on this host."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from places import own_endpoint
 from watching import until
 
 NASTY = ["", " ", "--", "--tee", "3", "-m", "$$", "${HOME}", "%s", "a\nb", "ü", "'quoted'", "*", "--r=16", "-"]
@@ -96,7 +96,6 @@ except ChildFailedError as error:
 
 # --- several nodes ----------------------------------------------------------------------------------------------------
 
-PLACES = itertools.count(2)
 TELL_RANKS = """
 import json, os
 names = ("RANK", "LOCAL_RANK", "GROUP_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "MASTER_PORT")
@@ -117,9 +116,7 @@ with open(seen, "w") as file:
 
 @pytest.fixture
 def place() -> str:
-    """A host name for this test alone: on Linux all of 127.0.0.0/8 is this host, so that no port has to be free."""
-    pid = os.getpid()
-    return f"127.{1 + pid // 65536 % 200}.{pid // 256 % 256}.{pid % 256}:{29000 + next(PLACES)}"
+    return own_endpoint()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ import pytest
 
 from e2e.harness import PATIENCE_S, Bench
 from etcd_servers import EtcdCluster
+from places import own_endpoint
 from tenax.rendezvous.tcp import wire
 
 _HERE = Path(__file__).parent
@@ -206,9 +207,7 @@ class Cluster:
         self.bench = bench
         self.desk = Desk()
         self.agents: list[Agent] = []
-        pid, number = os.getpid(), next(_numbers)
-        # An address that nobody else in this test run uses, so that its port is free and stays so.
-        self.endpoint = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}:{21_000 + number // 250}"
+        self.endpoint = own_endpoint()
         self.told: dict[str, Any] = {
             "nodes": (2, 2),
             "workers": 1,

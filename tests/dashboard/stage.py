@@ -5,13 +5,12 @@ The loop has a thread of its own, as an agent's main thread would be; the test a
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from places import own_address
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import Heard, NodeLost, Opened, RunSettings, Say
@@ -28,14 +27,7 @@ from watching import PATIENCE_S
 
 T = TypeVar("T")
 Reply = Callable[[Any, str], None]
-_numbers = itertools.count(1)
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nRuntimeError: <b>boom</b>'
-
-
-def own_address() -> str:
-    """A loopback address that nobody else in this test run uses."""
-    pid, number = os.getpid(), next(_numbers)
-    return f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}"
 
 
 class Stage:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from asking import PATIENCE_S, Heard, raw, until_closed
+from places import own_address
 from tenax.core.coordinator import CancelRequested
 from tenax.dashboard.live import Dashboard
 from tenax.http.server import Patience
@@ -22,7 +23,7 @@ from tenax.metrics.run_page import CONTENT_TYPE
 from tenax.view.status import RunStatus
 from watching import leaving_nothing, until
 
-from .stage import Stage, own_address
+from .stage import Stage
 
 
 @pytest.fixture(autouse=True)

@@ -11,10 +11,10 @@ from typing import Any
 from selenium.webdriver.common.keys import Keys
 
 from e2e.harness import Bench
+from places import own_address
 from watching import until
 
 from .browser import Page, start_browser
-from .stage import own_address
 from .test_page import _WATCH
 
 _SCRIPT = """

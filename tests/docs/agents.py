@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import queue
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -89,8 +88,3 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start_one
     for agent in started:
         agent.close()
-
-
-def free_endpoint() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from places import own_endpoint
 from watching import PATIENCE_S, on_linux
 
-from .agents import Start, free_endpoint, start
+from .agents import Start, start
 from .pages import DOCS, Sample, samples
 
 pytestmark = on_linux
@@ -93,7 +94,7 @@ def test_the_launcher_says_in_words_how_a_worker_failed(folder: Path) -> None:
 
 def test_the_launcher_joins_several_nodes(folder: Path) -> None:
     """Two of it, at one endpoint: four ranks, each told by its own node."""
-    words = [sys.executable, "my_launcher.py", "--nodes", "2", "--endpoint", free_endpoint(), "--workers", "2", "hi"]
+    words = [sys.executable, "my_launcher.py", "--nodes", "2", "--endpoint", own_endpoint(), "--workers", "2", "hi"]
     env = {**os.environ, "TMPDIR": str(folder)}
     nodes = [subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     try:

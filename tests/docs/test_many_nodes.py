@@ -6,9 +6,10 @@ import re
 import shlex
 from pathlib import Path
 
+from places import own_endpoint
 from watching import on_linux
 
-from .agents import Start, free_endpoint, start
+from .agents import Start, start
 from .pages import DOCS, samples
 
 pytestmark = on_linux
@@ -23,7 +24,7 @@ def test_two_terminals_on_one_machine(start: Start, tmp_path: Path) -> None:
     page = guide.partition("## Try it on one machine")[2].partition("\n## ")[0]
     line = re.search(r"^\$ tenax run (.+)$", page, re.MULTILINE)
     assert line is not None
-    words = shlex.split(line[1].replace("--rdzv-endpoint 127.0.0.1", f"--rdzv-endpoint {free_endpoint()}"))
+    words = shlex.split(line[1].replace("--rdzv-endpoint 127.0.0.1", f"--rdzv-endpoint {own_endpoint()}"))
     one, other = start(words), start(words)
     assert [one.ended(), other.ended()] == [0, 0], one.said + other.said
     said = one.said + other.said

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from places import own_endpoint
 from watching import on_linux
 
-from .agents import LONGEST_S, Agent, Start, free_endpoint, start
+from .agents import LONGEST_S, Agent, Start, start
 from .pages import ROOT
 
 pytestmark = [
@@ -84,7 +85,7 @@ def test_no_sample_is_lost_whatever_happens_to_the_nodes(start: Start, tmp_path:
     }
     env = {"WATCHED": str(watched), "FATES": json.dumps(fates)}
     line = words(
-        *("--nnodes", "1:2", "--rdzv-endpoint", free_endpoint(), "--rdzv-id", "faults", "--max-restarts", "1"),
+        *("--nnodes", "1:2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "faults", "--max-restarts", "1"),
         *("--rdzv-conf", "last_call_timeout=100"),
     )
     stays = start(["--report", "report.json", *line], **env)
@@ -121,7 +122,7 @@ def test_no_sample_is_lost_whatever_happens_to_the_nodes(start: Start, tmp_path:
 def test_no_step_is_lost_when_a_node_leaves(start: Start) -> None:
     """One of two nodes is asked to leave: all save after the same step, and the other goes on after that one."""
     line = words(
-        *("--nnodes", "1:2", "--rdzv-endpoint", free_endpoint(), "--rdzv-id", "leaving", "--max-restarts", "0"),
+        *("--nnodes", "1:2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "leaving", "--max-restarts", "0"),
         *("--rdzv-conf", "last_call_timeout=100", "--shutdown-timeout", "60"),
         script=EXAMPLE,
         samples=100_000,

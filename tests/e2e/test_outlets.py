@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import urllib.request
 from pathlib import Path
 from typing import Any
+
+from places import own_endpoint
 
 from .harness import Bench, until
 
@@ -51,8 +52,7 @@ def test_events_on_the_console_stand_among_the_job_s_own_lines(bench: Bench) -> 
 
 
 def test_prometheus_reads_a_job_while_it_runs(bench: Bench) -> None:
-    pid = os.getpid()  # an address that nobody else in this test run uses, so that the port is free
-    place = f"127.190.{pid // 250 % 250 + 1}.{pid % 250 + 1}:9400"
+    place = own_endpoint()
     job = bench.start(
         "--metrics", f"prometheus:{place}", bench.script("import worker_kit as kit\nkit.ready()\nkit.wait_for('go')")
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from places import own_endpoint
 from tenax import events
 from tenax.events import EventHandler, NodeState, RdzvEvent
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousParameters
@@ -100,7 +101,7 @@ def test_parameters_that_make_no_handler_are_told() -> None:
 
 def test_who_hosts_the_store_is_told_and_who_cannot_be_reached_too() -> None:
     handler = Keeping()
-    place = f"127.189.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}:21001"
+    place = own_endpoint()
     params = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1")
     nobody = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1", store_type="cloud")
     with events.configure(handler):

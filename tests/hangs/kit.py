@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import PATIENCE_S, Bench, Running
+from places import own_endpoint
 
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)
@@ -86,8 +87,7 @@ class Job:
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
         self.hub = Hub()
-        pid, number = os.getpid(), next(_numbers)
-        self.endpoint = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}:{22_000 + number // 250}"
+        self.endpoint = own_endpoint()
 
     def start(self, *words: str, nodes: int = 1, workers: int = 2, steps: bool = False) -> list[Running]:
         env = {"HANGS_HUB": self.hub.name, "HANGS_STEPS": "1" if steps else ""}

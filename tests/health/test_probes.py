@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import socket
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from asking import PATIENCE_S, kube_probe
 from e2e.harness import Bench, Running, until
+from places import own_endpoint
 from tenax.health.server import READY_PATH
 from tenax.listening import listen
 from watching import on_linux
@@ -38,12 +38,6 @@ def _tasks(pid: int) -> list[Path]:
     return list(Path(f"/proc/{pid}/task").iterdir())
 
 
-def free_address() -> str:
-    """An address that nobody else in this test run uses, so that its port is free and stays so."""
-    pid = os.getpid()
-    return f"127.{100 + pid // 256 % 60}.{pid % 256}.7:29417"
-
-
 def test_the_manifest_of_the_guide_asks_what_is_answered() -> None:
     """What restarts a container asks for life, never for readiness."""
     guide = Path(__file__).parents[2] / "docs" / "guides" / "health-checks.md"
@@ -53,7 +47,7 @@ def test_the_manifest_of_the_guide_asks_what_is_answered() -> None:
 
 def test_waiting_for_nodes_is_alive_and_not_ready(bench: Bench) -> None:
     """Before the second node has come: alive, not ready. When it has, both are ready. At the end nobody listens."""
-    words = ["--nnodes", "2", "--rdzv-endpoint", free_address(), "--rdzv-id", "probes", bench.script(STAYS)]
+    words = ["--nnodes", "2", "--rdzv-endpoint", own_endpoint(), "--rdzv-id", "probes", bench.script(STAYS)]
     first = bench.start(*words, env=ON)
     port = port_of(first)
     first.until_said("waiting for")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -14,19 +12,17 @@ from pathlib import Path
 from typing import Any
 
 from e2e.harness import PATIENCE_S, Bench
+from places import own_address
 
 _HERE = Path(__file__).parent
-_numbers = itertools.count(1)
 
 
 class Node:
     """One agent."""
 
     def __init__(self, name: str, bench: Bench, desk: str, told: dict[str, Any], since: float) -> None:
-        pid, number = os.getpid(), next(_numbers)
         self.name = name
-        # An address that nobody else in this test run uses. It tells who leads, too.
-        self.addr = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}"
+        self.addr = own_address()  # which tells who leads, too
         self.is_stopped = False
         self.was_killed = False
         self._lines: list[tuple[float, str]] = []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from places import own_endpoint
 from tenax.core.model import Failure
 from tenax.core.policy import AnyDecision, GiveUp, History, Wait
 from tenax.launcher import LaunchConfig, elastic_launch, launch_agent
@@ -285,8 +286,7 @@ def test_an_unknown_backend_is_refused_with_the_known_ones(config: Make) -> None
 
 def test_a_launch_that_does_not_come_to_a_run_leaves_no_handler_open(tmp_path: Path) -> None:
     """A page that nobody closes would keep its port from the next launch."""
-    place = f"127.188.{os.getpid() // 250 % 250 + 1}.{os.getpid() % 250 + 1}:9464"
-    handlers = {"handlers": f"prometheus:{place}"}
+    handlers = {"handlers": f"prometheus:{own_endpoint()}"}
     config = LaunchConfig(1, 1, 1, metrics_cfg=handlers)
     with leaving_nothing():
         for _ in range(2):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import sys
@@ -91,12 +90,3 @@ def run(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Run]:
     made = Run(Bench(tmp_path, f"{abs(hash(request.node.nodeid)):x}"))
     yield made
     made.close()
-
-
-def endpoint() -> str:
-    """An address that nobody else in this test run uses, so that its port is free and stays so."""
-    pid = os.getpid()
-    return f"127.{130 + pid // 256 % 60}.{pid % 256}.{next(_numbers)}:21500"
-
-
-_numbers = itertools.count(1)

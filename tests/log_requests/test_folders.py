@@ -5,7 +5,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from .conftest import Run, endpoint
+from places import own_endpoint
+
+from .conftest import Run
 from .test_running import lines
 
 
@@ -70,7 +72,7 @@ def test_without_times(run: Run) -> None:
 
 def test_folders_of_two_nodes(run: Run) -> None:
     """Each node has its own; those of one run are merged."""
-    flags = ["--nnodes", "2", "--rdzv-backend", "tcp", "--rdzv-endpoint", endpoint(), "--tee", "3"]
+    flags = ["--nnodes", "2", "--rdzv-backend", "tcp", "--rdzv-endpoint", own_endpoint(), "--tee", "3"]
     run.start(*flags)
     run.start(*flags)
     workers = run.desk.generation(2)

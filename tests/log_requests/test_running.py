@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 from e2e.harness import Done, Running, until
+from places import own_endpoint
 
-from .conftest import Run, endpoint
+from .conftest import Run
 
 
 def lines(done: Done | Running) -> list[str]:
@@ -179,7 +180,7 @@ def test_files_have_it_all(run: Run) -> None:
 
 def test_two_nodes(run: Run) -> None:
     """Whichever agent is asked, on whatever node a rank is, merged; also from elsewhere, at the endpoint."""
-    meeting = endpoint()
+    meeting = own_endpoint()
     flags = ["--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "tcp", "--rdzv-endpoint", meeting]
     run.start(*flags)
     run.start(*flags)

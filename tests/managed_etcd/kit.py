@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import trustme
 
+from places import own_address
 from tenax.etcd.client import EtcdClient
 from tenax.etcd.errors import EtcdError
 from tenax.etcd.managed import ManagedMember, ManagedSettings
@@ -20,13 +19,10 @@ from tenax.tls import TlsFiles
 from watching import PATIENCE_S
 
 A = TypeVar("A")
-_numbers = itertools.count()
 
 
 def control_hosts(count: int) -> tuple[str, ...]:
-    """Addresses that nobody else in this test run uses, so that their ports are free and stay so."""
-    pid, number = os.getpid(), next(_numbers)
-    return tuple(f"127.{2 + pid // 256 % 58}.{pid % 256}.{number * 8 % 240 + place + 1}" for place in range(count))
+    return tuple(own_address() for _ in range(count))
 
 
 class Party:

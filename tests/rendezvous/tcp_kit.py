@@ -5,7 +5,6 @@ Nothing here sleeps. A test waits for a frame on a socket, or for a fact that a 
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import select
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from places import own_endpoint
 from tenax.core.coordinator import Opened, RunSettings
 from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
 from tenax.core.lease import LeaseTerms
@@ -39,13 +39,6 @@ T = TypeVar("T")
 
 PATIENCE_S = 30.0  # for what must happen on any machine, however busy
 SHORT = LeaseTerms(beat_s=0.1, lease_s=0.6)
-_numbers = itertools.count(1)
-
-
-def own_endpoint() -> str:
-    """A loopback address that nobody else in this test run uses, so that its port is free and stays so."""
-    number = next(_numbers)
-    return f"127.{64 + os.getpid() // 256 % 128}.{os.getpid() % 256}.{number % 250 + 1}:{20_000 + number // 250}"
 
 
 def listener(address: str = "127.0.0.1", backlog: int = 4096) -> socket.socket:
@@ -610,8 +603,8 @@ class Held:
     """An address that is taken, but where nobody listens until it is told to: connecting is refused."""
 
     def __init__(self) -> None:
-        host, _, port = own_endpoint().rpartition(":")
-        self.endpoint = f"{host}:{port}"
+        self.endpoint = own_endpoint()
+        host, _, port = self.endpoint.rpartition(":")
         self.sock = socket.socket()
         self.sock.bind((host, int(port)))  # without SO_REUSEADDR, so that nobody else can bind it
 

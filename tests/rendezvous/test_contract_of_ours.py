@@ -3,14 +3,13 @@ that knows only the methods of the older documents and answers with a tuple."""
 
 from __future__ import annotations
 
-import itertools
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from places import own_endpoint
 from tenax.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
@@ -18,17 +17,13 @@ from tenax.rendezvous.registry import get_rendezvous_handler
 from tenax.store import MemoryStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
-_numbers = itertools.count()
-
 
 class TestTheTcpHandlerWhenItIsAsked(RendezvousHandlerContract):
     """As an agent with hooks of its own uses it."""
 
     @pytest.fixture(autouse=True)
     def _endpoint(self) -> None:
-        # An address that nobody else in this test run uses, so that its port is free and stays so.
-        pid = os.getpid()
-        self._host = f"127.{100 + pid // 250 % 90}.{pid % 250 + 1}.{next(_numbers) % 250 + 1}"
+        self._place = own_endpoint()
 
     def make_handler(
         self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1
@@ -36,7 +31,7 @@ class TestTheTcpHandlerWhenItIsAsked(RendezvousHandlerContract):
         return get_rendezvous_handler(
             RendezvousParameters(
                 "c10d",
-                f"{self._host}:21000",
+                self._place,
                 run_id,
                 min_nodes,
                 max(max_nodes, 2),  # alone it would not need to meet anybody

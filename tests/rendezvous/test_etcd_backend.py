@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from etcd_servers import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
+from places import own_address
 from tenax.etcd.blocking import BlockingEtcd
 from tenax.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
 from tenax.rendezvous.api import (
@@ -213,7 +214,7 @@ def test_a_backend_and_a_store_from_parameters(etcd: EtcdCluster, client: Blocki
 
 
 def test_etcd_that_is_not_there() -> None:
-    host = f"127.{190 + os.getpid() // 256 % 30}.{os.getpid() % 256}.1"
+    host = own_address()
     with pytest.raises(RendezvousConnectionError, match=f"etcd cannot be reached: .*{host}"):
         create_backend(params(f"{host}:2379", read_timeout=1))
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from places import own_endpoint
 from run_traces.kit import attributes, collecting
 from tenax.cli.journals import read_histories
 from watching import PATIENCE_S
@@ -69,11 +70,9 @@ def test_a_run_with_a_restart(tmp_path: Path) -> None:
 
 def test_only_the_coordinator_sends() -> None:
     """Of two nodes with the flag, the one without the coordinator is silent: every span is there once."""
-    number = os.getpid()
-    endpoint = f"127.{91 + number % 7}.{number // 250 % 250}.{1 + number % 250}:29471"
     with collecting() as collector:
         words = [sys.executable, "-m", "tenax", "run", "--trace", f"otel:{collector.endpoint}", "--nnodes", "2"]
-        words += ["--rdzv-id", "pair", "--rdzv-endpoint", endpoint, "--no-python", "true"]
+        words += ["--rdzv-id", "pair", "--rdzv-endpoint", own_endpoint(), "--no-python", "true"]
         agents = [
             subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(2)
         ]

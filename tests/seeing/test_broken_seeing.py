@@ -16,6 +16,7 @@ import pytest
 import tenax
 from e2e.conftest import bench  # noqa: F401 - a fixture
 from e2e.harness import TENAX, Bench, Done, needs_root, until
+from places import own_address
 
 # One restart, so that there is something to show; the sum of all that the job must do in spite of everything.
 RESTARTS_ONCE = """
@@ -30,9 +31,7 @@ FLAGS = ("--nproc-per-node", "2", "--max-restarts", "1")
 
 @pytest.fixture
 def address() -> str:
-    """A loopback address that nobody else uses: every port of it is free."""
-    pid = os.getpid()
-    return f"127.191.{pid // 250 % 250 + 1}.{pid % 250 + 1}"
+    return own_address()
 
 
 @pytest.fixture

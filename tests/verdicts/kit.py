@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from e2e.harness import PATIENCE_S, TENAX, Bench
+from places import own_endpoint
 from tenax.failures.cause import sentence_of
 
 from .corpus import Seed
@@ -74,8 +75,7 @@ def _run(seed: Seed, bench: Bench, number: int) -> tuple[list[str], list[dict[st
     program = bench.home / "without_interpreter"
     program.write_text("#!/no/such/interpreter\n")
     program.chmod(0o755)
-    pid = os.getpid()
-    endpoint = f"127.{192 + pid // 256 % 60}.{pid % 256}.{number % 250 + 1}:{22_000 + number // 250}"
+    endpoint = own_endpoint()
     env = {**bench.environ, "VERDICT_FOLDER": str(bench.home)}
     if seed.fault == "scope_expired":
         env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"

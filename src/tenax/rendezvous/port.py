@@ -7,6 +7,7 @@ import socket
 
 _RANGE_FILE = "/proc/sys/net/ipv4/ip_local_port_range"
 _LOWEST = 20000
+_ASKED_FOR = 29400  # and above: what people write down, ours for a rendezvous and torch's 29500 among them
 _TRIES = 64
 
 
@@ -15,11 +16,12 @@ def free_port(address: str = "127.0.0.1") -> int:
 
     Seconds may pass until a worker binds it (imports are slow). A port from the kernel's own range could be given to
     any outgoing connection meanwhile; one below it can only be taken by somebody who asks for exactly that number.
+    And who will ask for a well-known one should find it free: the next job on this host, for its endpoint.
     """
-    lowest_given = _lowest_port_the_kernel_gives()
-    if lowest_given > _LOWEST:
+    end = min(_lowest_port_the_kernel_gives(), _ASKED_FOR)
+    if end > _LOWEST:
         for _ in range(_TRIES):
-            port = _LOWEST + int.from_bytes(os.urandom(4), "little") % (lowest_given - _LOWEST)
+            port = _LOWEST + int.from_bytes(os.urandom(4), "little") % (end - _LOWEST)
             if _is_free(address, port):
                 return port
     with _socket(address) as probe:

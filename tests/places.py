@@ -1,0 +1,22 @@
+"""Places to listen at that nobody else has: on Linux all of 127.0.0.0/8 is this host."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+# Below where the kernel and ``free_port`` take theirs: whoever listens at all addresses of this host at such a port
+# would have it at every address.
+_LOWEST_PORT, _PORTS = 10_000, 6_000
+_PROCESSES, _ADDRESSES = 1 << 11, 1 << 12
+_numbers = itertools.count()
+
+
+def own_address() -> str:
+    """An address that no other test uses, in this process or in one beside it: its ports are free, and stay so."""
+    place = os.getpid() % _PROCESSES * _ADDRESSES + next(_numbers) % _ADDRESSES
+    return f"127.{64 + place // 65536}.{place // 256 % 256}.{place % 256}"
+
+
+def own_endpoint() -> str:
+    return f"{own_address()}:{_LOWEST_PORT + os.getpid() // _PROCESSES % _PORTS}"
