@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
+import subprocess
 
 # Below where the kernel and ``free_port`` take theirs: whoever listens at all addresses of this host at such a port
 # would have it at every address.
@@ -19,4 +21,10 @@ def own_address() -> str:
 
 
 def own_endpoint() -> str:
-    return f"{own_address()}:{_LOWEST_PORT + os.getpid() // _PROCESSES % _PORTS}"
+    host, port = own_address(), _LOWEST_PORT + os.getpid() // _PROCESSES % _PORTS
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        listening = subprocess.run(["ss", "-ltnp"], capture_output=True, text=True, check=False).stdout
+        raise AssertionError(f"somebody else is at {host}:{port} ({error}):\n{listening}") from error
+    return f"{host}:{port}"

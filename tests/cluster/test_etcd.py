@@ -15,6 +15,7 @@ import pytest
 from e2e.harness import Running
 from etcd_servers import EtcdCluster, needs_etcd
 from net.etcd_members import records_of
+from places import own_endpoint
 from tenax.rendezvous.etcd.keys import Keys, Written
 from watching import is_alive, until
 
@@ -285,9 +286,7 @@ class Managed:
     def __init__(self, cluster: Cluster, nnodes: str) -> None:
         self._cluster = cluster
         self._nnodes = nnodes
-        first, _, port = cluster.endpoint.rpartition(":")
-        net, _, _ = first.rpartition(".")
-        self.names = [f"{net}.{251 + number}:{port}" for number in range(3)]
+        self.names = [own_endpoint() for _ in range(3)]
 
     def start(self, number: int) -> Running:
         script = str(Path(__file__).parent / "worker_main.py")

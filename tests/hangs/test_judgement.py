@@ -100,6 +100,36 @@ def test_steps_that_are_missing_mean_less_while_bytes_flow() -> None:
     assert _run(_judge(), FakeWorker(0, says_steps=True), [step] * 50 + [SPINNING] * soon, 0.0)[0]
 
 
+def test_scopes_that_came_for_long_and_are_missing_tell_of_a_hang() -> None:
+    """H3: although a thread logs a heartbeat, which keeps it from looking still; but not while bytes flow."""
+    beside = Look(calls=1, bytes=40)
+    beating = msgspec.structs.replace(WORKING, scopes=2)
+    late = int(DOUBT_PATIENCE * 60 / 5) + 2
+    for looks, expected in (([beside] * (late - 4), False), ([beside] * late, True), ([WORKING] * 500, False)):
+        is_quiet, _ = _run(_judge(), FakeWorker(0, says_steps=False), [beating] * 70 + looks, 0.0)
+        assert is_quiet is expected
+
+
+def test_scopes_of_a_start_say_nothing_of_what_follows() -> None:
+    """H3: nobody need use them all the time. And not many at once make a rhythm, but a long time of them."""
+    beating = msgspec.structs.replace(WORKING, scopes=9)
+    for beats in (1, 30):
+        looks = [beating] * beats + [Look(calls=1, bytes=40)] * 5000
+        assert not _run(_judge(), FakeWorker(0, says_steps=False), looks, 0.0)[0]
+
+
+@pytest.mark.parametrize("says_steps", [False, True])
+def test_in_a_scope_everything_takes_six_times_as_long(says_steps: bool) -> None:
+    """H3: it has a time of its own. A scope that was left, or has expired, has none."""
+    step, enter = msgspec.structs.replace(WORKING, steps=3), Look(calls=1, bytes=90, scopes=1, is_in_scope=True)
+    soon, late = int(60 / 5) + 2, int(DOUBT_PATIENCE * 60 / 5) + 2
+    for looks, expected in (([enter] + [ASLEEP] * soon, False), ([enter] + [ASLEEP] * late, True)):
+        is_quiet, _ = _run(_judge(), FakeWorker(0, says_steps), [step] * 50 + looks, 0.0)
+        assert is_quiet is expected
+    left = msgspec.structs.replace(enter, is_in_scope=False)
+    assert _run(_judge(), FakeWorker(0, says_steps), [step] * 50 + [enter, left] + [ASLEEP] * soon, 0.0)[0]
+
+
 def test_one_worker_alone_may_compute_for_ever() -> None:
     """H3: in a job of one, nobody is waited for. One that sleeps is still found."""
     looks = [WORKING] * 50

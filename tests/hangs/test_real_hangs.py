@@ -14,6 +14,9 @@ SECONDS = "1"
 REPORT = ("--on-hang", "report", "--hang-after", SECONDS)
 RESTART = ("--on-hang", "restart", "--hang-after", SECONDS)
 RHYTHM_S = 2.0  # longer than that, so that the job is known
+# On a machine that keeps the job itself waiting for a second, a second is what it learns to be patient with: it then
+# waits thirty or sixty times as long before it says anything.
+MUCH_PATIENCE_S = 110.0
 
 
 def test_a_job_that_sleeps_is_reported_on_every_node_and_goes_on(job: Job) -> None:
@@ -86,13 +89,44 @@ def test_a_job_that_spins_is_found_too(job: Job) -> None:
     job.hub.step(members, dict.fromkeys(range(3), "s"))
     job.hub.steps_for(2.0, members)
     job.hub.step(members, {1: "x"})
-    agent.until_said("nothing is done about it")
+    agent.until_said("nothing is done about it", MUCH_PATIENCE_S)
     told = hang_report(agent)
     assert "all workers are spinning" in told[0]
     assert told[2].startswith(f"  rank 1 (pid {members[1].pid} on ")
     assert told[2].endswith("in spin")
     assert told[3].startswith("  ranks 0, 2: at ")
     assert told[3].endswith("in poll")
+    agent.send(signal.SIGTERM)
+    assert agent.wait().code == 128 + signal.SIGTERM
+
+
+def test_scopes_that_are_missing_tell_of_a_hang_that_cannot_be_seen(job: Job) -> None:
+    """A thread that logs a heartbeat keeps both workers from looking still; but they entered a scope at every step."""
+    script = job.bench.script(
+        """
+        import os, threading, time
+        from tenax import timer
+        client = timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"])
+        def log():
+            while True:
+                print("still here", flush=True)
+                time.sleep(0.02)
+        threading.Thread(target=log, daemon=True).start()
+        until = time.monotonic() + 2
+        while time.monotonic() < until:
+            with timer.expires(after=60, scope="step", client=client):
+                time.sleep(0.01)
+        def wait_for_ever():
+            threading.Event().wait()
+        wait_for_ever()
+        """
+    )
+    words = ("--nproc-per-node", "2", "--on-hang", "report", "--hang-after", "0.3", "--redirects", "3", script)
+    agent = job.bench.start(*words, env={"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
+    agent.until_said("nothing is done about it", MUCH_PATIENCE_S)
+    told = hang_report(agent)
+    assert "no worker enters or leaves a scope any more" in told[0]
+    assert told[2].startswith("  ranks 0, 1: at ")
     agent.send(signal.SIGTERM)
     assert agent.wait().code == 128 + signal.SIGTERM
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tenax.core.hang import HangJudge, Opinion, Sample, Thread, Vitals
+from tenax.core.hang import HangJudge, Opinion, Sample, Scopes, Thread, Vitals
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -26,6 +26,8 @@ class Look(msgspec.Struct, frozen=True):
     waits: float = 0.0  # a second
     steps: int = 0
     phase: str = ""
+    scopes: int = 0  # entered or left
+    is_in_scope: bool = False
 
 
 ASLEEP = Look()
@@ -43,6 +45,7 @@ class FakeWorker:
         self.main = [0.0, 0.0, 0.0]
         self.beside = [0.0, 0.0]
         self.step, self.step_at, self.first_at = 0, 0.0, 0.0
+        self.scopes: Scopes | None = None
 
     def sample(self, look: Look, elapsed_s: float, now: float) -> Sample:
         self.calls += look.calls
@@ -58,13 +61,16 @@ class FakeWorker:
             self.first_at = self.first_at or now
             self.step += look.steps
             self.step_at = now
+        if look.scopes:
+            count, first_at = (self.scopes.beats, self.scopes.first_at) if self.scopes is not None else (0, now)
+            self.scopes = Scopes(count + look.scopes, first_at, now, look.is_in_scope)
         wanted, runs, waits = self.main
         threads = {1: Thread(wanted, int(runs), int(waits)), 2: Thread(self.beside[0], int(self.beside[1]))}
         vitals = Vitals(self.bytes, 0, self.calls, self.disk, self.faults, 1, False, threads)
         if not self.says_steps:
-            return Sample(self.rank, vitals)
+            return Sample(self.rank, vitals, scopes=self.scopes)
         step = self.step if self.step else None
-        return Sample(self.rank, vitals, step, self.step_at, 1, self.first_at, look.phase)
+        return Sample(self.rank, vitals, step, self.step_at, 1, self.first_at, look.phase, self.scopes)
 
 
 class Workload:
@@ -77,6 +83,8 @@ class Workload:
         self.workers = [FakeWorker(rank, self.says_steps) for rank in range(self.dice.choice((1, 2, 2, 4)))]
         self.step_s = self.dice.choice((0.1, 1.0, 7.0, 25.0, 60.0))
         self.is_spinning_between = self.dice.random() < 0.5  # as a device is waited for
+        # Around nothing, the start, every step, or checkpoints. Of its own dice: jobs are as they were without.
+        self.scopes_around = random.Random(-seed).choice(("nothing", "start", "step", "checkpoint"))
         self.judge = HangJudge(hang_after_s, interval_s)
         self.now = 0.0
         self._until_step_s = self.step_s
@@ -95,8 +103,9 @@ class Workload:
 
     def start(self) -> Iterator[Opinion]:
         """Imports, then silence: a download, a compiler elsewhere, a barrier of a thousand nodes."""
+        scopes = 8 if self.scopes_around == "start" else 0
         for _ in range(self.dice.randint(1, 8)):
-            yield self.look(self.all(WORKING))
+            yield self.look(self.all(msgspec.structs.replace(WORKING, scopes=scopes)))
         for _ in range(self.dice.choice((0, 10, 360))):
             yield self.look(self.all(self.dice.choice((ASLEEP, ASLEEP, SPINNING))))
         for _ in range(self.dice.choice((0, 20, 120))):
@@ -112,6 +121,8 @@ class Workload:
                 steps += 1
             between = SPINNING if self.is_spinning_between else ASLEEP
             step = msgspec.structs.replace(WORKING, steps=steps, share=0.95 if self.is_spinning_between else 0.4)
+            if self.scopes_around == "step":
+                step = msgspec.structs.replace(step, scopes=2 * steps)
             yield self.look(self.all(step if steps else between))
 
     def interrupt(self) -> Iterator[Opinion]:
@@ -121,8 +132,11 @@ class Workload:
         looks = int(dice.uniform(0.1, 1.0) * most / self.interval_s)
         match act:
             case "checkpoint":  # for much longer than a hang: bytes go to a disk all the time
-                for _ in range(dice.randint(10, 400)):
-                    busy = Look(calls=9, bytes=90_000_000, disk=90_000_000, share=0.3, runs=500.0)
+                is_in_scope, number = self.scopes_around == "checkpoint", dice.randint(10, 400)
+                for left in reversed(range(number)):
+                    scopes = 1 if is_in_scope and left in (0, number - 1) else 0
+                    busy = Look(calls=9, bytes=90_000_000, disk=90_000_000, share=0.3, runs=500.0, scopes=scopes)
+                    busy = msgspec.structs.replace(busy, is_in_scope=is_in_scope and left > 0)
                     yield self.look([busy, *self.all(ASLEEP)[1:]])
             case "evaluation":  # no steps, but bytes are read
                 for _ in range(dice.randint(10, 240)):

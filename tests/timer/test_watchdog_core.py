@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core.hang import Scopes
 from tenax.core.model import Assignment, Outcome, Verdict
 from tenax.core.watchdog import MOST_LINE, RequestLines, Watchdog
 
@@ -89,6 +90,18 @@ def test_a_scope_that_is_entered_again_has_the_new_deadline() -> None:
     kennel.take(acquire(100, "step", 5.0))
     assert kennel.late(4.0) == []
     assert kennel.late(5.0) == [(0, "step")]
+
+
+def test_entering_and_leaving_a_scope_are_beats() -> None:
+    """W6: of living workers of this generation; a scope that has expired is not one that somebody is in."""
+    kennel = Kennel()
+    kennel.take(acquire(100, "step", 9.0, signal=0), now=1.0)
+    kennel.take(release(100, "step"), acquire(100, "step", 9.0, signal=0), acquire(999, "of nobody", 9.0), now=3.0)
+    assert kennel.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=True)}
+    assert kennel.late(10.0) == [(0, "step")]
+    assert kennel.dog.scopes() == {0: Scopes(3, 1.0, 3.0, is_in_one=False)}
+    kennel.form(2)
+    assert kennel.dog.scopes() == {}
 
 
 def test_the_wall_clock_may_jump_after_the_request() -> None:

@@ -190,7 +190,13 @@ class Node:
         if plan.dashboard or plan.trace or plan.settings.on_hang != "off":
             from tenax.agent.seeing import Seeing
 
-            self._seeing = Seeing(plan, loop, logs, lambda line: self._complain(line, logs))
+            self._seeing = Seeing(
+                plan,
+                loop,
+                logs,
+                lambda line: self._complain(line, logs),
+                lambda: self.scopes.scopes() if self.scopes is not None else {},
+            )
 
     def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
         health = self._plan.health

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tenax.agent.node import NodePlan
     from tenax.core.agent import AgentState
+    from tenax.core.hang import Scopes
     from tenax.dashboard.live import Dashboard
     from tenax.hangs.sampler import Sampler
     from tenax.loop import Loop
@@ -26,8 +27,16 @@ if TYPE_CHECKING:
 class Seeing:
     """One node's. ``say`` reaches the person who started it, also where no story is told."""
 
-    def __init__(self, plan: NodePlan, loop: Loop, logs: WorkerLogs, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: NodePlan,
+        loop: Loop,
+        logs: WorkerLogs,
+        say: Callable[[str], None],
+        scopes: Callable[[], Mapping[int, Scopes]],
+    ) -> None:
         self._plan = plan
+        self._scopes = scopes
         self._loop = loop
         self._logs = logs
         self._say = say
@@ -41,7 +50,7 @@ class Seeing:
         try:
             from tenax.hangs.sampler import Sampler
 
-            return Sampler(self._plan.settings, self._loop, self._logs)
+            return Sampler(self._plan.settings, self._loop, self._logs, self._scopes)
         except Exception as error:
             self._say(f"workers are not sampled: {type(error).__name__}: {error}")
             return None

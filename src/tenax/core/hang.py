@@ -2,9 +2,10 @@
 
     nothing is known -> a rhythm is seen -> nothing moves for far too long -> quiet -> something moves -> ...
 
-A job moves when its script says a step, or when its processes do something that a process which only waits does not:
-read or write, touch new memory, be woken often, use a processor for a part of the time. One that waits is either
-asleep, or it spins: some threads want a processor all the time and do nothing else that can be seen. Both are *still*.
+A job moves when its script says a step, enters or leaves a scope of the watchdog, or when its processes do something
+that a process which only waits does not: read or write, touch new memory, be woken often, use a processor for a part of
+the time. One that waits is either asleep, or it spins: some threads want a processor all the time and do nothing else
+that can be seen. Both are *still*.
 
 How long a job may be still is learned from the job itself: the longest time that it was still and then went on, in this
 generation and in earlier ones, times a generous factor, and never less than what was asked for.
@@ -18,6 +19,9 @@ H2  Who says that it is in a phase (``tenax.progress.phase``) is not quiet, and 
 H3  Quiet is only a node of which every worker that runs is still, without a break, for at least ``hang_after_s`` and
     ten times as long as it was ever still before; and three times that if it spins and says no steps, for that is also
     what computing looks like. A job of one worker that computes is never quiet. On any doubt it is not.
+    Without steps, scopes are a rhythm too, if they have come for long: then quiet is also who has none for six times as
+    long as that, whatever else moves, but not while bytes flow. In a scope everything takes six times as long: it has a
+    time of its own, and the watchdog keeps it.
 H4  Whatever moves ends it at once, and what was learned stays: another stillness of that length is no news.
 """
 
@@ -69,6 +73,15 @@ class Vitals(msgspec.Struct, frozen=True):
     has_threads: bool = True  # whether this system tells of threads
 
 
+class Scopes(msgspec.Struct, frozen=True):
+    """What one worker has said to the watchdog (``core.watchdog``) in this generation."""
+
+    beats: int  # scopes entered and left
+    first_at: float
+    last_at: float
+    is_in_one: bool
+
+
 class Sample(msgspec.Struct, frozen=True):
     """One look at one worker."""
 
@@ -79,6 +92,7 @@ class Sample(msgspec.Struct, frozen=True):
     first_step: int = 0
     first_step_at: float = 0.0
     phase: str = ""
+    scopes: Scopes | None = None  # None: it has none
 
 
 class Opinion(msgspec.Struct, frozen=True):
@@ -96,6 +110,7 @@ class Learned(msgspec.Struct):
     longest_gap_s: float = 0.0  # still, and then it went on
     longest_start_s: float = 0.0  # the same, at the start of a generation
     longest_step_s: float = 0.0  # between two steps of one worker
+    longest_scope_s: float = 0.0  # between two beats of its scopes
 
 
 class _Worker(msgspec.Struct):
@@ -107,6 +122,7 @@ class _Worker(msgspec.Struct):
     flowed_at: float | None = None  # when bytes were last seen to flow
     steps_seen: int = 0
     step_moved_at: float = 0.0
+    scope_moved_at: float = 0.0
 
 
 class HangJudge:
@@ -142,7 +158,7 @@ class HangJudge:
         for sample in samples:
             before = known.get(sample.local_rank)
             if before is None:
-                before = self._workers[sample.local_rank] = _Worker(sample, now, step_moved_at=now)
+                before = self._workers[sample.local_rank] = _Worker(sample, now, step_moved_at=now, scope_moved_at=now)
                 self._meet_steps(before, sample)
                 has_moved = True
                 continue
@@ -152,7 +168,7 @@ class HangJudge:
         if late:  # and how long they were still meanwhile is not known either
             self._last_moved_at = now
             for worker in self._workers.values():
-                worker.moved_at = worker.step_moved_at = now
+                worker.moved_at = worker.step_moved_at = worker.scope_moved_at = now
         self.is_disturbed = False
         if has_moved:
             self._note_movement(now)
@@ -172,9 +188,15 @@ class HangJudge:
                 self.learned.longest_step_s = max(self.learned.longest_step_s, gap_s)
                 worker.steps_seen += 1
             worker.step_moved_at = now
-        elif sample.phase or before.phase != sample.phase:
-            worker.step_moved_at = now  # the time of a phase is no gap
-        has_moved = has_stepped or bool(sample.phase) or before.phase != sample.phase
+        has_beaten = _beats(sample) > _beats(before)
+        if has_beaten:
+            if _beats(before):
+                self.learned.longest_scope_s = max(self.learned.longest_scope_s, now - worker.scope_moved_at)
+            worker.scope_moved_at = now
+        is_in_phase = bool(sample.phase) or before.phase != sample.phase
+        if is_in_phase:
+            worker.step_moved_at = worker.scope_moved_at = now  # the time of a phase is no gap
+        has_moved = has_stepped or has_beaten or is_in_phase
         if before.vitals is None or sample.vitals is None:
             has_moved = True
         elif not is_void:
@@ -182,7 +204,7 @@ class HangJudge:
             if _flows(before.vitals, sample.vitals, elapsed_s):
                 worker.flowed_at = now
             if sample.vitals.disk_bytes - before.vitals.disk_bytes > _MANY_BYTES * elapsed_s:
-                worker.step_moved_at = now
+                worker.step_moved_at = worker.scope_moved_at = now
             if kind is None:
                 has_moved = True
             else:
@@ -219,21 +241,44 @@ class HangJudge:
         if not workers or any(worker.last.phase for worker in workers):
             return Opinion(is_quiet=False)
         steps_seen = max(worker.steps_seen for worker in workers)
+        is_in_scope = any(worker.last.scopes is not None and worker.last.scopes.is_in_one for worker in workers)
+        patience = DOUBT_PATIENCE if is_in_scope else 1.0
         if steps_seen >= _FEW_STEPS:
-            return self._by_steps(now)
-        return self._by_vitals(now, DOUBT_PATIENCE if steps_seen else 1.0)
+            return self._by_steps(now, patience)
+        opinion = self._by_vitals(now, DOUBT_PATIENCE if steps_seen else patience)
+        return opinion if opinion.is_quiet or is_in_scope else self._by_scopes(now)
 
-    def _by_steps(self, now: float) -> Opinion:
+    def _by_steps(self, now: float, patience: float) -> Opinion:
         """Those that say steps decide; but not against what is plain to see."""
         workers = list(self._workers.values())
         since = max(worker.step_moved_at for worker in workers if worker.steps_seen)
         wait_s = max(self._after_s, PATIENCE * self.learned.longest_step_s)
         quiet_s = now - since
-        if any(worker.flowed_at is not None and now - worker.flowed_at < self._after_s for worker in workers):
-            wait_s *= DOUBT_PATIENCE  # an evaluation, a download
-        if quiet_s < wait_s:
+        if self._have_bytes_flowed(now):
+            patience = DOUBT_PATIENCE  # an evaluation, a download
+        if quiet_s < patience * wait_s:
             return Opinion(is_quiet=False)
         return Opinion(True, since, "no worker says a step any more", _stopped(workers))
+
+    def _by_scopes(self, now: float) -> Opinion:
+        """A script need not use them all the time: they must have come for long, and be missing for longer."""
+        workers = list(self._workers.values())
+        having = [(worker, worker.last.scopes) for worker in workers if worker.last.scopes is not None]
+        is_rhythm = any(
+            scopes.beats >= _FEW_MOVES and scopes.last_at - scopes.first_at >= _LONG * self._after_s
+            for _, scopes in having
+        )
+        if not is_rhythm or self._have_bytes_flowed(now):
+            return Opinion(is_quiet=False)
+        since = max(worker.scope_moved_at for worker, _ in having)
+        if now - since < DOUBT_PATIENCE * max(self._after_s, PATIENCE * self.learned.longest_scope_s):
+            return Opinion(is_quiet=False)
+        return Opinion(True, since, "no worker enters or leaves a scope any more", _stopped(workers))
+
+    def _have_bytes_flowed(self, now: float) -> bool:
+        return any(
+            worker.flowed_at is not None and now - worker.flowed_at < self._after_s for worker in self._workers.values()
+        )
 
     def _by_vitals(self, now: float, patience: float) -> Opinion:
         workers = list(self._workers.values())
@@ -255,6 +300,10 @@ class HangJudge:
         if self._first_moved_at is None or self._moved_s >= self._after_s:
             return self._first_moved_at is not None
         return self._moves >= _FEW_MOVES and self._last_moved_at - self._first_moved_at >= _LONG * self._after_s
+
+
+def _beats(sample: Sample) -> int:
+    return sample.scopes.beats if sample.scopes is not None else 0
 
 
 def _stopped(workers: list[_Worker]) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ W2  A timer belongs to a living worker of the present generation. What other pro
 W3  What is kept is bounded, whatever is written into the pipe.
 W4  The wall clock is looked at once, when a request arrives; after that it may jump.
 W5  Each worker is said to be late at most once with a signal, and then no more of its requests are taken.
+W6  That a living worker enters or leaves a scope is a beat: whoever looks for hangs may ask for them.
 
 It reads no clock: both are arguments, ``now`` (the agent's) and ``wall`` (seconds since the epoch, as in the requests).
 """
@@ -24,10 +25,11 @@ import msgspec
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core.hang import Scopes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tenax.core.commands import AnyCommand
     from tenax.core.events import AnyEvent
@@ -113,6 +115,7 @@ class Watchdog:
         self._past: set[int] = set()  # pids of workers that ended; some of what they wrote may come late
         self._timers: dict[int, dict[str, _Timer]] = {}  # by local rank and scope
         self._is_late: set[int] = set()  # local ranks that are being ended because of a scope
+        self._beats: dict[int, tuple[int, float, float]] = {}  # by local rank: how many, the first and the last
         self._warnings: dict[int, int] = {}
         self._early: list[tuple[Request, float, float]] = []
         self._next: float | None = None
@@ -152,6 +155,7 @@ class Watchdog:
         self._past = set()
         self._heard_of = set()
         self._is_late = set()
+        self._beats = {}
         self._warnings = {}
         self._is_ending = False
 
@@ -205,6 +209,8 @@ class Watchdog:
         self.last_request_at = wall
         if local_rank in self._is_late:
             return
+        count, first_at, _ = self._beats.get(local_rank, (0, now, now))
+        self._beats[local_rank] = (count + 1, first_at, now)
         timers = self._timers.setdefault(local_rank, {})
         if request.expiration_time < 0:
             if timers.pop(request.scope_id, None) is not None:
@@ -228,6 +234,13 @@ class Watchdog:
             f"the watchdog ignores process {request.pid}: it is no worker of this node (scopes are for workers, not "
             "for processes that they start)"
         )
+
+    def scopes(self) -> Mapping[int, Scopes]:
+        """By local rank, what was heard of those in this generation that have entered one."""
+        return {
+            local_rank: Scopes(count, first_at, last_at, is_in_one=bool(self._timers.get(local_rank)))
+            for local_rank, (count, first_at, last_at) in self._beats.items()
+        }
 
     # --- time ---------------------------------------------------------------------------------------------------------
 

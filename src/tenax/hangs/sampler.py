@@ -16,13 +16,13 @@ from typing import Protocol
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.agent import Phase
-from tenax.core.hang import HangJudge, Sample
+from tenax.core.hang import HangJudge, Sample, Scopes
 from tenax.core.model import WorkerPhase
 from tenax.hangs.vitals import VitalsReader, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tenax.core.agent import AgentState
     from tenax.core.commands import AnyCommand
@@ -65,9 +65,17 @@ class Step(Protocol):
 class Sampler:
     """Of one node, for a whole run. ``observe`` every step of its agent machine."""
 
-    def __init__(self, settings: AgentSettings, loop: Loop, logs: Logs) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        loop: Loop,
+        logs: Logs,
+        scopes: Callable[[], Mapping[int, Scopes]] = dict,
+    ) -> None:
+        """``scopes``: what the watchdog has heard, by local rank, if there is one."""
         self._loop = loop
         self._logs = logs
+        self._scopes = scopes
         self._is_judging = settings.on_hang != "off"
         self._interval_s = _EVERY_S
         if self._is_judging:
@@ -137,9 +145,9 @@ class Sampler:
             self._loop.post(fact.ProgressSeen(self._generation, progress))
         if not self._is_judging or self._state is None:
             return
-        said = {each.local_rank: each for each in progress}
+        said, scopes = {each.local_rank: each for each in progress}, self._scopes()
         samples = [
-            self._sample(rank, worker.pid, said.get(rank))
+            self._sample(rank, worker.pid, said.get(rank), scopes.get(rank))
             for rank, worker in self._state.workers.items()
             if worker.phase is WorkerPhase.RUNNING and worker.pid
         ]
@@ -154,16 +162,16 @@ class Sampler:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))
         self._loop.post(fact.QuietSeen(self._generation, opinion.since, opinion.why, opinion.stopped))
 
-    def _sample(self, rank: int, pid: int, said: WorkerProgress | None) -> Sample:
+    def _sample(self, rank: int, pid: int, said: WorkerProgress | None, scopes: Scopes | None) -> Sample:
         reader = self._readers.get(rank)
         if reader is None or reader.pid != pid:
             reader = self._readers[rank] = VitalsReader(pid)
         vitals = reader.read(closely=self._judge.is_disturbed)
         if said is None:
-            return Sample(rank, vitals)
+            return Sample(rank, vitals, scopes=scopes)
         has_stepped = said.last_step >= 0 or said.last_at > 0
         step = said.last_step if has_stepped else None
-        return Sample(rank, vitals, step, said.last_at, said.first_step, said.first_at, said.phase)
+        return Sample(rank, vitals, step, said.last_at, said.first_step, said.first_at, said.phase, scopes)
 
     # --- stacks -------------------------------------------------------------------------------------------------------
 

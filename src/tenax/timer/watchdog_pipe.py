@@ -21,10 +21,11 @@ from tenax.core.watchdog import Watchdog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from tenax.core.commands import AnyCommand, EndWorker
     from tenax.core.events import AnyEvent, ScopeExpired
+    from tenax.core.hang import Scopes
 
 _READ_BYTES = 1 << 16
 _MOST_READS = 64  # to empty a pipe into which somebody keeps writing
@@ -96,6 +97,10 @@ class WatchdogPipe:
     def last_progress_time(self) -> float | None:
         """Epoch seconds of the last request of a worker; None before the first one."""
         return self.watchdog.last_request_at
+
+    def scopes(self) -> Mapping[int, Scopes]:
+        """By local rank, what was heard of scopes in this generation."""
+        return self.watchdog.scopes()
 
     # --- ports.ScopeWatch ---------------------------------------------------------------------------------------------
 
