@@ -47,9 +47,9 @@ class Served:
             return known
         return text(200, "at once")
 
-    def ask(self, path: str) -> socket.socket:
+    def ask(self, path: str, method: str = "GET") -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
-        sock.sendall(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        sock.sendall(f"{method} {path} HTTP/1.1\r\n\r\n".encode())
         return sock
 
     def watch(self) -> socket.socket:
@@ -98,6 +98,21 @@ def test_what_others_find_out_is_answered_when_they_have(serve: Callable[..., Se
         assert heard_from(sock).body == b"one\n"
         giver.join()
     assert kube_probe(served.port, "/known").body == b"known already\n"
+
+
+def test_a_head_has_no_body_however_late_the_answer_comes(serve: Callable[..., Served]) -> None:
+    """But what a GET would be told of it. A stream is not opened for it."""
+    served = serve()
+    for path, told in (
+        ("/", b"Content-Length: 8\r\n"),
+        ("/known", b"Content-Length: 14\r\n"),
+        ("/stream", b"X-Ours: yes"),
+    ):
+        with served.ask(path, "HEAD") as sock:
+            data = b"".join(iter(lambda: sock.recv(65_536), b""))
+        assert data.endswith(b"\r\n\r\n"), path
+        assert told in data
+    assert served.ended == served.streams
 
 
 def test_an_answer_that_nobody_finds_is_not_waited_for_forever(serve: Callable[..., Served]) -> None:

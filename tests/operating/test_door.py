@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,6 +76,54 @@ def test_of_one_that_was_killed_the_door_is_taken_over_and_old_notes_go(folder: 
     runs = last_runs()
     assert len(runs) == 64
     assert (runs[0].run_id, runs[1].run_id) == ("mine", "old")
+
+
+WITHOUT_DESCRIPTORS = """
+import os, resource, sys
+from tenax.loop import Loop
+from tenax.runtime.door import Door
+
+class Counted(Door):
+    turns = 0
+    def on_readable(self):
+        self.turns += 1
+        super().on_readable()
+
+def answer(request, reply):
+    reply({"run_id": "mine", "pid": os.getpid(), "log_dir": ""}, "")
+
+loop, door = Loop(), Counted(answer, print)
+door.open(loop)
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+lowest = os.dup(0)
+os.close(lowest)
+resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+print(door.path, flush=True)
+sys.stdin.readline()  # somebody has knocked
+until = loop.now() + 0.5
+loop.next_event(lambda: until)
+print(door.turns, flush=True)
+resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+until = loop.now() + 60.0
+loop.at(until, lambda: os._exit(1))
+loop.next_event(lambda: until)
+"""
+
+
+def test_an_agent_without_descriptors_does_not_spin_at_its_door(folder: str) -> None:
+    """Who knocks is let in when there is room again."""
+    command = [sys.executable, "-c", WITHOUT_DESCRIPTORS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdin is not None
+        assert agent.stdout is not None
+        line = at_door(agent.stdout.readline().strip())
+        number = line.send(AgentWanted())
+        agent.stdin.write("knocked\n")
+        agent.stdin.flush()
+        assert agent.stdout.readline() == "1\n", "it looks once, and pauses"
+        assert b"mine" in bytes(line.answer(number, 30.0))
+        line.close()
+        agent.kill()
 
 
 def test_a_folder_that_cannot_be_used_costs_the_door_only(folder: str) -> None:

@@ -67,6 +67,9 @@ def test_a_node_is_drained_and_the_others_go_on(operator: Operator) -> None:
     staying = next(agent for agent in agents if agent is not leaving)
     status = operator.until_status(staying, lambda status: working(status) and len(status.nodes) == 2)
     assert (status.generation, status.restarts_used, status.drains) == (2, 0, 1)
+    told = [event.text for event in status.events]
+    assert not any("was lost" in text for text in told), "it was asked to leave, and left"
+    assert any("has left: " in text or "is gone, as it was asked to" in text for text in told)
     missing = operator.tenax("drain", "nobody", "--yes")
     assert missing.code == 1
     assert "there is no node 'nobody'; there are " in missing.err

@@ -114,7 +114,7 @@ def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
             continue
         try:
             return msgspec.json.decode(line.ask(StatusWanted(), _STATUS_S), type=RunStatus), ""
-        except (OperatorError, msgspec.DecodeError) as error:
+        except (OperatorError, msgspec.DecodeError, RecursionError) as error:
             trouble = trouble or str(error)
         finally:
             line.close()

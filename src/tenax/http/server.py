@@ -72,6 +72,7 @@ class _Connection:
         self.heard = b""
         self.to_say = bytearray()
         self.has_asked = False
+        self.wants_body = True  # not so after a HEAD
         self.is_done = False  # the answer is out; what still comes is thrown away until the client closes
         self.thrown_away = 0
         self.later: Later | None = None  # what it waits for
@@ -245,20 +246,21 @@ class HttpServer:
             return
         connection.has_asked = True
         connection.heard = b""
+        connection.wants_body = isinstance(found, Response) or found.method != "HEAD"
         if isinstance(found, Response):
             self._begin_to_say(connection, found)
         elif self._is_apart(found):
             self._answer_apart(connection, found)
         else:
-            self._begin(connection, self._answered(found), with_body=found.method != "HEAD")
+            self._begin(connection, self._answered(found))
 
-    def _begin(self, connection: _Connection, answer: Answer, *, with_body: bool) -> None:
+    def _begin(self, connection: _Connection, answer: Answer) -> None:
         if isinstance(answer, Later):
             self._wait_for(connection, answer)
         elif isinstance(answer, Stream):
             self._open_stream(connection, answer)
         else:
-            self._begin_to_say(connection, answer, with_body=with_body)
+            self._begin_to_say(connection, answer)
 
     def _wait_for(self, connection: _Connection, later: Later) -> None:
         waiting = sum(each.later is not None for each in self._connections.values())
@@ -287,8 +289,13 @@ class HttpServer:
             self._begin_to_say(connection, text(UNAVAILABLE, sentence))
             stream.on_end(stream)
             return
+        head = render_head(stream.content_type, stream.headers)
+        if not connection.wants_body:
+            stream.on_end(stream)
+            self._say_all(connection, head)
+            return
         connection.stream, connection.until = stream, None
-        self._say_on_stream(connection, render_head(stream.content_type, stream.headers))
+        self._say_on_stream(connection, head)
         stream.open(lambda data: self._say_on_stream(connection, data), lambda: self._end(connection))
 
     def _say_on_stream(self, connection: _Connection, data: bytes) -> None:
@@ -350,8 +357,11 @@ class HttpServer:
             else:
                 self._go_on(connection)
 
-    def _begin_to_say(self, connection: _Connection, response: Response, *, with_body: bool = True) -> None:
-        connection.to_say += render(response, with_body=with_body)
+    def _begin_to_say(self, connection: _Connection, response: Response) -> None:
+        self._say_all(connection, render(response, with_body=connection.wants_body))
+
+    def _say_all(self, connection: _Connection, data: bytes) -> None:
+        connection.to_say += data
         connection.until = self._now() + self._patience.take_s
         with suppress(BlockingIOError):
             self._say(connection)

@@ -12,6 +12,7 @@ A folder that cannot be made, or that is not ours alone, costs the door and not 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -24,11 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from tenax.core.requests import AnyRequest
-    from tenax.ports import EventLoop, Reply
+    from tenax.ports import Cancellable, EventLoop, Reply
     from tenax.rendezvous.tcp.link import Link
 
 FOLDER_VARIABLE = "TENAX_DOORS"
 _MOST_VISITORS = 32
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 1.0
 _DOOR, _NOTE = ".sock", ".json"
 _NOTES_KEPT = 64
 _MOST_NOTE_BYTES = 64 << 10
@@ -90,6 +93,7 @@ class Door:
         self._listener: socket.socket | None = None
         self._loop: EventLoop
         self._visitors: set[Link] = set()
+        self._pause: Cancellable | None = None  # while there is no descriptor for another visitor
         self._has_complained = False
         self.path = ""
 
@@ -134,8 +138,11 @@ class Door:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # it is gone already
-            return
+        except OSError as error:
+            if error.errno in _FULL:  # who knocks stays there: without a pause we would do nothing but look
+                self._loop.unwatch(self)
+                self._pause = self._loop.at(self._loop.now() + _PAUSE_S, self._watch_again)
+            return  # else it is gone already
         if len(self._visitors) >= _MOST_VISITORS:
             sock.close()
             return
@@ -146,6 +153,10 @@ class Door:
             if not self._has_complained:
                 self._has_complained = True
                 self._say(f"this run cannot be asked any more: {type(error).__name__}: {error}; it is not affected")
+
+    def _watch_again(self) -> None:
+        self._pause = None
+        self._loop.watch(self)
 
     def _welcome(self, sock: socket.socket) -> None:
         from tenax.core.requests import answer_safely
@@ -175,7 +186,10 @@ class Door:
     def close(self) -> None:
         if self._listener is None:
             return
-        self._loop.unwatch(self)
+        if self._pause is not None:
+            self._pause.cancel()
+        else:
+            self._loop.unwatch(self)
         self._listener.close()
         self._listener = None
         with suppress(OSError):

@@ -38,6 +38,7 @@ class RunStory:
         self._names_given = names
         self._hosts: dict[str, list[str]] = {}  # host -> its nodes, in the order they came
         self._host_of: dict[str, str] = {}
+        self._leaving: dict[str, str] = {}  # nodes that said so, and what there is to say when they are gone
         self._is_over = False
 
     def tell(self, event: AnyCoordinatorEvent, says: list[Say]) -> list[str]:
@@ -45,12 +46,23 @@ class RunStory:
         if isinstance(event, run.Heard) and isinstance(event.message, word.NodeJoined):
             self._meet(event.message.node)
         happened = self._happened(event)
+        if isinstance(event, run.Heard):
+            self._note_leaving(event.node_id, event.message)
         return ([happened] if happened else []) + self._said(says)
 
     def _meet(self, node: word.NodeInfo) -> None:
         if node.node_id not in self._host_of:
             self._host_of[node.node_id] = node.host
             self._hosts.setdefault(node.host, []).append(node.node_id)
+
+    def _note_leaving(self, node_id: str, message: word.FromNode) -> None:
+        match message:
+            case word.NodeJoined():
+                self._leaving.pop(node_id, None)
+            case word.NodeDraining():
+                self._leaving[node_id] = "is gone, as it was asked to"
+            case word.NodeLeft():
+                self._leaving[node_id] = ""  # that says it
 
     def name(self, node_id: str) -> str:
         if node_id in self._names_given:
@@ -69,6 +81,9 @@ class RunStory:
                 return f"{self.name(node_id)} {_in_words(message)}"
             case run.NodeLost(node_id) if self._is_over:
                 return f"{self.name(node_id)} is gone"
+            case run.NodeLost(node_id) if node_id in self._leaving:
+                said = self._leaving[node_id]
+                return f"{self.name(node_id)} {said}" if said else ""
             case run.NodeLost(node_id, why):
                 return f"{self.name(node_id)} was lost: {why}"
             case run.EarlierCoordinatorGone(node_id):
