@@ -16,6 +16,9 @@ from places import own_endpoint
 
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)
+# On a machine that keeps the job itself waiting for a second, a second is what it learns to be patient with: it then
+# waits thirty or sixty times as long before it says anything.
+MUCH_PATIENCE_S = 110.0
 
 
 class Member:

@@ -8,15 +8,12 @@ import time
 
 import pytest
 
-from .kit import Job, hang_report, lines_of
+from .kit import MUCH_PATIENCE_S, Job, hang_report, lines_of
 
 SECONDS = "1"
 REPORT = ("--on-hang", "report", "--hang-after", SECONDS)
 RESTART = ("--on-hang", "restart", "--hang-after", SECONDS)
 RHYTHM_S = 2.0  # longer than that, so that the job is known
-# On a machine that keeps the job itself waiting for a second, a second is what it learns to be patient with: it then
-# waits thirty or sixty times as long before it says anything.
-MUCH_PATIENCE_S = 110.0
 
 
 def test_a_job_that_sleeps_is_reported_on_every_node_and_goes_on(job: Job) -> None:
