@@ -83,6 +83,22 @@ def test_unknown_commands(words, sentence, tmp_path) -> None:
     assert (done.returncode, done.stderr) == (2, f"{sentence}\ntry: tenax help\n")
 
 
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("replay", "no journal and no folder was named"),
+        ("report", "no journal and no folder was named"),
+        ("timeline", "no journal and no folder was named"),
+        ("ask", "no socket and no folder was named"),
+    ],
+)
+def test_a_command_without_what_it_is_about(command, sentence, tmp_path) -> None:
+    """A variable that is empty in somebody's script must not look like success."""
+    done = program([command], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"tenax {command}: {sentence}\ntry: tenax {command} --help\n"
+
+
 def test_help_and_version(tmp_path) -> None:
     """Help goes to stdout with exit code 0, also without any word."""
     for words in ([], ["help"], ["--help"], ["-h"]):

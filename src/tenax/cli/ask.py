@@ -59,7 +59,7 @@ def ask_command(argv: Sequence[str]) -> int:
     from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax.failures.plain_text import harmless
 
-    if not argv or {"-h", "--help"}.intersection(argv):
+    if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
         question = parse_question(argv)

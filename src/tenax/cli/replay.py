@@ -27,8 +27,10 @@ def replay_command(argv: Sequence[str]) -> int:
     from tenax.cli.run import print_page
     from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
 
-    if not argv or argv[0] in ("-h", "--help"):
+    if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
+    if not argv:
+        return _complain("no journal and no folder was named", WRONG_USAGE)
     if len(argv) > 1:
         return _complain(f"one journal at a time, not {len(argv)}", WRONG_USAGE)
     from tenax.runtime.journal import JournalUnreadable, read_journal

@@ -48,7 +48,7 @@ def report_command(argv: Sequence[str]) -> int:
     from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax.failures.plain_text import harmless
 
-    if not argv or {"-h", "--help"}.intersection(argv):
+    if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
         wish = parse(argv)
