@@ -16,6 +16,7 @@ import pytest
 from tenax.logs import recall
 from tenax.logs.recalls import Recalls
 from tenax.logs.scribe import Scribe
+from tenax.logs.scribe_main import Stream
 
 from .conftest import Stage, kill, wait_until
 
@@ -279,3 +280,25 @@ def test_what_is_on_its_way_to_a_file_is_waited_for(tmp_path: Path) -> None:
     assert woken.wait(PATIENCE_S)
     recalls.look(10.5)
     assert texts(answers[0]) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("needle", [b"", b"other"], ids=["all", "others"])
+def test_what_comes_while_nothing_is_found_is_in_the_answer(needle: bytes) -> None:
+    """Its time is up while the thread still looks at what was there before: it looks again, once."""
+    stream, woken = Stream("1.0.1", 0, None, None, b"", [], None, whole_lines=True), threading.Event()
+    answers: list[dict[str, Any]] = []
+    recalls = Recalls(lambda _: stream, lambda _, answer: answers.append(answer), woken.set, 1)
+    recalls.add(1, [("1.0.1", b"", 0, 0)], {"wait_s": 60.0, "needle": needle}, 1, now=10.0)
+
+    def look() -> None:
+        recalls.look(10.0)
+        assert woken.wait(PATIENCE_S)
+        woken.clear()
+
+    look()
+    stream.tail.add(b"the end\n", 10.0)
+    recalls.hurry(10.0)
+    look()
+    stream.tail.add(b"more\n", 10.0)
+    recalls.look(10.0)
+    assert [texts(answer) for answer in answers] == ([[b"the end"]] if not needle else [[]])

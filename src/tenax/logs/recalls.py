@@ -3,7 +3,7 @@
 1. The scribe's loop never reads a file for them: a thread does (a ``Lane``), started when somebody asks. What it needs
    of memory it is given as copies.
 2. Whoever asked to wait is answered when there is something new, a moment later so that a flood is one answer, or when
-   its time is up.
+   its time is up; what had come by then is in the answer.
 3. A disk that does not answer costs those who asked their answer, and nobody else anything.
 4. What has come is in memory before it is in its file. Who wants more than memory has waits, a moment, until the file
    has what is on its way.
@@ -43,6 +43,7 @@ class _Recall:
         self.seen: list[tuple[int, bool]] = []  # how far the streams were when it was looked at
         self.reading_until: float | None = None
         self.patient_until: float | None = None  # for what is on its way to a file
+        self.has_looked_again = False  # although its time was up
 
 
 class Recalls:
@@ -167,7 +168,9 @@ class Recalls:
             self._done(recall, {"error": found})
             return
         is_news = found.lines or found.left_out or found.is_more or (found.is_over and recall.wants)
-        if not is_news and now < recall.deadline:
+        is_late = now >= recall.deadline
+        if not is_news and (not is_late or self._has_come_meanwhile(recall)):
+            recall.has_looked_again = is_late
             # What was looked at in vain is not looked at again.
             starts = zip(recall.wants, found.positions, strict=True)
             recall.wants = [(key, path, group, start) for (key, path, group, _), start in starts]
@@ -184,6 +187,10 @@ class Recalls:
                 "incarnation": self._incarnation,
             },
         )
+
+    def _has_come_meanwhile(self, recall: _Recall) -> bool:
+        """While it was being looked: the answer must not be that there was nothing. But only once."""
+        return not recall.has_looked_again and self._how_far(recall) != recall.seen
 
     def _done(self, recall: _Recall, answer: dict[str, Any]) -> None:
         del self._open[recall.request]
