@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cluster.kit import Agent
+from cluster.kit import Agent, etcd_conf
 from etcd_servers import EtcdCluster
 from tenax.core.messages import NodeInfo, NodeJoined
 from tenax.core.requests import LogsWanted, StatusWanted
@@ -208,4 +209,30 @@ def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster,
     assert "knows no coordinator of it" in nobody.err
     (run,) = operator.json("ps")
     assert (run["nodes"], run["coordinator"]) == (2, f"on {os.uname().nodename}")
+    operator.cluster.finish(workers)
+
+
+def test_through_etcd_with_tls_and_users(operator: Operator, make_etcd: Callable[..., EtcdCluster]) -> None:
+    """The operator needs what a node needs: a certificate, and a user's name and password; each lack is named."""
+    etcd = make_etcd(tls="mutual", users=True)
+    operator.cluster.use_etcd(etcd)
+    run_id = operator.cluster.told["run_id"]
+    agents = operator.cluster.start(2)
+    operator.until_found(*agents)
+    workers = operator.cluster.desk.generation(2)
+    place = ("--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
+
+    def conf(**without: str) -> tuple[str, str]:
+        told = {**etcd_conf(etcd), **without}
+        return "--rdzv-conf", ",".join(f"{key}={value}" for key, value in told.items() if value)
+
+    found = operator.json("status", run_id, *place, *conf())
+    assert [node["state"] for node in found["nodes"]] == ["working", "working"]
+    for lack, sentence in (({"password": "wrong"}, "password"), ({"ssl_cert": "", "ssl_cert_key": ""}, "certificate")):
+        done = operator.tenax("status", run_id, *place, *conf(**lack))
+        assert done.code == 1, done
+        assert sentence in done.err
+    restarted = operator.tenax("restart", run_id, "--yes", *place, *conf())
+    assert restarted.code == 0, restarted
+    workers = operator.cluster.desk.generation(2, 2)
     operator.cluster.finish(workers)
