@@ -26,6 +26,10 @@ DEFAULT_PORT = 9464
 _MOST_SERIES = 10_000
 _TYPES = {COUNTER: "counter", GAUGE: "gauge", DURATION: "summary"}
 _ENDINGS = {COUNTER: "_total", GAUGE: "", DURATION: ""}
+_OF_CALLS = {
+    COUNTER: "Calls of a function of the agent, by how they ended.",
+    DURATION: "How long calls of a function took.",
+}
 
 
 class PrometheusMetricHandler(MetricHandler):
@@ -110,15 +114,16 @@ def _help(name: str) -> list[str]:
 
 @cache
 def _meanings() -> dict[str, str]:
-    """By the name of the family. That of all functions together has no sentence of its own."""
+    """By the name of the family."""
     from tenax.metrics.api import MetricData
     from tenax.metrics.measured import MEASURED
 
     found: dict[str, str] = {}
     for row in MEASURED:
         reading = read(MetricData(0, row.group, row.name, 0))
-        if "function" not in reading.labels:
-            found[_family_name(row.group, reading)] = row.meaning
+        is_call = "function" in reading.labels  # of all of them together
+        meaning = _OF_CALLS[reading.kind] if is_call else row.meaning
+        found[_family_name(row.group, reading)] = meaning
     return found
 
 
