@@ -7,8 +7,8 @@ import os
 import socket
 import subprocess
 
-# Below where the kernel and ``free_port`` take theirs: whoever listens at all addresses of this host at such a port
-# would have it at every address.
+# Whoever listens at every address of this host, as torch's store does, has the port at all of these addresses too. So
+# ports are below those that the kernel and ``free_port`` give, and each process of a test run has its own.
 _LOWEST_PORT, _PORTS = 10_000, 6_000
 _PROCESSES, _ADDRESSES = 1 << 11, 1 << 12
 _numbers = itertools.count()
@@ -21,7 +21,7 @@ def own_address() -> str:
 
 
 def own_endpoint() -> str:
-    host, port = own_address(), _LOWEST_PORT + os.getpid() // _PROCESSES % _PORTS
+    host, port = own_address(), _LOWEST_PORT + os.getpid() % _PORTS
     try:
         socket.create_server((host, port)).close()
     except OSError as error:

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from places import own_endpoint
 from tenax import events
 from tenax.events import EventHandler, NodeState, RdzvEvent
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousParameters
@@ -17,6 +16,7 @@ from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, crea
 from tenax.rendezvous.dynamic.changes import changes
 from tenax.rendezvous.dynamic.state import Node, Standing, State
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
+from tenax.rendezvous.port import free_port
 from tenax.store import MemoryStore
 from watching import leaving_nothing
 
@@ -101,7 +101,7 @@ def test_parameters_that_make_no_handler_are_told() -> None:
 
 def test_who_hosts_the_store_is_told_and_who_cannot_be_reached_too() -> None:
     handler = Keeping()
-    place = own_endpoint()
+    place = f"127.0.0.1:{free_port()}"  # torch's store, if it was imported, listens at every address of this host
     params = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1")
     nobody = RendezvousParameters("c10d", place, "run", 1, 2, "127.0.0.1", store_type="cloud")
     with events.configure(handler):

@@ -167,7 +167,7 @@ class Follower:
 
     def close(self) -> None:
         self._is_over = True
-        self._loop.wake()
+        self._loop.soon(lambda: None)  # if it waits; it may have seen it already, and be closed
         self._thread.join()
 
 

@@ -120,14 +120,16 @@ def test_any_name_can_be_sent() -> None:
 
 
 def test_nobody_listens() -> None:
-    """Closing gives up after a while; the process goes on."""
+    """Closing gives up after a while; the process goes on, and the SDK's thread ends, at most a moment later."""
     with socket.socket() as gone:
         gone.bind(("127.0.0.1", 0))
         port = gone.getsockname()[1]
+    threads = set(threading.enumerate())
     with leaving_nothing():
         handler = OpenTelemetryMetricHandler(f"http://127.0.0.1:{port}", patience_s=0.1)
         handler.emit(MetricData(1.0, "mine", "loss", 1))
         handler.close()
+        until(lambda: not set(threading.enumerate()) - threads, "the end of the SDK's thread")
 
 
 def test_a_collector_that_never_answers() -> None:

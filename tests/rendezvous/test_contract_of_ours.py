@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from places import own_endpoint
 from tenax.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
+from tenax.rendezvous.port import free_port
 from tenax.rendezvous.registry import get_rendezvous_handler
 from tenax.store import MemoryStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
@@ -23,7 +23,8 @@ class TestTheTcpHandlerWhenItIsAsked(RendezvousHandlerContract):
 
     @pytest.fixture(autouse=True)
     def _endpoint(self) -> None:
-        self._place = own_endpoint()
+        # Where torch was imported the store is torch's, which listens at every address of this host.
+        self._place = f"127.0.0.1:{free_port()}"
 
     def make_handler(
         self, run_id: str, min_nodes: int, max_nodes: int, join_timeout_s: float = 60, last_call_s: float = 0.1

@@ -117,6 +117,7 @@ class RendezvousHandlerContract:
     def teardown_method(self) -> None:
         for handler in self._handlers:
             handler.shutdown()
+        self._handlers = []
 
     def node(self, min_nodes: int, max_nodes: int, **options: float) -> RendezvousHandler:
         """One more node of this test's run."""
