@@ -66,7 +66,7 @@ class LocalRendezvous:
             try:
                 message = self._place.offer(message)
             except OSError as error:
-                self._emit(JoinRefused(f"there is no port for the workers' store: {error.strerror or error}"))
+                self._emit(JoinRefused(self._place.why_not(error)))
                 return
         self._seat.step(Heard(_NODE_ID, message))
 

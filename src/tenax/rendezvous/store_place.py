@@ -8,6 +8,8 @@ need it; then the port is only looked for, not kept.
 
 from __future__ import annotations
 
+import errno
+
 import msgspec
 
 TYPE_CHECKING = False
@@ -52,6 +54,15 @@ class StorePlace:
         return msgspec.structs.replace(
             ready, store_addr=self.addr, store_port=port, is_agent_store=self._host is not None
         )
+
+    def why_not(self, error: OSError) -> str:
+        """A sentence for whoever wanted to join, when there was nothing to offer."""
+        if self._port and error.errno == errno.EADDRINUSE:
+            return (
+                f"port {self._port} for the workers' store is taken on this host; choose another (--master-port, or "
+                "--rdzv-conf store_port), or name none and a free one is used"
+            )
+        return f"there is no port for the workers' store: {error.strerror or error}"
 
     def _where(self) -> str:
         if self.addr not in _LOOPBACK:

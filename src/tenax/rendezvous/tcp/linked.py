@@ -405,7 +405,7 @@ class LinkedRendezvous(ABC):
             try:
                 message = self._place.offer(message)
             except OSError as error:
-                self._refused(f"there is no port for the workers' store: {error.strerror or error}")
+                self._refused(self._place.why_not(error))
                 return
         if self._link is not None:
             self._link.send(wire.encode(wire.Word(message)))
