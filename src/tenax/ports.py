@@ -215,8 +215,9 @@ class Logs(Watchable, Protocol):
     def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
         """Whoever wants to see lines. ``generation`` is the current one."""
 
-    def answer_the_last(self) -> None:
-        """The run is over: whoever waits for lines gets what there is, now. Waits only if somebody does."""
+    def answer_the_last(self) -> Callable[[], float] | None:
+        """The run is over: whoever follows lines gets what there is, and hears that this is all. Does not wait;
+        returns how to know for how many seconds somebody may still be there (0: nobody is), if anybody has asked."""
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 

@@ -70,6 +70,12 @@ def test_usage_mistakes(words, sentence, tmp_path) -> None:
         (["t.py", "--x"], "tenax: there is no command 't.py'; did you mean: tenax run t.py --x"),
         (["--tee", "3", "t.py"], "tenax: there is no command '--tee'; did you mean: tenax run --tee 3 t.py"),
         (["rnu"], "tenax: there is no command 'rnu'; did you mean 'tenax run'?"),
+        (["help", "stauts"], "tenax: there is no command 'stauts'; did you mean 'tenax help status'?"),
+        (
+            ["help", "foo"],
+            "tenax: there is no command 'foo'; there are run, replay, ask, status, ps, logs, "
+            "stop, drain, restart, timeline, report, version, help",
+        ),
         (
             ["launch"],
             "tenax: there is no command 'launch'; there are run, replay, ask, status, ps, logs, "

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tenax.core.ledger import Goodput, Spent
 from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.failures.report import Report, headline, render, summary, to_dict, to_json
+from tenax.failures.wall_clock import WallClock
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nRuntimeError: boom'
 
@@ -637,3 +638,37 @@ def test_the_report_ends_with_what_the_time_was_spent_on() -> None:
     success = render(report(Verdict(Outcome.SUCCEEDED, "all done", goodput=goodput)))
     assert success.startswith("train.py succeeded: 90 % of 1 min 40 s was training")
     assert success.count("\n") == 1
+
+
+# --- since when -------------------------------------------------------------------------------------------------------
+
+# 2026-11-16 08:02:07 UTC is second 1000 of the agent's clock.
+CLOCK = WallClock(offset_s=1794816127.0 - 1000.0, zone_s=-12600, began_at=1000.0)
+
+
+def test_the_report_says_when_it_happened() -> None:
+    """The time of the clock with its date and zone, and how long after the start; the run has its beginning."""
+    text = render(report(failed(failure(seen_at=1032.0), failure(1, seen_at=1040.0)), clock=CLOCK))
+    assert "\n  when       04:32:39 (2026-11-16, -03:30), 32 s after the start\n" in text
+    assert "\n  run        run, role default, began 04:32:07 (2026-11-16, -03:30)\n" in text
+
+
+def test_an_exception_counts_from_when_it_was_raised() -> None:
+    """However long its process took to die."""
+    made = report(failed(failure(seen_at=1032.0, raised_at=1002.5)), clock=CLOCK)
+    assert "  when       04:32:09 (2026-11-16, -03:30), 2.5 s after the start\n" in render(made)
+    data = to_dict(made)
+    assert (data["began_at"], data["failed_at"]) == (1794816127.0, 1794816129.5)
+
+
+def test_without_a_clock_no_time_is_said() -> None:
+    """Nor is one made up; a run in which nothing failed has only its beginning."""
+    text, data = render(report(failed(BOOM))), to_dict(report(failed(BOOM)))
+    assert "\n  when " not in text
+    assert "began" not in text
+    assert (data["began_at"], data["failed_at"]) == (None, None)
+    unbegun = msgspec.structs.replace(CLOCK, began_at=None)
+    text = render(report(failed(failure(seen_at=1032.0)), clock=unbegun))
+    assert "\n  when       04:32:39 (2026-11-16, -03:30)\n" in text
+    data = to_dict(report(Verdict(Outcome.CANCELLED, "asked", signal=2), clock=CLOCK))
+    assert (data["began_at"], data["failed_at"]) == (1794816127.0, None)

@@ -59,6 +59,10 @@ class Run:
         """Make it print this. When this returns, it has."""
         assert worker.ask(json.dumps({"print": text, "to": to})) == "done"
 
+    def say_and_end(self, worker: Worker, text: str, code: int = 0) -> None:
+        """Make it print this and end in the same moment."""
+        worker.tell(json.dumps({"print": text, "to": 1}) + "\n" + json.dumps({"exit": code}))
+
     def end(self, worker: Worker, code: int = 0) -> None:
         worker.tell(json.dumps({"exit": code}))
 

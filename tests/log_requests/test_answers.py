@@ -6,16 +6,20 @@ import os
 import select
 import time
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 import pytest
 
 from tenax.core.requests import LogsWanted
 from tenax.logs.recall import MOST_BYTES
-from tenax.logs.specs import DefaultLogsSpecs
-from tenax.runtime.log_answers import Cursor, RankSet, WrongRequest
+from tenax.logs.specs import DefaultLogsSpecs, LogsDest
+from tenax.runtime.log_answers import Cursor, LogAnswers, RankSet, WrongRequest
 from tenax.runtime.worker_logs import WorkerLogs
 from tenax.view.log_lines import LogAnswer
+
+if TYPE_CHECKING:
+    from tenax.logs.scribe import Scribe
 
 PATIENCE_S = 30.0
 
@@ -160,20 +164,112 @@ def test_an_answer_is_bounded(node: Node) -> None:
 
 
 def test_only_so_many_may_wait(node: Node) -> None:
-    """And when the run ends, all of them are answered."""
+    """For one more the first of them is answered, with nothing; who does not wait is answered anyway."""
     node.begin(1, [0])
     cursor = node.answer().cursor
     waiting = [node.ask(cursor=cursor, wait_s=1e9) for _ in range(32)]
-    assert node.refusal(cursor=cursor) == "32 others wait for lines of this node already; try again later"
+    assert texts(node.answer(cursor=cursor)) == []
+    assert not any(waiting)
+    waiting.append(node.ask(cursor=cursor, wait_s=1e9))
+    node.until(lambda: bool(waiting[0]))
+    assert isinstance(waiting[0][0][0], LogAnswer)
+    assert not any(waiting[1:])
+    node.write(0, b"something\n")
+    node.until(lambda: all(waiting))
+
+
+def test_when_the_run_ends_all_who_follow_hear_all(node: Node) -> None:
+    """And that this is all, also those who ask once more; then nobody is waited for."""
+    node.begin(1, [0])
+    cursor = node.answer().cursor
+    waiting = [node.ask(cursor=cursor, wait_s=1e9) for _ in range(3)]
     node.write(0, b"the end")
     for descriptor in node.outputs.values():
         os.close(descriptor)
     node.outputs = {}
-    node.logs.answer_the_last()
-    for answers in waiting:
-        ((value, error),) = answers
-        assert isinstance(value, LogAnswer)
-        assert (texts(value), error) == (["the end"], "")
+    followed_for = node.logs.answer_the_last()
+    assert followed_for is not None
+    assert followed_for() > 0
+    told: list[str] = []
+    while waiting:
+        answers = waiting.pop()
+        node.until(lambda answers=answers: bool(answers))  # type: ignore[misc]
+        ((answer, error),) = answers
+        assert isinstance(answer, LogAnswer), error
+        told += texts(answer)
+        if not answer.is_over:  # it came before the node knew that this was all
+            waiting.append(node.ask(cursor=answer.cursor, wait_s=1e9))
+    assert told == ["the end"] * 3
+    assert followed_for() == 0
+
+
+def test_nobody_is_waited_for_who_does_not_follow(node: Node) -> None:
+    """When the run ends: nobody has asked, or only for what there is."""
+    assert node.logs.answer_the_last() is None
+    node.begin(1, [0])
+    node.answer()
+    followed_for = node.logs.answer_the_last()
+    assert followed_for is not None
+    assert followed_for() == 0
+
+
+class Copies:
+    """A scribe whose thread has copied streams that were still open, and takes its time to look at them."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[tuple[object, ...]], Callable[[dict[str, object]], None]]] = []
+
+    def recall(self, wants: list[tuple[object, ...]], answer: Callable[[dict[str, object]], None], **_: object) -> int:
+        self.asked.append((wants, answer))
+        return len(self.asked)
+
+    def hurry(self, *_: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("cursor", ["", "1:1:a"], ids=["the last lines", "what follows"])
+def test_a_generation_is_left_only_when_all_of_it_was_told(cursor: str) -> None:
+    """Its streams were open when they were copied; until the answer came they have said more, and the next began."""
+    generations = {1: ({0: 0}, LogsDest())}
+    copies = Copies()
+    answers = LogAnswers(cast("Scribe", copies), generations)
+    told: list[LogAnswer] = []
+
+    def ask(cursor: str) -> None:
+        answers.answer(LogsWanted("here", cursor=cursor, wait_s=20.0), lambda value, _: told.append(value))
+
+    found = {"lines": [], "positions": [20, 0], "left_out": [], "is_more": False, "is_over": False, "incarnation": 1}
+    ask(cursor)
+    generations[2] = ({0: 0}, LogsDest())
+    copies.asked[-1][1](found)
+    assert (told[-1].cursor, told[-1].is_more) == ("1:1:14", True)
+    ask(told[-1].cursor)
+    assert [want[0] for want in copies.asked[-1][0]] == ["1.0.1", "1.0.2"]
+    copies.asked[-1][1]({**found, "positions": [30, 0], "is_over": True})
+    assert (told[-1].cursor, told[-1].is_more) == ("1:2:", True)
+    ask(told[-1].cursor)
+    assert [want[0] for want in copies.asked[-1][0]] == ["2.0.1", "2.0.2"]
+
+
+def test_streams_that_have_ended_are_no_news_to_who_follows_the_run(node: Node) -> None:
+    """The worker is done, others are not: the next answer comes with the next generation. Who wants only this one
+    hears at once that it is over."""
+    node.begin(1, [0])
+    node.write(0, b"done\n")
+    for descriptor in node.outputs.values():
+        os.close(descriptor)
+    node.outputs = {}
+    cursor = node.answer(cursor="start").cursor
+    answers = node.ask(cursor=cursor, wait_s=PATIENCE_S)
+    answer = node.answer(cursor=cursor, generation=1, wait_s=PATIENCE_S)
+    assert (texts(answer), answer.is_over) == ([], True)
+    node.answer(cursor=cursor)
+    assert not answers
+    node.begin(2, [0])
+    node.until(lambda: bool(answers))
+    told = answers[0][0]
+    assert isinstance(told, LogAnswer)
+    assert (texts(told), told.is_more, told.is_over) == ([], True, False)
 
 
 def test_cursors() -> None:

@@ -7,8 +7,11 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from e2e.harness import Done, Running, until
 from places import own_endpoint
+from tenax.failures.exit_codes import CANCELLED
 
 from .conftest import Run
 
@@ -133,6 +136,95 @@ def test_following_across_a_restart(run: Run) -> None:
     assert [line for line in shown if line.startswith("rank 0 | one")] == [f"rank 0 | one {n}" for n in range(0, 20, 2)]
     assert [line for line in shown if line.startswith("rank 1 | one")] == [f"rank 1 | one {n}" for n in range(1, 20, 2)]
     assert shown[21:] == ["--- generation 2", "rank 0 | two begins", "rank 1 | two goes on"]
+
+
+@pytest.mark.parametrize("flags", [[], ["--tee", "3"], ["--redirects", "3"]], ids=["memory", "tee", "files"])
+def test_who_follows_sees_why_the_run_failed(run: Run, flags: list[str]) -> None:
+    """The last lines of every generation, printed just before a worker ends; then how the run ended."""
+    run.start("--nproc-per-node", "2", "--max-restarts", "1", *flags)
+    follower = run.follow("seen", "--follow")
+    for number in (1, 2):
+        workers = run.desk.generation(2, number=number)
+        run.say(workers[1], f"begins {number}\n")
+        until_shown(follower, f"begins {number}")
+        run.say_and_end(workers[0], "Traceback\n" + "  File\n" * 50 + "ValueError, unfinished", 1)
+    done = follower.wait()
+    said = ["rank 0 | Traceback", *["rank 0 |   File"] * 50, "rank 0 | ValueError, unfinished"]
+    expected = ["rank 1 | begins 1", *said, "--- generation 2", "rank 1 | begins 2", *said]
+    assert (done.code, lines(done)) == (0, expected)
+    assert re.fullmatch(r"tenax logs: the run 'seen' failed: .*\n", done.err)
+    assert run.agents[0].wait().code == 1
+
+
+def test_who_follows_sees_the_last_lines_of_all_nodes(run: Run) -> None:
+    """Whoever is asked: the agent with the coordinator, the other one, or the coordinator at its endpoint."""
+    meeting = own_endpoint()
+    flags = ["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "tcp", "--rdzv-endpoint", meeting]
+    agents = [run.start(*flags), run.start(*flags)]
+    workers = run.desk.generation(2)
+    followers = [run.follow(str(agent.pid), "--follow") for agent in agents]
+    followers.append(run.follow("seen", "--follow", "--endpoint", meeting))
+    for worker in workers:
+        run.say(worker, f"begins {worker.rank}\n")
+        for follower in followers:
+            until_shown(follower, f"begins {worker.rank}")
+    for worker in workers:
+        run.say_and_end(worker, f"last words of {worker.rank}\n" * 100)
+    for follower in followers:
+        done = follower.wait()
+        assert (done.code, done.err) == (0, "tenax logs: the run 'seen' succeeded: all 2 workers succeeded\n")
+        for rank in (0, 1):
+            said = [line for line in lines(done) if line.startswith(f"rank {rank} |")]
+            assert said == [f"rank {rank} | begins {rank}"] + [f"rank {rank} | last words of {rank}"] * 100
+    for agent in agents:
+        assert agent.wait().code == 0
+
+
+def test_lines_of_a_node_that_is_gone(run: Run) -> None:
+    """It is not said that there is no such rank, but where its lines are."""
+    meeting = own_endpoint()
+    flags = ["--nnodes", "1:2", "--nproc-per-node", "2", "--rdzv-backend", "tcp", "--rdzv-endpoint", meeting]
+    flags += ["--rdzv-conf", "last_call_timeout=600"]
+    agent = run.start(*flags)
+    lost = run.start(*flags)
+    workers = run.desk.generation(4)
+    run.say(workers[0], "of rank 0\n")
+    run.say(workers[3], "of rank 3\n")
+    workers[0].ask('{"stubborn": true}')  # generation 1 ends when this one does
+    lost.send(signal.SIGKILL)
+    agent.until_said("asking the workers to end")
+    where = "what it kept in files is in its log folder on that host ('tenax logs FOLDER' shows it there)"
+    gone = f"tenax logs: the node of ranks 2 to 3 in generation 1 is gone from the run; {where}\n"
+    done = run.logs("seen", "--rank", "3")
+    assert (done.code, done.out, done.err) == (1, "", gone)
+    done = run.logs("seen", "--rank", "0,3")
+    assert (done.code, done.out, done.err) == (0, "rank 0 | of rank 0\n", gone)
+    run.end(workers[0])
+    workers = run.desk.generation(2, number=2)
+    done = run.logs("seen", "--rank", "3", "--generation", "1")
+    missing = f"tenax logs: there are no such lines; if the node of rank 3 is gone, {where}\n"
+    assert (done.code, done.out, done.err) == (1, "", missing)
+    run.agents.remove(lost)
+    run.bench.leaves_within_s = 1.0  # what was killed leaves helpers that go by themselves
+    run.finish(workers)
+
+
+def test_on_a_terminal_ctrl_c_ends_its_line(run: Run) -> None:
+    """What the shell shows next is not behind the ``^C``."""
+    from e2e.harness import TENAX, Terminal
+
+    run.start("--nproc-per-node", "1")
+    (worker,) = run.desk.generation(1)
+    run.say(worker, "first\n")
+    terminal = Terminal([*TENAX, "logs", "seen", "--follow"], run.bench, env={"TENAX_DOORS": run.doors})
+    try:
+        terminal.until("first\r\n")
+        terminal.type(b"\x03")
+        assert terminal.wait() == CANCELLED
+        assert terminal.seen.endswith("first\r\n^C\r\n")
+    finally:
+        terminal.close()
+    run.finish([worker])
 
 
 def test_following_one_generation_ends_with_it(run: Run) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -118,6 +119,54 @@ def test_a_reader_who_is_too_slow_is_told_what_it_missed() -> None:
     found = following([from_memory(tail, 100)], Query())
     assert found.left_out == [(0, tail.first - 100, recall.FORGOTTEN)]
     assert found.lines[0].text.startswith(CUT)
+
+
+def pages(make: Callable[[list[int]], list[Source]], query: Query) -> Iterator[Recalled]:
+    """All answers to somebody who gives the positions back as long as there is more."""
+    positions = [0] * len(make([0, 0, 0]))
+    while True:
+        found = following(make(positions), query)
+        assert found.positions != positions or not found.is_more, "it promises more and does not move"
+        yield found
+        positions = found.positions
+        if not found.is_more:
+            return
+
+
+def test_a_clock_that_is_set_back() -> None:
+    """Every answer moves on, each line comes once and in order, and its time is what that clock said."""
+    times = [1000.0 + number for number in range(300)] + [500.0 + number for number in range(300)]
+    one, two = Tail(), Tail()
+    for number, at in enumerate(times):
+        one.add(b"one %03d\n" % number, at)
+        two.add(b"two %03d\n" % number, 900.0 + number)
+    told: list[list[tuple[bytes, float]]] = [[], []]
+    for found in pages(lambda at: [from_memory(one, at[0]), from_memory(two, at[1])], Query(most=5000)):
+        for line in found.lines:
+            told[line.source].append((line.text, line.at))
+    assert told[0] == [(b"one %03d" % number, at) for number, at in enumerate(times)]
+    assert told[1] == [(b"two %03d" % number, 900.0 + number) for number in range(600)]
+    since = following([from_memory(one, 0)], Query(since=1200.0, most=1 << 30))
+    assert texts(since) == [b"one %03d" % number for number in range(200, 300)]
+
+
+def test_an_unfinished_line_comes_once_in_the_end() -> None:
+    """In however many answers the rest comes; and also if it is larger than all of them."""
+    prompt = filled((1.0, b"p" * 9000))
+    other = filled((2.0, b"".join(b"line %04d\n" % number for number in range(800))))
+    told: list[list[bytes]] = [[], []]
+    count = 0
+    for found in pages(
+        lambda at: [from_memory(prompt, at[0]), from_memory(other, at[1])], Query(unfinished=True, most=8000)
+    ):
+        count += 1
+        for line in found.lines:
+            told[line.source].append(line.text)
+        left_out = found.left_out
+    assert count > 5
+    assert told[1] == [b"line %04d" % number for number in range(800)]
+    assert told[0] == [b"p" * 9000] or left_out == [(0, 9000, recall.TOO_MUCH)]
+    assert texts(following([from_memory(prompt, 0)], Query(unfinished=True, most=8000))) == [b"p" * 9000]
 
 
 Pieces = some.lists(
@@ -238,6 +287,30 @@ def test_searching_a_file(tmp_path: Path) -> None:
     with kept(tmp_path / "attempt_0" / "0" / "stdout.log", tail, 0) as source:
         found = following([source], Query(since=1000.0 + 11_995))
     assert texts(found) == lines[-5:]
+
+
+def test_searching_takes_time_for_each_byte_once(tmp_path: Path) -> None:
+    """Some lines in a large file: not the whole of it for each line of it."""
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(b"%d ok\n" % n if n % 10_000 else b"epoch %d\n" % n for n in range(400_000)))
+    expected = [b"epoch %d" % number for number in range(0, 400_000, 10_000)]
+    began = time.process_time()
+    found = last([Source(path=os.fsencode(path), in_memory=False)], Query(last=100, needle=b"epoch"))
+    told = following([Source(path=os.fsencode(path), in_memory=False, start=0)], Query(needle=b"epoch"))
+    assert (texts(found), texts(told)) == (expected, expected)
+    assert time.process_time() - began < 5.0
+
+
+def test_the_last_lines_of_a_slow_worker_have_their_times(tmp_path: Path) -> None:
+    """One short line a second, for hours: what came in the last minutes is found."""
+    path = tmp_path / "attempt_0" / "0" / "stdout.log"
+    path.parent.mkdir(parents=True)
+    file = LogFile(os.fsencode(path))
+    for number in range(6000):
+        file.append(b"step %05d\n" % number, 1000.0 + number)
+    file.close()
+    found = last([Source(path=os.fsencode(path), in_memory=False)], Query(last=500, since=1000.0 + 5900))
+    assert [(line.text, line.at) for line in found.lines] == [(b"step %05d" % n, 1000.0 + n) for n in range(5900, 6000)]
 
 
 def test_a_file_that_is_behind(tmp_path: Path) -> None:

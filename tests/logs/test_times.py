@@ -48,6 +48,18 @@ def test_what_is_looked_up(tmp_path: Path) -> None:
     assert reader.position_at(1e12) == 999_900
 
 
+def test_all_of_them_however_many(tmp_path: Path) -> None:
+    """A worker that prints a short line now and then has more of them in one portion than are read at once."""
+    log = log_in(tmp_path)
+    writer = TimesWriter(log)
+    for number in range(10_000):
+        writer.note(number * 11, 1000.0 + number)
+    writer.close()
+    reader = TimesReader(log)
+    assert reader.between(0, 1 << 40) == [(number * 11, 1000.0 + number) for number in range(10_000)]
+    assert reader.between(0, 9000 * 11)[-1] == (8999 * 11, 9999.0)
+
+
 def test_half_a_record_is_none(tmp_path: Path) -> None:
     """Its writer was killed. The next one goes on, and a reader does not stumble."""
     log = log_in(tmp_path)

@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from tenax.core.coordinator import CancelRequested, Ending, Heard, Opened, RunSettings
-from tenax.core.messages import NodeInfo, NodeJoined, NodeReady, WorkersRunning
-from tenax.core.requests import AgentWanted, DrainWanted, LogsWanted, RestartWanted, StatusWanted, StopWanted
+from tenax.core.messages import NodeDraining, NodeInfo, NodeJoined, NodeReady, WorkersRunning
+from tenax.core.requests import (
+    AgentWanted,
+    DrainWanted,
+    LogsWanted,
+    NodeWanted,
+    RestartWanted,
+    StatusWanted,
+    StopWanted,
+)
 from tenax.loop import Loop
 from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
@@ -143,6 +151,26 @@ def test_a_restart_needs_a_generation_that_runs(office: Office) -> None:
     assert office.seat.state.ended_by is Ending.REQUEST
 
 
+def test_a_restart_is_not_promised_when_too_few_stay_for_another_generation(office: Office) -> None:
+    office.run()
+    office.seat.step(Heard("a", NodeDraining(1, 30.0, "Ctrl-C")))
+    assert office.ask(RestartWanted("new data")) == (None, "generation 1 is ending already: a was asked to leave")
+    office.node("c")  # a spare, which takes its place
+    assert office.ask(RestartWanted("new data")) == ("generation 1 is being ended, and another follows", "")
+
+
+def test_a_node_drains_since_it_was_asked_to_leave(office: Office) -> None:
+    office.run()
+    formed = {node.name: node.since for node in office.ask(StatusWanted())[0].nodes}
+    office.wait_until(100.0)
+    office.seat.step(Heard("a", NodeDraining(1, 30.0, "Ctrl-C")))
+    office.wait_until(110.0)
+    office.seat.step(Heard("a", NodeDraining(1, 30.0, "Ctrl-C")))  # its link had broken: it says so again
+    draining, working = office.ask(StatusWanted())[0].nodes
+    assert (draining.state, draining.since) == ("draining", formed["a"] + 100.0)
+    assert (working.state, working.since) == ("working", formed["b"])
+
+
 def test_a_run_that_is_over_is_not_operated(office: Office) -> None:
     office.run()
     assert office.ask(StopWanted("enough"))[1] == ""
@@ -161,6 +189,15 @@ def test_a_node_is_meant_by_id_rank_or_host(office: Office, name: str, node_id: 
         assert office.passed_on == []
         assert error.startswith("there is no node ")
         assert len(error) < 300
+
+
+def test_a_name_that_nobody_has_is_answered_with_names_and_ranks(office: Office) -> None:
+    office.run()
+    office.node("c", "host-of-c")
+    refusal = "there is no node 'vmm'; there are a (rank 0), b (rank 1), host-of-c"
+    for request in (DrainWanted("vmm", ""), LogsWanted("vmm"), NodeWanted("vmm")):
+        assert office.ask(request) == (None, refusal)
+    assert office.ask(NodeWanted("1")) == ("b", "")
 
 
 def test_what_may_be_two_nodes_is_none(office: Office) -> None:

@@ -77,6 +77,38 @@ def test_a_node_is_drained_and_the_others_go_on(operator: Operator) -> None:
     operator.cluster.finish(workers)
 
 
+def test_a_node_that_is_not_there_is_refused_before_anybody_is_asked(operator: Operator) -> None:
+    """A name that the status does not show is known all the same."""
+    (named,) = operator.cluster.start(env={"TENAX_NODE_NAME": "first-of-rack-7"})
+    named.until_said("this node serves the coordinator")
+    operator.cluster.start()
+    operator.until_found()
+    status = operator.until_status(named, lambda status: len(status.nodes) == 2 and working(status))
+    workers = operator.cluster.desk.generation(2)
+    terminal = operator.terminal("drain", "vmm", columns=300)
+    assert terminal.wait() == 1
+    names = ", ".join(f"{node.name} (rank {node.rank})" for node in status.nodes)
+    assert terminal.seen == f"tenax drain: there is no node 'vmm'; there are {names}\r\n"
+    terminal = operator.terminal("drain", "first-of-rack-7", columns=300)
+    terminal.until("Go on? [y/N] ")
+    first = next(node.name for node in status.nodes if node.is_coordinator)
+    assert f"This lets {first} leave the run 'run': its worker will be asked to end; " in terminal.seen
+    terminal.type(b"n\n")
+    assert terminal.wait() == 1
+    operator.cluster.finish(workers)
+
+
+def test_who_ends_a_run_that_gathers_is_told_that_no_worker_runs(operator: Operator) -> None:
+    (agent,) = operator.cluster.start(workers=2)
+    operator.until_found(agent)
+    terminal = operator.terminal("stop")
+    terminal.until("Go on? [y/N] ")
+    assert "This ends the run 'run', of which no worker runs." in terminal.seen
+    terminal.type(b"y\n")
+    assert terminal.wait() == 0
+    assert agent.wait() == 130
+
+
 def test_stop_ends_every_node_as_cancelled(operator: Operator) -> None:
     agents = start(operator)
     operator.cluster.desk.generation(2)

@@ -19,7 +19,7 @@ from tenax.failures.cause import sentence_of
 from .corpus import Seed
 
 _HERE = Path(__file__).parent
-_OF_THE_NODE = {"log_dir", "journal", "host"}
+_OF_THE_NODE = {"log_dir", "journal", "host", "began_at", "failed_at"}  # each has a clock of its own
 _numbers = itertools.count(1)
 _GROUPS = (
     (Path("/sys/fs/cgroup/memory"), {"memory.limit_in_bytes": 48 << 20}),

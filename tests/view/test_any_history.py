@@ -64,6 +64,7 @@ def check(part: RunPart, machine: CoordinatorMachine, at: float) -> None:
     for node in history.nodes:  # H3
         assert all(span.until > span.since for span in node.spans), node
         assert all(before.until <= after.since for before, after in pairwise(node.spans)), node
+    assert all(before.until <= after.since for before, after in pairwise(history.hangs))
     numbers = [each.number for each in history.generations]
     assert numbers == sorted(numbers)
     if phases := phases_of(history):

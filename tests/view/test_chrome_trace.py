@@ -12,6 +12,7 @@ from tenax.cli.journals import read_histories
 from tenax.view.chrome_trace import phases_of, trace_in_text
 from tenax.view.history import RunHistory
 from view.test_history import a_run_of_two, an_agent
+from view.told_run import ToldAgent, ToldRun
 
 _PHASES = {"X", "M", "i"}
 _METADATA = {"process_name", "thread_name", "process_sort_index", "thread_sort_index"}
@@ -80,6 +81,28 @@ def test_what_is_in_it(tmp_path: Path) -> None:
     assert (instants["rank 2 failed"]["ts"], instants["rank 2 failed"]["pid"]) == (9_000_000, 3)
     workers = [event for event in spans if event["pid"] == 3 and event["tid"] == 1]
     assert [(each["name"], each["args"]["exit_code"]) for each in workers] == [("rank 2 failed", 1), ("rank 2", 0)]
+
+
+def test_hangs_and_ends_that_are_not_known(tmp_path: Path) -> None:
+    """A hang that was only reported is a span of the run; a worker whose end was not written is marked."""
+    run = ToldRun(tmp_path, count=2, on_hang="report")
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.hang(10.0, 20.0)
+    run.move_again(1, 57.0)
+    run.succeed(60.0)
+    run.close()
+    agent = ToldAgent(tmp_path)
+    agent.start(1, 1.0)
+    (history,) = read_histories([str(tmp_path)]).histories
+    trace = json.loads(trace_in_text(history))
+    check_format(trace)
+    (hang,) = [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == "hang"]
+    assert (hang["name"], hang["ts"], hang["dur"]) == ("nothing moved", 9_000_000, 47_000_000)
+    assert hang["args"] == {"generation": 1, "who": "no rank stands out; ranks 0, 1 on node0: at train.py:40 in step"}
+    (worker,) = [event for event in trace["traceEvents"] if event["name"] == "rank 0, end not known"]
+    assert (worker["ts"], worker["dur"]) == (100_000, 58_900_000)
+    agent.close(60.0)
 
 
 def test_the_phases_of_a_run_are_its_ledger(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from e2e.harness import PATIENCE_S
 from view.test_history import a_run_of_two, an_agent
-from view.told_run import WALL, ToldRun
+from view.told_run import WALL, ToldRun, replaced
 
 
 def tenax(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -99,7 +99,8 @@ def test_a_report(logs: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "job: succeeded (all 2 workers succeeded)"
-    assert lines[1].startswith("  83 % of 59 s was training; ")
+    assert lines[1] == f"  train.py, began 2023-11-14 22:13:21 UTC, in {logs / 'job_1'}"
+    assert lines[2].startswith("  83 % of 59 s was training; ")
     assert "generations ended early: RuntimeError 1, a node was lost 1" in lines
     assert lines[-1] == f"the page: {tmp_path / 'report.html'}"
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
@@ -122,6 +123,17 @@ def test_a_report_for_a_program(logs: Path, tmp_path: Path) -> None:
     assert (found["runs"][0]["run_id"], found["runs"][0]["outcome"]) == ("job", "succeeded")
     assert found["goodput"]["spent"]["training_s"] == 49.0
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("command", ["replay", "timeline", "report"])
+@pytest.mark.parametrize("name", ["coordinator.jsonl", "journal.jsonl"])
+def test_a_time_that_no_calendar_has(logs: Path, tmp_path: Path, command: str, name: str) -> None:
+    """A broken header is shown as it is, without a traceback."""
+    path = logs / "job_1" / name
+    header, _, rest = path.read_text().partition("\n")
+    path.write_text(f"{replaced(header, wall_time=1e300)}\n{rest}")
+    done = tenax(command, path, cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
 
 
 @pytest.mark.parametrize("command", ["timeline", "report"])

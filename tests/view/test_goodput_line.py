@@ -54,12 +54,12 @@ def test_a_run_that_never_trained() -> None:
 def test_steps_that_cost_no_time_are_named() -> None:
     """One step that was done again."""
     line = goodput_in_words(Goodput(Spent(training_s=100), lost_steps=1))
-    assert line == "100 % of 1 min 40 s was training; lost 0 % (1 step done again)"
+    assert line == "100 % of 1 min 40 s was training; lost under 1 % (1 step done again)"
 
 
 @pytest.mark.parametrize(
     ("part", "said"),
-    [(0, "0 %"), (0.1, "less than 1 %"), (0.6, "1 %"), (50, "50 %"), (99.97, "99.9 %"), (100, "100 %")],
+    [(0, "0 %"), (0.1, "under 1 %"), (0.6, "1 %"), (50, "50 %"), (99.97, "99.9 %"), (100, "100 %")],
 )
 def test_shares(part: float, said: str) -> None:
     """Nearly nothing is not nothing, and nearly all is not all."""

@@ -9,12 +9,15 @@ import pytest
 
 from tenax.cli.journals import find_journals, read_histories
 from tenax.core.coordinator import EarlierCoordinatorGone
-from tenax.core.events import RunEnded
+from tenax.core.events import HangFound, HangOver, RunEnded
 from tenax.core.ledger import Goodput, Spent
+from tenax.core.messages import HangReport, StackPlace
 from tenax.core.model import Outcome, Verdict
 from tenax.runtime.run_journal import read_run_journal
+from tenax.view.chrome_trace import phases_of
 from tenax.view.coordinator_history import history_of_run
 from tenax.view.history import RunHistory
+from tenax.view.summary import summary_in_words, summary_of
 from view.told_run import WALL, ToldAgent, ToldRun
 
 
@@ -255,6 +258,49 @@ def test_an_agent_that_was_killed(tmp_path: Path) -> None:
     agent.close(2.0)
 
 
+def test_workers_of_a_killed_agent_last_as_long_as_their_generation(tmp_path: Path) -> None:
+    """The coordinator saw when their node was lost, or when its generation ended; their own end is not known."""
+    run = ToldRun(tmp_path / "c", count=2, least=1)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.lose(1, 30.0)
+    run.stop_the_others(32.0)
+    run.all_run(35.0)
+    run.succeed(60.0)
+    run.close()
+    killed = [ToldAgent(tmp_path / "a0", "node0"), ToldAgent(tmp_path / "a1", "node1")]
+    killed[0].start(1, 1.0, 0)
+    killed[1].start(1, 1.0, 1)
+    first, second = the_history(tmp_path).nodes
+    assert [(each.rank, each.until - WALL, each.ended) for each in first.workers] == [(0, 32.0, ""), (1, 32.0, "")]
+    assert [(each.rank, each.until - WALL, each.ended) for each in second.workers] == [(2, 30.0, ""), (3, 30.0, "")]
+    for agent in killed:
+        agent.close(60.0)
+
+
+def test_a_killed_coordinators_run_lasts_as_long_as_anybody_saw(tmp_path: Path) -> None:
+    """What another node saw later belongs to the run; what the coordinator did not see is in none of its sums."""
+    run = ToldRun(tmp_path / "c", count=2)
+    run.all_join(1.0)
+    run.all_run(3.0)  # and its host dies, with the agent that served it
+    served = ToldAgent(tmp_path / "c", "node0")
+    served.start(1, 1.0, 0)
+    other = ToldAgent(tmp_path / "a1", "node1")
+    other.start(1, 1.0, 1)
+    other.exit(1, 0, 1, 40.0)
+    other.exit(1, 1, -15, 40.5)
+    other.cleared(1, 41.0)
+    history = the_history(tmp_path)
+    assert (history.outcome, history.ended_at - WALL) == ("", 41.0)
+    assert history.goodput is not None
+    assert history.goodput.spent == Spent(starting_s=2.0)
+    assert phases_of(history)[-1][1] == WALL + 3.0
+    assert [each.until - WALL for each in history.nodes[0].workers] == [41.0, 41.0]
+    run.close()
+    served.close(0.0)
+    other.close(41.0)
+
+
 def test_workers_find_their_node(tmp_path: Path) -> None:
     """The coordinator's journal and the agents', from as many folders as there are hosts, are one history."""
     a_run_of_two(tmp_path / "host0").close()
@@ -284,6 +330,125 @@ def test_two_agents_on_one_host(tmp_path: Path) -> None:
     history = the_history(tmp_path)
     found = {node.node_id: {each.rank for each in node.workers} for node in history.nodes}
     assert found == {"n0": {0, 1}, "n1": {2, 3}}
+
+
+# --- ends that only agents know ---------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_interrupted(tmp_path: Path) -> None:
+    """The last node leaves before there is a verdict for all: the run ended as that node did."""
+    run = ToldRun(tmp_path)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.interrupt(0, 10.0)
+    run.close()
+    agent = ToldAgent(tmp_path)
+    agent.start(1, 1.0)
+    agent.interrupt(1, 10.0)
+    agent.close(10.5)
+    history = the_history(tmp_path)
+    assert (history.outcome, history.why) == ("cancelled", "SIGINT: the agent was asked to stop")
+    assert history.missing == ()
+    summary = summary_of([history])
+    assert summary.ends == ()
+    assert summary_in_words(summary).startswith("job: cancelled (SIGINT: the agent was asked to stop)\n")
+
+
+def test_a_run_that_everybody_left_without_their_journals(tmp_path: Path) -> None:
+    """Where its end stands is said. (H1)"""
+    run = ToldRun(tmp_path)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.interrupt(0, 10.0)
+    run.close()
+    history = the_history(tmp_path)
+    assert history.outcome == ""
+    assert history.missing == (
+        "every node left before there was a verdict, the last one because the agent was asked to stop; "
+        "how that ended is in its own journal (journal.jsonl on node0)",
+    )
+
+
+def test_a_node_that_was_interrupted_does_not_end_the_run(tmp_path: Path) -> None:
+    """The others go on, and how that ends is not known here."""
+    run = ToldRun(tmp_path / "c", count=2, least=1)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.interrupt(1, 10.0)
+    agent = ToldAgent(tmp_path / "a", "node1")
+    agent.start(1, 1.0, 1)
+    agent.interrupt(1, 10.0)
+    agent.close(10.5)
+    history = the_history(tmp_path)
+    assert history.outcome == ""
+    assert history.missing[-1] == "for the agent on node1 the run was cancelled: SIGINT: the agent was asked to stop"
+    run.close()
+
+
+def test_what_all_were_told_is_the_end(tmp_path: Path) -> None:
+    """A coordinator's journal that is cut off has no verdict, but every agent has heard it."""
+    run = ToldRun(tmp_path / "c", count=2)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    verdict = Verdict(Outcome.FAILED, "no restart is left", goodput=Goodput(Spent(1, 2, 3)))
+    agent = an_agent(tmp_path / "a", "node1", 1)
+    agent.step(RunEnded(verdict, 61.0), 61.0)
+    agent.close(61.0)
+    history = the_history(tmp_path)
+    assert (history.outcome, history.why) == ("failed", "no restart is left")
+    assert not [each for each in history.missing if "goes on" in each]
+    run.close()
+
+
+def test_a_run_after_one_that_was_interrupted(tmp_path: Path) -> None:
+    """Everybody had left: the next one of the same name is another run."""
+    for number in (0, 1):
+        run = ToldRun(tmp_path / str(number), wall=WALL + 1000 * number)
+        run.all_join()
+        run.all_run(1.0)
+        run.interrupt(0, 2.0)
+        run.close()
+    found = read_histories([str(tmp_path)])
+    assert [each.began_at - WALL for each in found.histories] == [0.0, 1000.0]
+
+
+# --- hangs ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_hang_that_was_only_reported(tmp_path: Path) -> None:
+    """From when nothing moved until something did, or until the generation ended; who was elsewhere, and where."""
+    run = ToldRun(tmp_path, count=2, on_hang="report")
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.hang(10.0, 20.0)
+    run.move_again(1, 57.0)
+    run.hang(70.0, 80.0)
+    run.fail(0, 90.0)
+    run.close()
+    history = the_history(tmp_path)
+    assert [(each.generation, each.since - WALL, each.until - WALL) for each in history.hangs] == [
+        (1, 10.0, 57.0),
+        (1, 70.0, 90.0),
+    ]
+    words = summary_in_words(summary_of([history]))
+    assert (
+        "  nothing moved for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)\n"
+        in words
+    )
+    assert "  nothing moved for 20 s in generation 1 (" in words
+
+
+def test_a_hang_in_the_journal_of_an_agent(tmp_path: Path) -> None:
+    """Every node was told of it."""
+    agent = ToldAgent(tmp_path)
+    agent.start(1, 1.0)
+    report = HangReport(1, 2, 4, 10.0, "no step", (StackPlace((3,), ("train.py:12 in load",), host="node1"),))
+    agent.step(HangFound(1, report), 20.0)
+    agent.step(HangOver(1), 57.0)
+    agent.close(58.0)
+    (hang,) = the_history(tmp_path).hangs
+    assert (hang.generation, hang.since - WALL, hang.until - WALL) == (1, 10.0, 57.0)
+    assert hang.who == "rank 3 on node1: at train.py:12 in load"
 
 
 # --- several runs, several coordinators -------------------------------------------------------------------------------

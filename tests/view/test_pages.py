@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
+import tenax.dashboard
 from tenax.cli.journals import read_histories
+from tenax.view.chrome_trace import trace_in_text
 from tenax.view.history import RunHistory
+from tenax.view.html import page as html
 from tenax.view.html import plots
 from tenax.view.html.report_page import report_page
 from tenax.view.html.timeline_page import lanes_of, timeline_page
 from tenax.view.summary import summary_in_words, summary_of
 from view.test_history import a_run_of_two, an_agent
-from view.told_run import WALL, ToldRun
+from view.told_run import WALL, ToldAgent, ToldRun, replaced
 
 _EMPTY = {"meta", "br", "input", "line", "rect"}
 _HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> \ud800 \u202e"
@@ -194,6 +197,92 @@ def test_many_runs_together(tmp_path: Path) -> None:
         "a node was lost",
     ):
         assert told in text, told
+
+
+def test_a_victim_is_not_blamed(tmp_path: Path) -> None:
+    """If all that failed lost a peer, the cause is not known, and whoever was first is a victim."""
+    run = ToldRun(tmp_path, max_restarts=0)
+    run.all_join()
+    run.all_run(1.0)
+    run.fail(0, 50.0, "ConnectionResetError: [Errno 104] Connection reset by peer", is_consequence=True)
+    run.close()
+    (history,) = read_histories([str(tmp_path)]).histories
+    summary = summary_of([history])
+    said = "cause not known; first victim: rank 0 on node0: exit code 1: ConnectionResetError: [Errno 104]"
+    for text in (summary_in_words(summary), Reader(report_page(summary, [history])).text):
+        assert said in text
+        assert "first cause" not in text
+    assert not summary.runs[0].is_cause_known
+
+
+def test_when_what_and_where(tmp_path: Path) -> None:
+    """A run has its script, the moment at which it began, and the folder of its journals."""
+    history = the_run(tmp_path)
+    summary = summary_of([history])
+    said = f"train.py, began 2023-11-14 22:13:21 UTC, in {tmp_path / 'c'}"
+    for text in (summary_in_words(summary), Reader(report_page(summary, [history])).text):
+        assert said in text
+    assert f"train.py, in {tmp_path / 'c'}" in Reader(timeline_page(history)).text
+
+
+def test_a_hang_that_was_only_reported_is_told(tmp_path: Path) -> None:
+    """It is in the report and in the timeline, although it counts as training and nothing failed."""
+    run = ToldRun(tmp_path, count=2, on_hang="report")
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.hang(10.0, 20.0)
+    run.move_again(1, 57.0)
+    run.succeed(60.0)
+    run.close()
+    (history,) = read_histories([str(tmp_path)]).histories
+    said = "nothing moved for 47 s in generation 1 (no rank stands out; ranks 0, 1 on node0: at train.py:40 in step)"
+    for page in pages_of(history):
+        assert said in Reader(page).text
+    lanes, _ = lanes_of(history)
+    assert lanes[1] == {"n": "nothing moved", "s": [["lost", 9.0, 56.0, said]]}
+
+
+def test_a_worker_whose_end_is_not_known(tmp_path: Path) -> None:
+    """Its bar says so."""
+    run = ToldRun(tmp_path)
+    run.all_join(1.0)
+    run.all_run(3.0)
+    run.succeed(60.0)
+    run.close()
+    agent = ToldAgent(tmp_path)
+    agent.start(1, 1.0)
+    (history,) = read_histories([str(tmp_path)]).histories
+    lanes, _ = lanes_of(history)
+    assert lanes[2]["s"] == [["idle", 0.1, 59.0, "rank 0, end not known, generation 1, pid 100"]]
+    agent.close(60.0)
+
+
+@pytest.mark.parametrize(("wall", "at"), [(1e18, 0.0), (-1e18, 0.0), (1e308, -1e308), (0.0, 1e300)])
+def test_moments_that_no_calendar_has(tmp_path: Path, wall: float, at: float) -> None:
+    """A broken journal may say any number: pages, words and traces are made all the same."""
+    run = ToldRun(tmp_path)
+    run.all_join()
+    run.all_run(1.0)
+    run.succeed(2.0)
+    run.close()
+    header, *lines = run.path.read_text().splitlines()
+    lines[-2] = replaced(lines[-2], at=abs(at) or 2.0)
+    run.path.write_text("\n".join([replaced(header, wall_time=wall, at=at), *lines]) + "\n")
+    (history,) = read_histories([str(tmp_path)]).histories
+    summary = summary_of([history])
+    for page in pages_of(history):
+        assert "job" in Reader(page).text
+    assert "began ?" in summary_in_words(summary) or at > 0
+    trace_in_text(history)
+
+
+def test_the_colours_are_those_of_the_live_page() -> None:
+    """What is blue there is blue here, by day and by night."""
+    live = (Path(tenax.dashboard.__file__).parent / "page.css").read_text()
+    fills = re.findall(r"--fill-(\w+): (#\w+);", live)
+    assert len(fills) == 2 * len(plots.KINDS)
+    ours = re.findall(r"--(waiting|starting|training|stopping|lost): (#\w+);", html.page("", ""))
+    assert sorted(ours) == sorted(fills)
 
 
 def test_nothing_failed(tmp_path: Path) -> None:

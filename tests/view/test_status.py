@@ -7,7 +7,7 @@ import pytest
 
 from tenax.core import coordinator as run
 from tenax.core import messages as word
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say
+from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say, Suspicion
 from tenax.core.ledger import Spent
 from tenax.core.model import Evidence, Failure, Outcome, Verdict
 from tenax.core.policy import AnyDecision, BudgetPolicy, History, RestartPolicy, Wait
@@ -323,3 +323,36 @@ def test_a_thousand_nodes_are_a_short_message() -> None:
     assert (len(status.nodes), status.world_size, status.generation) == (count, 8 * count, 4)
     assert all(len(each.pids) == len(each.steps) == 8 for each in status.nodes)
     assert len(msgspec.json.encode(status)) < 600_000
+
+
+def _hanging(*places: word.StackPlace, is_odd: bool) -> RunStatus:
+    told = opened().up("a", "b").running("a", "b", at=10.0)
+    report = word.HangReport(1, 2, 4, 10.0, "no step", places, is_odd)
+    told.machine.state.hang = Suspicion(1, 20.0, "no step", set(), places, report)
+    return told.status(58.0)
+
+
+def test_since_when_nothing_moves_is_told_as_a_time_and_in_words() -> None:
+    """A page counts from the time; a terminal prints the words. The odd one is named alone."""
+    odd = word.StackPlace((3,), ("/job/data.py:8 in load",), host="host-b", local_rank=1)
+    others = word.StackPlace((0, 1, 2), ("/job/train.py:5 in step",), host="host-a", local_rank=0)
+    status = _hanging(odd, others, is_odd=True)
+    assert (status.hang_since, status.hang_where) == (EPOCH + 20.0, "rank 3 on host-b: at /job/data.py:8 in load")
+    still = "generation 1 seems to hang: nothing has moved for 38 s"
+    assert status.hang == f"{still}; rank 3 on host-b: at /job/data.py:8 in load"
+    assert opened().up("a", "b").status().hang_since is None
+
+
+def test_if_no_rank_stands_out_all_places_are_named() -> None:
+    """The first of them is not blamed for being the first. Of many places the first are named, and the rest counted."""
+    places = [
+        word.StackPlace((rank,), (f"/job/train.py:{rank} in step",), host="host-a", local_rank=rank)
+        for rank in range(9)
+    ]
+    assert _hanging(*places[:2], is_odd=False).hang_where == (
+        "no rank stands out: rank 0 on host-a: at /job/train.py:0 in step; rank 1 on host-a: at /job/train.py:1 in step"
+    )
+    assert _hanging(*places, is_odd=False).hang_where.endswith(
+        "rank 2 on host-a: at /job/train.py:2 in step; 6 more places"
+    )
+    assert _hanging(places[0], is_odd=False).hang_where == "rank 0 on host-a: at /job/train.py:0 in step"

@@ -14,20 +14,25 @@ from tenax.core.events import (
     GenerationFormed,
     NodeCleared,
     RunRequested,
+    SignalReceived,
     WorkerExited,
     WorkerStarted,
 )
 from tenax.core.messages import (
     FailureSeen,
     FromNode,
+    NodeBusy,
     NodeDraining,
     NodeInfo,
     NodeJoined,
     NodeLeft,
     NodeProgress,
+    NodeQuiet,
     NodeReady,
     NodeStopped,
     NodeSucceeded,
+    StackPlace,
+    StacksTaken,
     WorkerProgress,
     WorkersRunning,
 )
@@ -51,11 +56,14 @@ class ToldRun:
         least: int = 0,
         wall: float = WALL,
         name: str = "coordinator.jsonl",
+        on_hang: str = "off",
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / name
         self.count, self.slots = count, slots
-        self.settings = RunSettings(run_id, least or count, count, max_restarts, last_call_s=0.0)
+        self.settings = RunSettings(
+            run_id, least or count, count, max_restarts, last_call_s=0.0, on_hang=on_hang, hang_after_s=1.0
+        )
         self.machine = CoordinatorMachine(self.settings)
         self.journal = RunJournal(str(self.path))
         self.journal.write(RunHeader(FORMAT, "0", self.settings, "node0", wall, 0.0))
@@ -95,13 +103,20 @@ class ToldRun:
         workers = tuple(WorkerProgress(rank, first, last, since, at) for rank in range(self.slots))
         self.hear(node, NodeProgress(self.generation, at, workers), at)
 
-    def fail(self, node: int, at: float, message: str = "RuntimeError: boom", exit_code: int = 1) -> None:
+    def fail(
+        self,
+        node: int,
+        at: float,
+        message: str = "RuntimeError: boom",
+        exit_code: int = 1,
+        is_consequence: bool = False,
+    ) -> None:
         """A worker fails, everybody stops within a second and is ready again."""
         generation = self.generation
         part = self.machine.state.nodes[f"n{node}"].part
         assert part is not None
         kind = message.partition(":")[0]
-        evidence = Evidence(kind, message, traceback=f"Traceback <b>\n{message}")
+        evidence = Evidence(kind, message, traceback=f"Traceback <b>\n{message}", is_consequence=is_consequence)
         failure = Failure(generation, 0, part.first_global_rank, 10, exit_code, at, evidence=evidence)
         self.hear(node, FailureSeen(generation, failure.brief(), at), at)
         for each in self._members():
@@ -115,6 +130,28 @@ class ToldRun:
     def drain(self, node: int, at: float) -> None:
         self.hear(node, NodeDraining(self.generation, 30.0, "SIGTERM"), at)
         self.hear(node, NodeLeft("SIGTERM"), at + 1)
+
+    def interrupt(self, node: int, at: float) -> None:
+        """Ctrl-C: its agent ends its workers and leaves, and nobody is there to be told a verdict."""
+        why = "the agent was asked to stop"
+        self.hear(node, NodeDraining(self.generation, 30.0, why), at)
+        self.hear(node, NodeStopped(self.generation, at + 0.5), at + 0.5)
+        self.hear(node, NodeLeft(why))
+
+    def hang(self, since: float, at: float) -> None:
+        """Nothing moves on any node since then, and at that time it is found where the workers are."""
+        for node in self._members():
+            self.hear(node, NodeQuiet(self.generation, at, since, "no step"), at)
+        hang = self.machine.state.hang
+        assert hang is not None
+        for node in self._members():
+            ranks = tuple(range(node * self.slots, (node + 1) * self.slots))
+            frames = ("train.py:12 in load",) if node else ("train.py:40 in step",)
+            places = (StackPlace(ranks, frames, host=f"node{node}"),)
+            self.hear(node, StacksTaken(self.generation, hang.number, places), at)
+
+    def move_again(self, node: int, at: float) -> None:
+        self.hear(node, NodeBusy(self.generation), at)
 
     def stop_the_others(self, at: float) -> None:
         for node in self._members():
@@ -147,7 +184,7 @@ class ToldAgent:
         self.settings = AgentSettings(run_id, "default", slots, 3)
         self.machine = AgentMachine(self.settings)
         self.journal = Journal(str(self.path))
-        self.journal.write(Header(FORMAT, "0", self.settings, "train.py", host, WALL, 0.0))
+        self.journal.write(Header(FORMAT, "0", self.settings, "train.py", host, wall, 0.0))
         self.step(RunRequested(), 0.0)
 
     def step(self, event: object, at: float) -> None:
@@ -168,6 +205,13 @@ class ToldAgent:
 
     def exit(self, generation: int, local_rank: int, exit_code: int, at: float) -> None:
         self.step(WorkerExited(generation, local_rank, exit_code), at)
+
+    def interrupt(self, generation: int, at: float) -> None:
+        """Ctrl-C: its workers end, and so does it."""
+        self.step(SignalReceived(2), at)
+        for rank in range(self.slots):
+            self.exit(generation, rank, -2, at + 0.5)
+        self.cleared(generation, at + 0.5)
 
     def cleared(self, generation: int, at: float) -> None:
         self.step(NodeCleared(generation), at)

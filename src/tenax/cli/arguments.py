@@ -148,12 +148,11 @@ def _unknown(name: str) -> str:
     dashed = name[:2] + name[2:].replace("_", "-")
     if dashed in _FOREIGN:
         return f"there is no flag {name!r}: {_FOREIGN[dashed]}"
-    longer = [known for known in BY_SPELLING if len(dashed) > 3 and known.startswith(dashed)]
-    if longer:
-        return f"there is no flag {name!r}, and abbreviations are not guessed at; did you mean {longer[0]!r}?"
-    import difflib
+    from tenax.cli.near_names import near_flag
 
-    near = difflib.get_close_matches(dashed, BY_SPELLING, n=1, cutoff=0.75)
+    near = near_flag(dashed, BY_SPELLING)
+    if near.startswith(dashed):
+        return f"there is no flag {name!r}, and abbreviations are not guessed at; did you mean {near!r}?"
     if near:
-        return f"there is no flag {name!r}; did you mean {near[0]!r}?"
+        return f"there is no flag {name!r}; did you mean {near!r}?"
     return f"there is no flag {name!r}; flags of your own script go behind the script's name"

@@ -30,6 +30,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from tenax.cli.ended_run import EndedRun
     from tenax.core.requests import AnyRequest
     from tenax.endpoint import Address
     from tenax.rendezvous.tcp.operator import OperatorLine
@@ -62,6 +63,8 @@ _PLACE_FLAGS = {
     "--rdzv-conf": "conf",
 }
 _MOST_SAID = 8
+_MOST_SILENT = 3  # of which it is said
+_STOPPED, _TRACED = "T", "t"  # states of a process, as the system writes them
 
 PLACE_HELP = """\
 Which run: on a host of the run its id is enough, and if there is only one run not even that. The pid of its agent
@@ -117,14 +120,20 @@ class AgentHere(msgspec.Struct, frozen=True):
     # What we know ourselves.
     path: str = ""
     since: float = 0.0  # when it opened its door
-    trouble: str = ""  # why it said nothing
+    trouble: str = ""  # why it said nothing; what is known of it then is what it has noted before
 
     @property
     def which_run(self) -> tuple[str, str]:
         """The same for all agents of one run, although run ids may repeat."""
-        if not self.coordinator:
-            return self.run_id, str(self.pid)
-        return self.run_id, self.coordinator if " at " in self.coordinator else ""
+        from tenax.runtime.door import which_run
+
+        return which_run(self.run_id, self.pid, self.coordinator)
+
+    @property
+    def silence(self) -> str:
+        """That it does not answer, in a sentence."""
+        whose = f"the agent of the run {self.run_id!r} (pid {self.pid})" if self.run_id else f"the agent {self.pid}"
+        return f"{whose} does not answer; {self.trouble}"
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -153,8 +162,15 @@ def read_words(argv: Sequence[str], *, switches: Iterable[str] = (), values: Ite
         elif flag in known_switches:
             raise UsageError(f"{flag} takes no value")
         else:
-            raise UsageError(f"there is no flag {word!r}")
+            raise UsageError(_unknown_flag(word, flag, {*known_switches, *known_values}))
     return words
+
+
+def _unknown_flag(word: str, flag: str, known: set[str]) -> str:
+    from tenax.cli.near_names import near_flag
+
+    near = near_flag(flag, known)
+    return f"there is no flag {word!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
 def wanted(words: Words, run_id: str = "") -> Wanted:
@@ -245,8 +261,7 @@ def find_job(meant: Wanted) -> Job:
 
 
 def _is_meant(agent: AgentHere, run_id: str) -> bool:
-    if agent.trouble:
-        return str(agent.pid) == run_id
+    """Also one that does not answer: its run goes on."""
     return not run_id or run_id in (agent.run_id, str(agent.pid))
 
 
@@ -255,9 +270,9 @@ def _job_of(agents: list[AgentHere]) -> Job:
     from tenax.core.requests import StatusWanted
 
     why = ""
-    for agent in sorted(agents, key=lambda each: (bool(each.trouble), not each.is_coordinator, each.pid)):
+    silent = [agent for agent in agents if agent.trouble]
+    for agent in sorted(agents, key=lambda each: (not each.is_coordinator, each.pid)):
         if agent.trouble:
-            why = why or f"its agent with pid {agent.pid} does not answer: {agent.trouble}"
             continue
         try:
             line = at_door(agent.path)
@@ -272,8 +287,9 @@ def _job_of(agents: list[AgentHere]) -> Job:
             line.close()
             continue
         return Job(agent.run_id, line, agent)
-    name = agents[0].run_id or f"of pid {agents[0].pid}"
-    raise CannotBeAsked(f"the run {name!r} cannot be asked: {why}")
+    if silent:  # it may be the coordinator's, or the only one
+        raise CannotBeAsked("; ".join(agent.silence for agent in silent[:_MOST_SILENT]))
+    raise CannotBeAsked(f"the run {agents[0].run_id!r} cannot be asked: {why}")
 
 
 def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
@@ -292,7 +308,7 @@ def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
     from tenax.core.requests import AgentWanted
     from tenax.runtime.door import doors_of
 
-    lines: list[tuple[str, int, OperatorLine | str]] = []
+    lines: list[tuple[str, int, OperatorLine | OperatorError]] = []
     try:
         doors = doors_of(environ)
     except OSError as error:
@@ -304,30 +320,81 @@ def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
         except (ConnectionRefusedError, FileNotFoundError):
             _remove(path)
         except OperatorError as error:
-            lines.append((path, 0, str(error)))
+            lines.append((path, 0, error))
     # All were asked before the first answer is waited for.
     found = [_agent(path, number, line) for path, number, line in lines]
-    return sorted(found, key=lambda agent: (agent.since, agent.pid))
+    return sorted((agent for agent in found if agent is not None), key=lambda agent: (agent.since, agent.pid))
 
 
-def _agent(path: str, number: int, line: OperatorLine | str) -> AgentHere:
-    pid = os.path.basename(path).partition(".")[0].partition("-")[0]
+def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> AgentHere | None:
+    """None: it has ended meanwhile."""
+    name = os.path.basename(path).partition(".")[0].partition("-")[0]
+    pid = int(name) if name.isdecimal() else 0
     try:
         since = os.stat(path).st_mtime
     except OSError:
         since = 0.0
-    told, trouble = AgentHere(), ""
-    if isinstance(line, str):
-        trouble = line
-    else:
-        try:
-            told = _typed(line.answer(number, _DOOR_S), AgentHere)
-        except OperatorError as error:
-            trouble = str(error)
-        finally:
-            line.close()
-    told = msgspec.structs.replace(told, path=path, since=since, trouble=trouble)
-    return told if told.pid else msgspec.structs.replace(told, pid=int(pid) if pid.isdecimal() else 0)
+    told, why = _told(number, line)
+    if why is None:
+        return msgspec.structs.replace(told, path=path, since=since, pid=told.pid or pid)
+    is_late = isinstance(why.__cause__, TimeoutError)
+    if not is_late and _is_left(path):
+        return None
+    told = _as_noted(path)
+    trouble = _why_stopped(pid) or (f"nothing came within {_DOOR_S:g} s" if is_late else str(why))
+    return msgspec.structs.replace(told, path=path, since=since, trouble=trouble, pid=told.pid or pid)
+
+
+def _told(number: int, line: OperatorLine | OperatorError) -> tuple[AgentHere, OperatorError | None]:
+    """What it says of itself, or why it does not."""
+    if isinstance(line, OperatorError):
+        return AgentHere(), line
+    try:
+        return _typed(line.answer(number, _DOOR_S), AgentHere), None
+    except OperatorError as error:
+        return AgentHere(), error
+    finally:
+        line.close()
+
+
+def _is_left(path: str) -> bool:
+    """Whether nobody is behind this door any more."""
+    try:
+        at_door(path, _DOOR_S).close()
+    except (ConnectionRefusedError, FileNotFoundError):
+        _remove(path)
+        return True
+    except OperatorError:
+        return False
+    return False
+
+
+def _as_noted(door: str) -> AgentHere:
+    """Of one that does not answer, what it has noted when it opened its door."""
+    from tenax.runtime.door import note_beside
+
+    note = note_beside(door)
+    if note is None:
+        return AgentHere()
+    return AgentHere(
+        run_id=note.run_id,
+        pid=note.pid,
+        entrypoint=note.entrypoint,
+        coordinator=note.coordinator,
+        log_dir=note.log_dir,
+    )
+
+
+def _why_stopped(pid: int) -> str:
+    """If it is: then it will not answer however often it is asked. Its workers may go on."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            state = file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):  # no such process is seen from here, or the system does not tell
+        return ""
+    if state == _STOPPED:
+        return f"it is stopped (Ctrl-Z, SIGSTOP or a debugger): kill -CONT {pid} lets it go on"
+    return "a debugger has stopped it" if state == _TRACED else ""
 
 
 def _remove(path: str) -> None:
@@ -339,21 +406,32 @@ def _remove(path: str) -> None:
 
 
 def _nothing_found(run_id: str, agents: list[AgentHere]) -> str:
-    from tenax.runtime.door import last_runs
+    from tenax.cli.ended_run import ended_run
 
     elsewhere = "if it runs elsewhere, add --endpoint HOST:PORT, where its nodes meet"
     if not run_id:
         return f"nothing of yours runs on this host; {elsewhere}, and its run id"
-    for ended in last_runs():
-        if run_id in (ended.run_id, str(ended.pid)):
-            report = f"see how it ended: tenax report {ended.log_dir}" if ended.log_dir else "it has kept no logs"
-            return f"the run {ended.run_id!r} is not running on this host any more; {report}"
+    if (ended := ended_run(run_id)) is not None:
+        return f"the run {ended.run_id!r} is not running on this host any more; {_where_its_end_is(ended)}"
     there = f", only {_names(agents)}" if agents else ", nor any other of yours"
     return f"there is no run {run_id!r} on this host{there}; {elsewhere}"
 
 
+def _where_its_end_is(ended: EndedRun) -> str:
+    import shlex
+
+    if ended.folders:
+        return f"see how it ended: tenax report {shlex.join(ended.folders[:_MOST_SAID])}"
+    return f"its logs were in {ended.noted[0]}, which is not there any more" if ended.noted else "it has kept no logs"
+
+
+def _name(agent: AgentHere) -> str:
+    name = repr(agent.run_id) if agent.run_id else f"pid {agent.pid}"
+    return f"{name} (its agent, pid {agent.pid}, does not answer)" if agent.trouble else name
+
+
 def _names(agents: list[AgentHere]) -> str:
-    names = list(dict.fromkeys(repr(agent.run_id) if not agent.trouble else f"pid {agent.pid}" for agent in agents))
+    names = list(dict.fromkeys(map(_name, agents)))
     return ", ".join(names[:_MOST_SAID]) + (f" and {len(names) - _MOST_SAID} more" if len(names) > _MOST_SAID else "")
 
 

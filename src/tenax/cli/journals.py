@@ -77,18 +77,23 @@ def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: l
     from tenax.runtime.journal import JournalUnreadable
     from tenax.runtime.run_journal import is_run_journal
 
+    folder = os.path.dirname(os.path.abspath(path))
     try:
         if is_run_journal(path):
             from tenax.view.coordinator_history import history_of_run
 
             header, steps, footer = _run_journal(path, troubles)
-            run = history_of_run(header, steps, is_whole=footer is not None, not_written=_not_written(footer))
+            run = history_of_run(
+                header, steps, is_whole=footer is not None, not_written=_not_written(footer), folder=folder
+            )
             runs.append(run)
         else:
             from tenax.view.agent_history import history_of_node
 
             head, its_steps, foot = _agent_journal(path, troubles)
-            node = history_of_node(head, its_steps, is_whole=foot is not None, not_written=_not_written(foot))
+            node = history_of_node(
+                head, its_steps, is_whole=foot is not None, not_written=_not_written(foot), folder=folder
+            )
             nodes.append(node)
     except JournalUnreadable as error:
         troubles.append(f"{error}; it is left out")

@@ -7,6 +7,7 @@ waits at every node for the next line (``LogsWanted.wait_s``), and at the coordi
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from heapq import merge
 
 import msgspec
@@ -32,9 +33,14 @@ if TYPE_CHECKING:
 _PATIENCE_S = 15.0  # for an answer that nobody makes wait
 _WAIT_S = 20.0  # how long an answer may wait for the next line
 _TOGETHER_S = 0.1  # what nodes answer within that time is merged
-_LAST_WORDS_S = 2.0  # after the end: for what is still on its way
+_LAST_WORDS_S = 5.0  # after the end: for what is still on its way
+_AGAIN_S = 1.0  # after something could not be asked: nobody announces that it can be again
+_NEVER = float("inf")
 _MOST_FOLLOWED = 512  # nodes
 _MOST_ASKED = 64  # at once
+
+
+_AT_ITS_HOST = "what it kept in files is in its log folder on that host ('tenax logs FOLDER' shows it there)"
 
 
 class Asker:
@@ -70,9 +76,17 @@ def recent(job: Job, choice: Choice, page: Page) -> None:
     nodes = _nodes(status, choice)
     if choice.generation > status.generation:
         raise NoSuchJob(f"there is no generation {choice.generation} yet; this run is at {status.generation}")
-    if choice.ranks and not nodes and status.world_size:
-        its = f"ranks 0 to {status.world_size - 1}" if status.world_size > 1 else "rank 0 only"
-        raise NoSuchJob(f"generation {status.generation} has no rank {choice.ranks}; it has {its}")
+    if choice.ranks and choice.generation in (0, status.generation) and _are_ranks_known(status):
+        if not RankSet(choice.ranks).meets(0, status.world_size):
+            its = f"ranks 0 to {status.world_size - 1}" if status.world_size > 1 else "rank 0 only"
+            raise NoSuchJob(f"generation {status.generation} has no rank {choice.ranks}; it has {its}")
+        if gone := _ranks_that_are_gone(status, choice):
+            told = f"the node of {gone} in generation {status.generation} is gone from the run; {_AT_ITS_HOST}"
+            if not nodes:
+                raise NoSuchJob(told)
+            page.note(told)
+    elif choice.ranks:
+        page.if_nothing = f"there are no such lines; if the node of rank {choice.ranks} is gone, {_AT_ITS_HOST}"
     asker = Asker(job)
     if choice.last >= 0:
         answers = _ask_all(asker, nodes, _request(choice, unfinished=True), page)
@@ -93,9 +107,11 @@ class Follower:
         self._choice = choice
         self._page = page
         self._status = _status(job)
+        self._ask_status_at = 0.0  # never while it is asked
         self._cursors: dict[str, str] = {}
         self._asked: set[str] = set()
-        self._troubles: dict[str, tuple[NodeStatus, str]] = {}  # told with the next status: has it left?
+        self._behind: set[str] = set()  # who has said that there is more
+        self._troubles: dict[str, _Trouble] = {}
         self._over: set[str] = set()  # of which nothing more will come
 
     def run(self) -> None:
@@ -105,89 +121,140 @@ class Follower:
             answers = _ask_all(self._asker, nodes, _request(choice), page)
             lines = list(_merged([answer.lines for answer in answers.values()]))
             page.show(lines[max(0, len(lines) - choice.last) :])
-            self._cursors = {node_id: answer.cursor for node_id, answer in answers.items()}
-            self._over = {node_id for node_id, answer in answers.items() if answer.is_over}
-        self._asker.ask(None, StatusWanted(self._status.mark, _WAIT_S))
-        while not self._is_over and not page.is_closed:
-            self._ask_nodes()
-            try:
+            for node_id, answer in answers.items():
+                self._note_end(node_id, answer)
+        try:
+            while not self._is_over and not page.is_closed:
+                self._ask_status()
+                self._ask_nodes()
                 self._take_together(time.monotonic() + _WAIT_S + _PATIENCE_S)
-            except LineLost:
-                page.note("the line to the run was closed: it is over, or the node that was asked has left it")
-                return
-        self._take_last_words()
+        except LineLost:
+            page.note("the line to the run was closed: it is over, or the node that was asked has left it")
+            return
+        if self._status.phase == "over":
+            self._take_last_words()
         if self._status.phase == "over" and not page.is_closed:
             from tenax.cli.status import end_in_words
 
+            if self._behind - self._over:
+                page.note("the run ended before all of its lines were shown; what was kept in files is there")
             page.note(end_in_words(self._status))
 
     @property
     def _is_over(self) -> bool:
         if self._status.phase == "over":
             return True
-        return self._choice.generation > 0 and not self._asked - self._over and bool(self._over)
+        return self._choice.generation > 0 and bool(self._over) and not self._unfinished
+
+    @property
+    def _unfinished(self) -> set[str]:
+        """Who may have more to say."""
+        return {node.node_id for node in _nodes(self._status, self._choice)} - self._over
+
+    def _ask_status(self) -> None:
+        if time.monotonic() >= self._ask_status_at:
+            self._ask_status_at = _NEVER
+            self._asker.ask(None, StatusWanted(self._status.mark, _WAIT_S))
 
     def _ask_nodes(self) -> None:
         nodes = _nodes(self._status, self._choice)
         if len(nodes) > _MOST_FOLLOWED:
             raise NoSuchJob(f"{len(nodes)} nodes cannot be followed at once; choose ranks with --rank")
+        now = time.monotonic()
         for node in nodes:
-            if node.node_id not in self._asked | self._over | self._troubles.keys():
+            trouble = self._troubles.get(node.node_id)
+            if node.node_id not in self._asked | self._over and (trouble is None or now >= trouble.again_at):
                 self._asked.add(node.node_id)
                 cursor = self._cursors.get(node.node_id, START)
                 self._asker.ask(node, _request(self._choice, node, cursor=cursor, wait_s=_WAIT_S))
 
     def _take_together(self, until: float) -> None:
-        """Wait for an answer, and for those that come with it; show them in order."""
+        """Wait for an answer, and for those that come with it; show them in order. What was heard is shown also if
+        the line is lost with it."""
         found: list[tuple[LogLine, ...]] = []
-        while (heard := self._asker.hear(until)) is not None:
-            node, value, error = heard
-            if node is None:
-                self._take_status(value, error)
-                break
-            self._asked.discard(node.node_id)
-            if error:
-                self._troubles[node.node_id] = (node, error)
-                break
-            answer = _decoded(value, LogAnswer)
-            self._cursors[node.node_id] = answer.cursor
-            if answer.is_over:
-                self._over.add(node.node_id)
-            self._page.leave_out(answer.left_out)
-            if answer.lines:
+        again_at = [each.again_at for node_id, each in self._troubles.items() if node_id not in self._asked]
+        until = min(until, self._ask_status_at, *again_at)
+        try:
+            while (heard := self._asker.hear(until)) is not None:
+                node, value, error = heard
+                if node is None:
+                    self._take_status(value, error)
+                    break
+                self._asked.discard(node.node_id)
+                if error:
+                    self._have_trouble(node, error)
+                    break
+                self._troubles.pop(node.node_id, None)
+                answer = _decoded(value, LogAnswer)
+                self._note_end(node.node_id, answer)
+                self._page.leave_out(answer.left_out)
+                if not answer.lines:
+                    break
                 found.append(answer.lines)
                 until = min(until, time.monotonic() + _TOGETHER_S)
-            else:
-                break
-        self._page.show(_merged(found))
-        self._page.tell_left_out()
+        finally:
+            self._page.show(_merged(found))
+            self._page.tell_left_out()
+
+    def _note_end(self, node_id: str, answer: LogAnswer) -> None:
+        """Where the next answer begins, if there will be one."""
+        self._cursors[node_id] = answer.cursor
+        (self._behind.add if answer.is_more else self._behind.discard)(node_id)
+        wanted = self._choice.generation
+        # A node that was not in it, and the run is beyond it.
+        is_too_late = answer.generation < wanted < self._status.generation and not answer.is_more
+        if answer.is_over or is_too_late:
+            self._over.add(node_id)
 
     def _take_status(self, value: msgspec.Raw, error: str) -> None:
-        if error:
-            raise LineLost(error)
+        if error:  # whoever was asked lives, and looks for the coordinator
+            self._ask_status_at = time.monotonic() + _AGAIN_S
+            return
+        self._ask_status_at = 0.0
         status = _decoded(value, RunStatus)
-        self._tell_troubles({node.node_id for node in status.nodes})
-        if status.mark != self._status.mark:
-            self._troubles.clear()  # things have changed: they may answer now
-        self._status = status
         if status.phase != "over":
-            self._asker.ask(None, StatusWanted(status.mark, _WAIT_S))
+            self._tell_troubles({node.node_id for node in status.nodes})
+        self._status = status
+
+    def _have_trouble(self, node: NodeStatus, error: str) -> None:
+        """It is asked again a little later, and spoken of when the next status tells whether it has left."""
+        before = self._troubles.get(node.node_id)
+        told = before.told if before is not None else ""
+        self._troubles[node.node_id] = _Trouble(node, error, told, time.monotonic() + _AGAIN_S)
 
     def _tell_troubles(self, present: set[str]) -> None:
         """Who could not be asked, once."""
-        for node_id, (node, error) in self._troubles.items():
-            if error:
-                self._page.note(f"{node.name}: {error}" if node_id in present else f"{node.name} has left the run")
-                self._troubles[node_id] = (node, "")
+        for node_id, trouble in list(self._troubles.items()):
+            if node_id not in present:
+                self._page.note(f"{trouble.node.name} has left the run")
+                del self._troubles[node_id]
+            elif trouble.told != trouble.error:
+                self._page.note(f"{trouble.node.name}: {trouble.error}")
+                trouble.told = trouble.error
 
     def _take_last_words(self) -> None:
         """The run is over: what nodes still say before they go."""
         until = time.monotonic() + _LAST_WORDS_S
+        self._ask_status_at = _NEVER
         try:
-            while self._asked and not self._page.is_closed and time.monotonic() < until:
+            while (self._unfinished | self._asked) - self._over - self._troubles.keys():
+                if self._page.is_closed or time.monotonic() >= until:
+                    return
+                with suppress(LineLost):  # what was said before it was closed can still be heard
+                    self._ask_nodes()
                 self._take_together(until)
         except LineLost:
             return
+
+
+class _Trouble:
+    """A node that could not be asked."""
+
+    def __init__(self, node: NodeStatus, error: str, told: str, again_at: float) -> None:
+        self.node = node
+        self.error = error
+        self.told = told  # what was said of it
+        self.again_at = again_at
 
 
 def _status(job: Job) -> RunStatus:
@@ -196,10 +263,28 @@ def _status(job: Job) -> RunStatus:
 
 def _nodes(status: RunStatus, choice: Choice) -> list[NodeStatus]:
     """Who may have such lines. In the last generation it is known who has which rank."""
-    if not choice.ranks or choice.generation not in (0, status.generation):
+    if not choice.ranks or choice.generation not in (0, status.generation) or not _are_ranks_known(status):
         return list(status.nodes)
     ranks = RankSet(choice.ranks)
     return [node for node in status.nodes if node.first_rank >= 0 and ranks.meets(node.first_rank, node.slots)]
+
+
+def _are_ranks_known(status: RunStatus) -> bool:
+    """Between two generations nobody has one."""
+    return any(node.first_rank >= 0 for node in status.nodes)
+
+
+def _ranks_that_are_gone(status: RunStatus, choice: Choice) -> str:
+    """Those of this generation whose node is not in the run any more, if some of them were chosen."""
+    ranks = RankSet(choice.ranks)
+    gaps: list[tuple[int, int]] = []
+    first = 0
+    present = sorted((node.first_rank, node.slots) for node in status.nodes if node.first_rank >= 0)
+    for start, slots in [*present, (status.world_size, 0)]:
+        if first < start and ranks.meets(first, start - first):
+            gaps.append((first, start - 1))
+        first = max(first, start + slots)
+    return " and ".join(f"ranks {low} to {high}" if low < high else f"rank {low}" for low, high in gaps)
 
 
 def _request(choice: Choice, node: NodeStatus | None = None, **more: Any) -> LogsWanted:

@@ -94,19 +94,24 @@ def _logs(argv: Sequence[str]) -> int:
     try:
         job = find_job(meant)
     except NoSuchJob as error:
-        folder = "" if meant.endpoint else _folder_of_ended_run(meant.run_id)
-        if not folder and os.path.isdir(meant.run_id):
+        folders = [] if meant.endpoint else _folders_of_ended_run(meant.run_id)
+        if not folders and os.path.isdir(meant.run_id):
             raise NoSuchJob(f"{error}; if the folder is meant, write ./{meant.run_id}") from error
-        if not folder and os.sep in meant.run_id and not meant.endpoint:
+        if not folders and os.sep in meant.run_id and not meant.endpoint:
             raise UsageError(f"there is no folder {meant.run_id!r}, nor a run of that name") from error
-        if not folder:
+        if not folders:
             raise
-        page.note(f"the run {meant.run_id!r} is over; this is from its folder {folder}")
-        return _from_folders([folder], choice, page, follows=False)
+        where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
+        page.note(f"the run {meant.run_id!r} is over; this is from {where}")
+        return _from_folders(folders, choice, page, follows=False)
     from tenax.cli.live_lines import follow, recent
 
     with job:
-        (follow if follows else recent)(job, choice, page)
+        try:
+            (follow if follows else recent)(job, choice, page)
+        except KeyboardInterrupt:
+            page.end_line()
+            raise
     return page.exit_code(0 if follows else 1)
 
 
@@ -127,20 +132,17 @@ def is_folder(word: str) -> bool:
     return is_path or os.path.exists(os.path.join(word, "journal.jsonl"))
 
 
-def _folder_of_ended_run(run_id: str) -> str:
-    """Where it left its files, if it ran here and is over."""
-    from tenax.runtime.door import last_runs
+def _folders_of_ended_run(run_id: str) -> list[str]:
+    """Where its agents left their files, if they ran here and it is over."""
+    from tenax.cli.ended_run import ended_run
 
     if not run_id:
-        return ""
+        return []
     try:
-        ended = last_runs()
+        ended = ended_run(run_id)
     except OSError:  # no folder of ours: then nobody has noted anything
-        return ""
-    for run in ended:
-        if run_id in (run.run_id, str(run.pid)) and run.log_dir and os.path.isdir(run.log_dir):
-            return run.log_dir
-    return ""
+        return []
+    return list(ended.folders) if ended is not None else []
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -205,6 +207,7 @@ class Page:
         self._lines = 0
         self._left_out: dict[str, tuple[set[tuple[int, str, int]], int]] = {}
         self.is_closed = False  # nobody reads on
+        self.if_nothing = "there are no such lines"
         self._is_failed = False
 
     def show(self, lines: Iterable[LogLine]) -> None:
@@ -252,6 +255,15 @@ class Page:
 
         tell(f"tenax logs: {harmless(sentence)}")
 
+    def end_line(self) -> None:
+        """Where a terminal shows that somebody has pressed Ctrl-C: what it shows next begins a line."""
+        from tenax.cli.run import print_page, tell
+
+        if sys.stdout is not None and sys.stdout.isatty():
+            print_page("\n")
+        elif sys.stderr is not None and sys.stderr.isatty():
+            tell("")
+
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:
         """Remember what is missing, to be told in the end."""
         for each in left_out:
@@ -273,7 +285,7 @@ class Page:
         if self.is_closed:
             return int(self._is_failed)
         if not self._lines and if_nothing:
-            self.note("there are no such lines")
+            self.note(self.if_nothing)
             return if_nothing
         return 0
 

@@ -65,10 +65,14 @@ def _obey(words: list[str]) -> int:
         return _version()
     if command in ("help", "--help", "-h"):
         return _help(rest)
+    return _refuse(_unknown(command, words))
+
+
+def _refuse(sentence: str) -> int:
     from tenax.cli.run import tell
     from tenax.failures.exit_codes import WRONG_USAGE
 
-    tell(f"tenax: {_unknown(command, words)}\ntry: tenax help")
+    tell(f"tenax: {sentence}\ntry: tenax help")
     return WRONG_USAGE
 
 
@@ -127,6 +131,8 @@ def _version() -> int:
 def _help(words: list[str]) -> int:
     if words and words[0] in ("run", *_ELSEWHERE):
         return _obey([words[0], "--help"])
+    if words and words[0] not in COMMANDS and not words[0].startswith("-"):
+        return _refuse(_no_command(words[0], "help "))
     from tenax.cli.help import OVERVIEW
     from tenax.cli.run import print_page
 
@@ -138,9 +144,13 @@ def _unknown(command: str, words: list[str]) -> str:
         import shlex
 
         return f"there is no command {command!r}; did you mean: tenax run {shlex.join(words)}"
-    import difflib
+    return _no_command(command)
 
-    near = difflib.get_close_matches(command, COMMANDS, n=1)
+
+def _no_command(command: str, before: str = "") -> str:
+    from tenax.cli.near_names import near_command
+
+    near = near_command(command, COMMANDS)
     if near:
-        return f"there is no command {command!r}; did you mean 'tenax {near[0]}'?"
+        return f"there is no command {command!r}; did you mean 'tenax {before}{near}'?"
     return f"there is no command {command!r}; there are {', '.join(COMMANDS)}"

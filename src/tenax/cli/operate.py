@@ -63,6 +63,7 @@ without it if enough are left. NODE is its name or rank, as 'tenax status' shows
 {_COMMON}"""
 
 _MOST_WHY = 1000
+_AT_WORK = ("starting", "working", "stopping", "draining")  # states of a node whose workers run
 
 
 def stop_command(argv: Sequence[str]) -> int:
@@ -88,7 +89,10 @@ def _stop(argv: Sequence[str]) -> int:
     with find_job(wanted(words, only_word(words, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
-            return f"ends the run {status.run_id!r}: {_size(status)} will be asked to end"
+            at_work = [node for node in status.nodes if node.state in _AT_WORK]
+            if not at_work:
+                return f"ends the run {status.run_id!r}, of which no worker runs"
+            return f"ends the run {status.run_id!r}: {_size(at_work)} will be asked to end"
 
         if "--wait" not in words.switches:
             return _do(words, job, request, plan)
@@ -111,7 +115,8 @@ def _restart(argv: Sequence[str]) -> int:
     with find_job(wanted(words, only_word(words, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
-            return f"ends generation {status.generation} of the run {status.run_id!r} and starts {_size(status)} again"
+            again = _size([node for node in status.nodes if node.state != "spare"])
+            return f"ends generation {status.generation} of the run {status.run_id!r} and starts {again} again"
 
         return _do(words, job, request, plan)
 
@@ -125,18 +130,21 @@ def _drain(argv: Sequence[str]) -> int:
     node = words.plain.pop(0)
     request = DrainWanted(node, _why(words, "drained"))
     with find_job(wanted(words, only_word(words, "run"))) as job:
-        return _do(words, job, request, lambda status: _plan_of_drain(status, node))
+        return _do(words, job, request, lambda status: _plan_of_drain(job, status, node))
 
 
-def _plan_of_drain(status: RunStatus, name: str) -> str:
-    node = _named(status, name)
+def _plan_of_drain(job: Job, status: RunStatus, name: str) -> str:
+    """Raises ``Declined``: nobody is asked about a node that is not there."""
+    node = _named(status, name) or _meant(job, status, name)
     if node is None:
         return f"asks the node {name!r} to leave the run {status.run_id!r}"
     workers = "its worker" if node.slots == 1 else f"its {node.slots} workers"
-    plan = f"lets {node.name} leave the run {status.run_id!r}: {workers} will be asked to end"
+    ends = f"{workers} will be asked to end" if node.state in _AT_WORK else "no worker of it runs"
+    plan = f"lets {node.name} leave the run {status.run_id!r}: {ends}"
     left = len(status.nodes) - 1
     if left == 0 and status.max_nodes == 1:
-        return f"{plan}, and the run with them, because it has no other node"
+        so_the_run = "the run with them" if node.state in _AT_WORK else "the run ends"
+        return f"{plan}, and {so_the_run}, because it has no other node"
     if left < status.min_nodes:
         others = "no other is" if left == 0 else "1 other is" if left == 1 else f"{left} others are"
         return f"{plan}; {others} left where {status.min_nodes} are needed, so the run will wait for more"
@@ -151,6 +159,14 @@ def _named(status: RunStatus, name: str) -> NodeStatus | None:
     found = [node for node in status.nodes if node.host == name]
     found = found or [node for node in status.nodes if node.rank >= 0 and str(node.rank) == name]
     return found[0] if len(found) == 1 else None
+
+
+def _meant(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
+    """Whom the coordinator takes it for, which knows names that a status does not show. Raises ``Declined``."""
+    from tenax.core.requests import NodeWanted
+
+    node_id = job.ask(NodeWanted(name), str)
+    return next((node for node in status.nodes if node.node_id == node_id), None)
 
 
 def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
@@ -174,9 +190,15 @@ def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
 def _agrees(text: str) -> bool:
     from tenax.failures.plain_text import harmless
 
-    sys.stderr.write(f"{harmless(text)}\nGo on? [y/N] ")
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    answer = ""
+    try:
+        sys.stderr.write(f"{harmless(text)}\nGo on? [y/N] ")
+        sys.stderr.flush()
+        answer = sys.stdin.readline()
+    finally:
+        if not answer.endswith("\n"):  # Ctrl-C, Ctrl-D: what is printed next begins a line
+            sys.stderr.write("\n")
+    return answer.strip().lower() in ("y", "yes")
 
 
 def _handle_of(job: Job) -> int:
@@ -200,10 +222,8 @@ def _wait(job: Job, agent: int) -> None:
         poll.poll()
 
 
-def _size(status: RunStatus) -> str:
-    workers = sum(node.slots for node in status.nodes)
-    nodes = len(status.nodes)
-    return f"{_counted(workers, 'worker')} on {_counted(nodes, 'node')}"
+def _size(nodes: Sequence[NodeStatus]) -> str:
+    return f"{_counted(sum(node.slots for node in nodes), 'worker')} on {_counted(len(nodes), 'node')}"
 
 
 def _counted(count: int, what: str) -> str:

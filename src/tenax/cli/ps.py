@@ -21,7 +21,8 @@ USAGE = """\
 usage: tenax ps [--json]
 
 The runs that have an agent of yours on this host, a line for each: run id, script, what it does, generation, nodes and
-workers, age, coordinator, folder of its logs. 'tenax status RUN_ID' tells more about one.
+workers, age, coordinator, folder of its logs. 'tenax status RUN_ID' tells more about one. An agent that does not
+answer is 'silent': why is said below the table, as far as it is known. Its workers may go on.
 
   tenax ps
   tenax ps --json           for programs
@@ -30,6 +31,8 @@ Exit code 0: they were listed, even if there are none. 1: they could not be look
 """
 
 _STATUS_S = 3.0
+_UNKNOWN = "?"
+_SILENT = "silent"  # its agent does not answer
 
 
 class RunHere(msgspec.Struct, frozen=True):
@@ -57,6 +60,7 @@ def ps_command(argv: Sequence[str]) -> int:
 def _ps(argv: Sequence[str]) -> int:
     from tenax.cli.run import print_page, tell
     from tenax.cli.status import print_json
+    from tenax.failures.plain_text import harmless
 
     words = read_words(argv, switches=("--json",))
     if words.plain or words.values:
@@ -67,37 +71,48 @@ def _ps(argv: Sequence[str]) -> int:
     if not runs:
         tell("tenax ps: nothing of yours runs on this host")
         return 0
-    return print_page("".join(f"{line}\n" for line in _table(runs)))
+    failed = print_page("".join(f"{line}\n" for line in _table(runs)))
+    for run in runs:
+        if run.trouble:
+            told = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} cannot be asked: {run.trouble}"
+            tell(f"tenax ps: {harmless(told)}")
+    return failed
 
 
 def runs_here() -> list[RunHere]:
     """The oldest first."""
     by_run: dict[tuple[str, str], list[AgentHere]] = {}
     for agent in agents_here():
-        by_run.setdefault(agent.which_run if not agent.trouble else ("", str(agent.pid)), []).append(agent)
+        # One that does not answer has a line of its own, so that it is seen beside others of its run.
+        by_run.setdefault(agent.which_run if not agent.trouble else ("silent", agent.path), []).append(agent)
     now = time.time()
     return [_run(agents, now) for agents in by_run.values()]
 
 
 def _run(agents: list[AgentHere], now: float) -> RunHere:
     first = min(agents, key=lambda agent: (not agent.is_coordinator, agent.since))
-    status, trouble = _status(agents) if not first.trouble else (None, first.trouble)
+    status, trouble = _status(agents) if not first.trouble else (None, first.silence)
     slots = [node.slots for node in status.nodes] if status is not None else [agent.workers for agent in agents]
     age_s = now - min(agent.since for agent in agents)
     return RunHere(
         run_id=first.run_id,
         script=first.entrypoint,
-        phase=status.phase if status is not None else first.phase or "silent",
+        phase=status.phase if status is not None else first.phase or _SILENT,
         doing=status.doing if status is not None else "",
         generation=status.generation if status is not None else first.generation,
         nodes=len(slots),
         workers=sum(slots),
         age_s=max(0.0, age_s, status.goodput.spent.total_s if status is not None else 0.0),
-        coordinator=first.coordinator.removeprefix("the coordinator ") if first.coordinator else "here",
+        coordinator=_coordinator(first),
         log_dir=first.log_dir,
         pids=tuple(agent.pid for agent in agents),
         trouble=trouble,
     )
+
+
+def _coordinator(agent: AgentHere) -> str:
+    """One alone is where its agent is; of one that does not answer that is not known."""
+    return agent.coordinator.removeprefix("the coordinator ") or ("" if agent.trouble else "here")
 
 
 def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
@@ -142,14 +157,12 @@ def _table(runs: list[RunHere]) -> list[str]:
     )
     rows = [
         (
-            plain(run.run_id) or "?",
+            plain(run.run_id) or _UNKNOWN,
             plain(os.path.basename(run.script)),
             plain(run.phase),
-            str(run.generation),
-            str(run.nodes),
-            str(run.workers),
+            *((_UNKNOWN,) * 3 if run.phase == _SILENT else map(str, (run.generation, run.nodes, run.workers))),
             duration_in_words(run.age_s),
-            plain(run.coordinator),
+            plain(run.coordinator) or _UNKNOWN,
             str(run.pids[0]),
             plain(run.log_dir),
         )

@@ -79,14 +79,11 @@ def _complain(sentence: str, code: int) -> int:
 
 def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
     """The page for a person."""
-    import time
-
     from tenax.failures.plain_text import harmless
 
-    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(header.wall_time))
     settings = header.settings
     lines = [
-        f"run {settings.run_id} of {header.entrypoint} on {header.host}, begun {began}",
+        f"run {settings.run_id} of {header.entrypoint} on {header.host}, begun {_begun(header.wall_time)}",
         f"workers: {settings.local_world_size}, restarts allowed: {settings.max_restarts}, "
         f"{settings.grace_s:g} s of grace, tenax {header.tenax}",
         "",
@@ -95,6 +92,15 @@ def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps:
     lines.append("")
     lines += _ending(footer, replayed.differences, steps)
     return "\n".join(lines) + "\n"
+
+
+def _begun(wall_time: float) -> str:
+    import time
+
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_time))
+    except (OverflowError, OSError, ValueError):  # a broken journal may say any number
+        return "?"
 
 
 def _ending(footer: Footer | None, differences: list[str], steps: int) -> list[str]:

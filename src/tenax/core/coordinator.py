@@ -286,11 +286,14 @@ class CoordinatorMachine:
             self._never_heard(record, now)
 
     def _label(self, node: word.NodeInfo) -> str:
-        labels = self.state.labels
-        label, number = node.host, 1
-        while label in labels:
-            number += 1
-            label = f"{node.host} #{number}"
+        """Once called so by us or by an earlier coordinator, it stays so: people name nodes by it."""
+        state, labels = self.state, self.state.labels
+        label, number = state.member_labels.get(node.node_id, ""), 1
+        if not label or label in labels:
+            label, kept = node.host, set(state.awaited.values())
+            while label in labels or label in kept:
+                number += 1
+                label = f"{node.host} #{number}"
         labels[label] = node.node_id
         return label
 

@@ -50,6 +50,12 @@ class DrainWanted(Request, frozen=True):
     why: str
 
 
+class NodeWanted(Request, frozen=True):
+    """Who is meant by this name? The answer is the node's id."""
+
+    node: str  # its name, host, rank or id
+
+
 class LogsWanted(Request, frozen=True):
     """What workers of one node have printed. The answer is a ``view.log_lines.LogAnswer``.
 
@@ -70,7 +76,7 @@ class LogsWanted(Request, frozen=True):
 
 
 OfNode = LogsWanted
-AnyRequest = AgentWanted | StatusWanted | StopWanted | RestartWanted | DrainWanted | LogsWanted
+AnyRequest = AgentWanted | StatusWanted | StopWanted | RestartWanted | DrainWanted | NodeWanted | LogsWanted
 
 
 def answer_safely(answer: Callable[[R, Reply], None], request: R, reply: Reply) -> None:

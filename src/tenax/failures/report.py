@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tenax.core.model import Failure, Outcome, Verdict
+from tenax.core.model import Failure, Outcome, Verdict, when_it_began
 from tenax.failures.cause import Cause, cause_of, missing_ranks
 from tenax.failures.exit_codes import exit_code_for
 from tenax.failures.plain_text import harmless, shortened, storable
@@ -24,6 +24,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
+
+    from tenax.failures.wall_clock import WallClock
 
 _VERSION = 2
 _LEAST_WIDTH, _MOST_WIDTH = 40, 100
@@ -59,6 +61,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     max_restarts: int = 0
     log_dir: str = ""
     journal: str = ""
+    clock: WallClock | None = None  # None: no time of day is known
 
 
 def summary(failure: Failure, here: str = "") -> str:
@@ -145,6 +148,7 @@ def _first_cause(report: Report, width: int) -> list[str]:
     facts = {
         "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
         "ended": _how_and_why(failure),
+        "when": _when(report, failure),
         "error": shortened(evidence.message, _MOST_LINE),
         "memory": evidence.out_of_memory,
         "stderr log": evidence.log_file and evidence.log_file + there,
@@ -174,6 +178,22 @@ def _first_cause(report: Report, width: int) -> list[str]:
     elif failure.pid > 0 and not evidence.stacks:
         lines += ["", "  It wrote nothing to stderr."]
     return lines
+
+
+def _when(report: Report, failure: Failure) -> str:
+    if report.clock is None:
+        return ""
+    from tenax.view.goodput_line import duration_in_words
+
+    at, began_at = when_it_began(failure), report.clock.began_at
+    after = "" if began_at is None else f", {duration_in_words(at - began_at)} after the start"
+    return _moment(report.clock, at) + after
+
+
+def _moment(clock: WallClock, at: float) -> str:
+    from tenax.view.moment import local_moment_in_words
+
+    return local_moment_in_words(at + clock.offset_s, clock.zone_s)
 
 
 class _Groups(NamedTuple):
@@ -379,8 +399,10 @@ def _not_counted(verdict: Verdict) -> str:
 def _where_to_look(report: Report, width: int) -> list[str]:
     import shlex
 
+    clock = report.clock
+    began = f"began {_moment(clock, clock.began_at)}" if clock is not None and clock.began_at is not None else ""
     facts = {
-        "run": report.run_id + (f", role {report.role}" if report.role else ""),
+        "run": ", ".join(each for each in (report.run_id, report.role and f"role {report.role}", began) if each),
         "logs": report.log_dir,
         "journal": report.journal,
         "the story": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
@@ -446,12 +468,18 @@ def to_dict(report: Report) -> dict[str, Any]:
         "history": [summary(failure, report.host) for failure in verdict.earlier],
         "log_dir": storable(report.log_dir),
         "journal": storable(report.journal),
+        "began_at": _since_epoch(report.clock, report.clock.began_at if report.clock is not None else None),
+        "failed_at": _since_epoch(report.clock, when_it_began(verdict.failures[0]) if verdict.failures else None),
     }
 
 
 def to_json(report: Report) -> bytes:
     """The report as one JSON object."""
     return msgspec.json.encode(to_dict(report))
+
+
+def _since_epoch(clock: WallClock | None, at: float | None) -> float | None:
+    return None if clock is None or at is None else round(at + clock.offset_s, 3)
 
 
 def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:

@@ -331,6 +331,7 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
     from shutil import get_terminal_size
 
     from tenax.failures.report import Report, render, to_json
+    from tenax.failures.wall_clock import wall_clock_of
 
     report = Report(
         verdict=verdict,
@@ -341,6 +342,7 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
         max_restarts=config.max_restarts,
         log_dir=node.log_dir,
         journal=node.journal_path,
+        clock=wall_clock_of(node.journal_path),
     )
     text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
     if report_path:

@@ -160,22 +160,26 @@ class Source:
 
     def position_at(self, at: float) -> int:
         """Where what came at that time or later begins, or a little before."""
-        older = [position for position, came in self.marks if came <= at]
-        if older:
-            return max(self.begin, older[-1])
+        later = next((index for index, (_, came) in enumerate(self.marks) if came > at), len(self.marks))
+        if later:  # the first of them: a clock may have been set back since
+            return max(self.begin, self.marks[later - 1][0])
         if self._times is not None:
             return max(self.begin, self._times.position_at(at) - self._base)
         return self.begin
 
 
 class Line:
-    __slots__ = ("at", "end", "source", "text")
+    __slots__ = ("at", "end", "is_unfinished", "order", "source", "text")
 
-    def __init__(self, source: int, at: float, text: bytes, end: int) -> None:
+    def __init__(
+        self, source: int, at: float, text: bytes, end: int, *, order: float = 0.0, is_unfinished: bool = False
+    ) -> None:
         self.source = source
         self.at = at
         self.text = text
-        self.end = end  # the position after it
+        self.end = end  # the position after it; of an unfinished one that before it
+        self.order = order  # the time, but that it never goes back within a source, whatever its clock does
+        self.is_unfinished = is_unfinished  # its stream goes on, and will tell it again
 
 
 class Recalled:
@@ -190,8 +194,9 @@ class Recalled:
 
 
 def following(sources: list[Source], query: Query) -> Recalled:
-    """What comes after each source's ``start``, from the oldest on."""
+    """What comes after each source's ``start``, from the oldest on. Unfinished lines come when there is no more."""
     found: list[list[Line]] = []
+    unfinished: list[list[Line]] = []
     starts: list[int] = []
     positions: list[int] = []
     left_out: list[tuple[int, int, str]] = []
@@ -206,8 +211,9 @@ def following(sources: list[Source], query: Query) -> Recalled:
             start = max(start, source.position_at(query.since))
         starts.append(start)
         lines, position = _forward(index, source, start, query)
+        unfinished.append([lines.pop()] if lines and lines[-1].is_unfinished else [])
         if position < source.end and (query.needle or lines):
-            stopped_at = lines[-1].at if lines else _time_at(source.marks_of(position, position + 1), position)
+            stopped_at = lines[-1].order if lines else _time_at(source.marks_of(position, position + 1), position)
             if _has_more(source, position):
                 horizon = min(horizon or (source.group, stopped_at), (source.group, stopped_at))
         found.append(lines)
@@ -218,7 +224,7 @@ def following(sources: list[Source], query: Query) -> Recalled:
     ordered = _merged(sources, found)
     for line in ordered:
         cost = len(line.text) + _LINE_COST
-        is_late = horizon is not None and (sources[line.source].group, line.at) > horizon
+        is_late = horizon is not None and (sources[line.source].group, line.order) > horizon
         if is_late or (taken and size + cost > query.most):
             break
         size += cost
@@ -230,8 +236,17 @@ def following(sources: list[Source], query: Query) -> Recalled:
         for index, lines in enumerate(found):
             if kept[index] < len(lines):  # the next one is told in the next answer
                 positions[index] = lines[kept[index] - 1].end if kept[index] else starts[index]
+    is_more = len(taken) < sum(map(len, found)) or horizon is not None
+    if not is_more:
+        for line in _merged(sources, unfinished):
+            size += len(line.text) + _LINE_COST
+            if taken and size > query.most:
+                left_out.append((line.source, len(line.text), TOO_MUCH))
+            else:
+                taken.append(line)
+        taken.sort(key=lambda line: _key(sources, line))  # stable: each stream's stay in order
     answer = Recalled(taken, positions, left_out)
-    answer.is_more = len(taken) < sum(map(len, found)) or horizon is not None
+    answer.is_more = is_more
     answer.is_over = not answer.is_more and all(
         position >= source.end and not source.is_open for position, source in zip(positions, sources, strict=True)
     )
@@ -283,7 +298,11 @@ def _is_older_than(source: Source, since: float) -> bool:
 
 
 def _merged(sources: list[Source], found: list[list[Line]]) -> Iterator[Line]:
-    return merge(*found, key=lambda line: (sources[line.source].group, line.at))
+    return merge(*found, key=lambda line: _key(sources, line))
+
+
+def _key(sources: list[Source], line: Line) -> tuple[int, float]:
+    return sources[line.source].group, line.order
 
 
 def _has_more(source: Source, position: int) -> bool:
@@ -352,28 +371,36 @@ def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cu
     line = bytearray(CUT) if is_cut else bytearray()
     dropped = 0
     is_hit = not needle
+    at = latest = 0.0  # of the line, and of all until now
     while position < end:
         data = source.read(position, min(position + _CHUNK, end))
         if not data:
             break
-        marks = source.marks_of(line_start, position + len(data))
+        marks = source.marks_of(position, position + len(data))
         places = [mark[0] for mark in marks]
-        after = 0
+        after, hit = 0, -1
         while (newline := data.find(b"\n", after)) >= 0:
-            if needle and not line and needle not in data:
-                newline = data.rfind(b"\n")
+            if line_start >= position:  # else it began in an earlier chunk, and so did its time
+                at = _time(marks, places, line_start)
+            if needle and not line and hit < after:  # looked for once: a chunk has many lines
+                found = data.find(needle, after)
+                hit = found if found >= 0 else len(data)
+            without = data.rfind(b"\n", after, hit) if needle and not line else -1
+            if without >= 0:
+                newline, text = without, _SKIPPED
                 at = _time(marks, places, position + newline)
-                yield Line(index, at, _SKIPPED, position + newline + 1)
             else:
                 piece = data[after:newline]
-                at = _time(marks, places, line_start)
-                is_wanted = (is_hit or needle in piece or needle in line + piece) and at >= since
+                is_wanted = (is_hit or needle in piece or (line and needle in line + piece)) and at >= since
                 text = _whole(line, piece, dropped) if is_wanted else _SKIPPED
-                yield Line(index, at, text, position + newline + 1)
+            latest = max(latest, at)
+            yield Line(index, at, text, position + newline + 1, order=latest)
             after = newline + 1
             line_start = position + after
             line.clear()
             dropped, is_hit = 0, not needle
+        if line_start >= position:
+            at = _time(marks, places, line_start)
         line += data[after:]
         if len(line) > 2 * _LONGEST:
             is_hit = is_hit or needle in line
@@ -381,12 +408,12 @@ def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cu
             del line[_END_KEPT:-_END_KEPT]
         position += len(data)
     if position > line_start and (query.unfinished or not source.is_open) and position >= source.end:
-        at = _time_at(source.marks_of(line_start, position), line_start)
         is_wanted = (is_hit or needle in line) and at >= since
+        text = _whole(line, b"", dropped) if is_wanted else _SKIPPED
         # A stream that has ended ends its last line; one that goes on will tell it again.
-        yield Line(
-            index, at, _whole(line, b"", dropped) if is_wanted else _SKIPPED, line_start if source.is_open else position
-        )
+        is_unfinished = source.is_open
+        stop = line_start if is_unfinished else position
+        yield Line(index, at, text, stop, order=max(latest, at), is_unfinished=is_unfinished)
 
 
 def _whole(line: bytearray, piece: bytes, dropped: int) -> bytes:

@@ -3,7 +3,8 @@
 1. The scribe's loop never reads a file for them: a thread does (a ``Lane``), started when somebody asks. What it needs
    of memory it is given as copies.
 2. Whoever asked to wait is answered when there is something new, a moment later so that a flood is one answer, or when
-   its time is up; what had come by then is in the answer.
+   its time is up; what had come by then is in the answer. That streams have ended is new only to those who asked for
+   these alone: others wait for streams that do not exist yet.
 3. A disk that does not answer costs those who asked their answer, and nobody else anything.
 4. What has come is in memory before it is in its file. Who wants more than memory has waits, a moment, until the file
    has what is on its way.
@@ -16,7 +17,7 @@ from tenax.logs.recall import LOST, MAY_BE_LOST, Query, Source, following, last
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any
 
     from tenax.logs.recall import Recalled
@@ -44,6 +45,7 @@ class _Recall:
         self.reading_until: float | None = None
         self.patient_until: float | None = None  # for what is on its way to a file
         self.has_looked_again = False  # although its time was up
+        self.until_over = False  # the end of the streams is worth an answer
 
 
 class Recalls:
@@ -69,16 +71,19 @@ class Recalls:
         self._lane = Lane(self._look_up, wake_loop, limit_bytes=1 << 30, stuck_after_s=_DISK_S)
 
     def add(self, request: int, wants: list[Want], asked: dict[str, Any], incarnation: int, now: float) -> None:
-        wait_s = asked.pop("wait_s")
+        wait_s, until_over = asked.pop("wait_s"), asked.pop("until_over", False)
         query = Query(**asked)
         recall = self._open[request] = _Recall(request, wants, query, incarnation, now + wait_s)
+        recall.until_over = until_over
         if wants:
             recall.look_at = now  # something may be there already
 
-    def hurry(self, now: float) -> None:
-        """Something has changed that only the agent knows: answer everybody."""
+    def hurry(self, now: float, requests: Iterable[int] = ()) -> None:
+        """Something has changed that only the agent knows: answer these, or everybody."""
+        meant = set(requests)
         for recall in self._open.values():
-            recall.deadline = recall.look_at = now
+            if not meant or recall.request in meant:
+                recall.deadline = recall.look_at = now
 
     @property
     def next_deadline(self) -> float | None:
@@ -167,7 +172,8 @@ class Recalls:
         if isinstance(found, str):
             self._done(recall, {"error": found})
             return
-        is_news = found.lines or found.left_out or found.is_more or (found.is_over and recall.wants)
+        is_end = found.is_over and recall.until_over and bool(recall.wants)
+        is_news = found.lines or found.left_out or found.is_more or is_end
         is_late = now >= recall.deadline
         if not is_news and (not is_late or self._has_come_meanwhile(recall)):
             recall.has_looked_again = is_late

@@ -157,21 +157,24 @@ class Scribe:
         *,
         incarnation: int = 0,
         wait_s: float = 0.0,
+        until_over: bool = False,
         **query: Any,
-    ) -> None:
-        """Ask for lines.
+    ) -> int:
+        """Ask for lines. Returns the number of the request.
 
         ``wants``: the stream, its file if it has one, its group (``recall.Source``), and the position to go on from, as
         the scribe of this ``incarnation`` has told it; -1: the last lines are wanted. ``query`` is that of
         ``recall.Query``. The answer has lines (index in ``wants``, time, bytes), positions, left_out (index, bytes,
-        why), is_more, is_over and incarnation; or it has an error.
+        why), is_more, is_over and incarnation; or it has an error. It waits for lines; with ``until_over`` also that
+        the streams have ended is worth an answer.
         """
         asked = [(key, os.fsencode(path), group, start) for key, path, group, start in wants]
-        self._request("recall", [asked, {**query, "wait_s": wait_s}, incarnation], callback)
+        how = {**query, "wait_s": wait_s, "until_over": until_over}
+        return self._request("recall", [asked, how, incarnation], callback)
 
-    def hurry(self) -> None:
-        """Whoever waits for lines is answered now."""
-        self._send(("hurry",))
+    def hurry(self, *requests: int) -> None:
+        """Whoever waits for lines is answered now; or only these."""
+        self._send(("hurry", *requests))
 
     def recall_now(
         self, wants: Sequence[tuple[Hashable, str, int, int]], timeout_s: float, **query: Any
@@ -290,11 +293,13 @@ class Scribe:
 
     # -- inside
 
-    def _request(self, order: str, values: list[Any], callback: Callable[[Any], None]) -> None:
+    def _request(self, order: str, values: list[Any], callback: Callable[[Any], None]) -> int:
         self._last_request += 1
-        message = (order, self._last_request, *values)
-        self._requests[self._last_request] = (message, callback)
+        number = self._last_request
+        message = (order, number, *values)
+        self._requests[number] = (message, callback)
         self._send(message)
+        return number
 
     def _send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         if self._channel is None:  # it could not be started again, and whoever tried was told

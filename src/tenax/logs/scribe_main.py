@@ -380,7 +380,7 @@ class ScribeProcess:
             self._recall(*values)
         elif order == "hurry":
             if self._recalls is not None:
-                self._recalls.hurry(time.monotonic())
+                self._recalls.hurry(time.monotonic(), values)
         elif order == "drain":
             request, timeout_s, keys = values
             self._drains.append(Drain(request, time.monotonic() + timeout_s, None if keys is None else set(keys)))

@@ -24,7 +24,7 @@ _EVERY_S = 0.1
 _RECORD = struct.Struct("<Qd")
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
 FOR_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-_MOST_AT_ONCE = 1 << 16  # bytes of records
+_AT_ONCE = 1 << 16  # bytes of records
 
 
 def times_path(log_path: bytes) -> bytes:
@@ -94,16 +94,18 @@ class TimesReader:
         self._descriptor, self._count = -1, 0
 
     def between(self, start: int, end: int) -> list[Mark]:
-        """The marks that tell of these positions; at most as many as are worth reading."""
-        with self:
-            index = max(0, self._find(0, start) - 1)
-            data = self._read(index * _RECORD.size, _MOST_AT_ONCE)
+        """The marks that tell of these positions."""
         marks: list[Mark] = []
-        for record in _RECORD.iter_unpack(data[: len(data) - len(data) % _RECORD.size]):
-            position, at = int(record[0]), float(record[1])
-            if position >= end:
-                break
-            marks.append((position, at))
+        with self:
+            offset = max(0, self._find(0, start) - 1) * _RECORD.size
+            while len(data := self._read(offset, _AT_ONCE)) >= _RECORD.size:
+                data = data[: len(data) - len(data) % _RECORD.size]
+                offset += len(data)
+                for record in _RECORD.iter_unpack(data):
+                    position, at = int(record[0]), float(record[1])
+                    if position >= end:
+                        return marks
+                    marks.append((position, at))
         return marks
 
     def position_at(self, at: float) -> int:

@@ -20,6 +20,7 @@ import time
 import msgspec
 
 from tenax.core.coordinator import CancelRequested, DrainRequested, RestartRequested, RunPhase
+from tenax.core.text import some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -206,6 +207,9 @@ class Desk:
                 if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
                     reply(None, f"no generation is running that could be restarted: {self._seat.doing_in_words()}")
                     return
+                if leaving := self._last_leaving():
+                    reply(None, f"generation {self._seat.state.generation} is ending already: {leaving}")
+                    return
                 reply(f"generation {self._seat.state.generation} is being ended, and another follows", "")
                 self._seat.step(RestartRequested(why))
             case want.DrainWanted(node, why):
@@ -215,6 +219,9 @@ class Desk:
                     return
                 reply(f"{self._seat.state.nodes[node_id].label} is asked to leave", "")
                 self._seat.step(DrainRequested(node_id, why))
+            case want.NodeWanted(node):
+                node_id, trouble = self.find(node)
+                reply(node_id or None, trouble)
             case want.LogsWanted(node):
                 node_id, trouble = self.find(node)
                 if trouble:
@@ -223,6 +230,14 @@ class Desk:
                     self._pass_on(node_id, request, reply)
             case _:
                 reply(None, "this is asked of an agent, not of the coordinator")
+
+    def _last_leaving(self) -> str:
+        """Who was asked to leave, if too few are left then for another generation; else nothing."""
+        state = self._seat.state
+        leaving = [record.label for record in state.nodes.values() if record.is_draining]
+        if not leaving or len(state.nodes) - len(leaving) >= state.settings.min_nodes:
+            return ""
+        return f"{some_of(leaving)} {'was' if len(leaving) == 1 else 'were'} asked to leave"
 
     def find(self, node: str) -> tuple[str, str]:
         """The id of the node that is meant; or why it is not known who is."""
@@ -240,7 +255,8 @@ class Desk:
             found = [each for each, rank in state.members.items() if rank == int(node) and each in state.nodes]
         if len(found) == 1:
             return found[0], ""
-        names = [record.label for record in state.nodes.values()]
+        ranks = {each: f" (rank {rank})" for each, rank in state.members.items() if each not in state.gone}
+        names = [f"{record.label}{ranks.get(node_id, '')}" for node_id, record in state.nodes.items()]
         shown = ", ".join(names[:_NAMES_SAID]) + (", ..." if len(names) > _NAMES_SAID else "")
         asked = repr(node if len(node) <= _LONGEST_NAME_SAID else f"{node[:_LONGEST_NAME_SAID]}...")
         if found:

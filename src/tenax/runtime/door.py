@@ -44,6 +44,19 @@ class LastRun(msgspec.Struct, frozen=True):
     pid: int
     entrypoint: str = ""
     log_dir: str = ""
+    coordinator: str = ""  # where it is, for people; empty: in that agent, and nowhere else
+    since: float = 0.0  # when that was noted; known by who reads it
+
+    @property
+    def which_run(self) -> tuple[str, str]:
+        return which_run(self.run_id, self.pid, self.coordinator)
+
+
+def which_run(run_id: str, pid: int, coordinator: str) -> tuple[str, str]:
+    """The same for all agents of one run on this host, although run ids may repeat."""
+    if not coordinator:
+        return run_id, str(pid)
+    return run_id, coordinator if " at " in coordinator else ""  # who is elected may be another tomorrow
 
 
 def doors_folder(environ: Mapping[str, str] = os.environ) -> str:
@@ -61,16 +74,30 @@ def doors_of(environ: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def last_runs(environ: Mapping[str, str] = os.environ) -> list[LastRun]:
-    """The last runs of this user on this host, the latest first. Raises OSError."""
+    """Agents of this user on this host that have ended, the latest first. Raises OSError.
+
+    One whose door is still there may live, even if it does not answer.
+    """
     folder = doors_folder(environ)
     if not os.path.lexists(folder):
         return []
     _check_private(folder)
-    found = []
-    for path in reversed(_notes(folder)):
-        with suppress(OSError, msgspec.DecodeError), open(path, "rb") as file:
-            found.append(msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=LastRun))
-    return found
+    over = (path for path in reversed(_notes(folder)) if not os.path.lexists(path.removesuffix(_NOTE) + _DOOR))
+    return [note for note in map(_read_note, over) if note is not None]
+
+
+def note_beside(door: str) -> LastRun | None:
+    """What the agent behind this door has noted, also if it does not answer."""
+    return _read_note(door.removesuffix(_DOOR) + _NOTE)
+
+
+def _read_note(path: str) -> LastRun | None:
+    try:
+        with open(path, "rb") as file:
+            note = msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=LastRun)
+            return msgspec.structs.replace(note, since=os.fstat(file.fileno()).st_mtime)
+    except (OSError, msgspec.DecodeError, RecursionError):
+        return None
 
 
 def _notes(folder: str) -> list[str]:
@@ -93,6 +120,7 @@ class Door:
         self._listener: socket.socket | None = None
         self._loop: EventLoop
         self._visitors: set[Link] = set()
+        self._followers: set[Link] = set()  # those of them who wait for lines of workers, and go by themselves
         self._pause: Cancellable | None = None  # while there is no descriptor for another visitor
         self._has_complained = False
         self.path = ""
@@ -121,6 +149,11 @@ class Door:
                 file.write(msgspec.json.encode(run))
             for old in _notes(os.path.dirname(path))[:-_NOTES_KEPT]:
                 os.unlink(old)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether somebody is here to see lines as they come. When the run is over and all are told, they go."""
+        return bool(self._followers)
 
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
@@ -159,7 +192,7 @@ class Door:
         self._loop.watch(self)
 
     def _welcome(self, sock: socket.socket) -> None:
-        from tenax.core.requests import answer_safely
+        from tenax.core.requests import LogsWanted, answer_safely
         from tenax.rendezvous.tcp import wire
         from tenax.rendezvous.tcp.link import Link
 
@@ -167,6 +200,8 @@ class Door:
             frame = wire.decode_from_agent(body)
             if not isinstance(frame, wire.Ask):
                 raise wire.WireError("only requests are taken here")
+            if isinstance(frame.request, LogsWanted) and frame.request.wait_s > 0:
+                self._followers.add(link)
 
             def reply(value: object, error: str) -> None:
                 if link in self._visitors:
@@ -177,6 +212,7 @@ class Door:
         def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - nobody asks
             if link in self._visitors:
                 self._visitors.discard(link)
+                self._followers.discard(link)
                 self._loop.unwatch(link)
 
         link = Link(sock, on_body, on_closed, is_server=True)

@@ -6,11 +6,15 @@ So this translates: a request into streams and positions, lines back into words.
 A cursor is ``INCARNATION:GENERATION:POSITIONS``: which scribe has told the positions (another one does not know what
 memory held), and how far each stream of that generation was told, in hexadecimal. Everything of an older generation was
 told, nothing of a later one was. To others it is a word without a meaning.
+
+Whoever follows asks again and again. Only so many may wait at once: for one more the one who has waited longest is
+answered, with nothing, and asks again. When the run ends, each of them hears that nothing more will come.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 import msgspec
 
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
 STREAMS = {1: "stdout", 2: "stderr"}
 START = "start"
 _MOST_WAITING = 32
+_COMES_BACK_S = 2.0  # who was answered and lives asks again sooner
 _LONGEST_WAIT_S = 30.0
 _MOST_LAST = 100_000
 _MOST_RANK = 1 << 31
@@ -108,28 +113,42 @@ class _Stream(msgspec.Struct, frozen=True):
         return LeftOut(self.rank, self.local_rank, STREAMS[self.number], self.generation, count, why)
 
 
+class _Waiting:
+    """Somebody who asked."""
+
+    def __init__(self, comes_back: bool) -> None:
+        self.comes_back = comes_back  # follows, and so will ask again
+        self.number = 0  # of the request to the scribe
+
+
 class LogAnswers:
     """``generations`` is the node's, and grows: number -> ranks by local rank, and where the output went."""
 
     def __init__(self, scribe: Scribe, generations: dict[int, tuple[dict[int, int], LogsDest]]) -> None:
         self._scribe = scribe
         self._generations = generations
-        self._waiting = 0
+        self._waiting: list[_Waiting] = []  # the one who has waited longest first
+        self._told: list[tuple[str, float]] = []  # cursors of those who will ask again, and when they were answered
+        self._is_ended = False
 
-    @property
-    def are_waited_for(self) -> bool:
-        return self._waiting > 0
+    def followed_for(self) -> float:
+        """How many seconds somebody may still wait for lines, or may take to ask for the next ones; 0: nobody does."""
+        if self._waiting:
+            return _LONGEST_WAIT_S
+        return max(0.0, *(at + _COMES_BACK_S - time.monotonic() for _, at in self._told), 0.0)
 
     def on_generation(self) -> None:
-        """There are new streams, or there will be none: those who wait hear of it now, and ask again."""
+        """There are new streams: those who wait hear of it now, and ask again."""
         if self._waiting:
             self._scribe.hurry()
 
+    def end(self) -> None:
+        """There will be no more streams, and those that there are have ended."""
+        self._is_ended = True
+        self.on_generation()
+
     def answer(self, request: LogsWanted, reply: Reply) -> None:
         """Exactly once, now or later."""
-        if self._waiting >= _MOST_WAITING:
-            reply(None, f"{self._waiting} others wait for lines of this node already; try again later")
-            return
         try:
             self._ask(request, reply)
         except WrongRequest as error:
@@ -139,6 +158,9 @@ class LogAnswers:
         if request.stream not in ("", *STREAMS.values()):
             raise WrongRequest(f"there is no stream {request.stream!r}; there are stdout and stderr")
         cursor = self._beginning(request)
+        meant = self._last if cursor is None else cursor.generation
+        if request.generation > 0:
+            meant = request.generation
         streams = self._streams(request, cursor)
         wants = [
             (
@@ -149,17 +171,37 @@ class LogAnswers:
             )
             for each in streams
         ]
-        self._waiting += 1
-        self._scribe.recall(
+        # Nothing more will come of a generation that is over: whoever is there goes on with the next one at once.
+        can_wait = cursor is not None and self._last <= meant and not self._is_ended
+        wait_s = max(0.0, min(request.wait_s, _LONGEST_WAIT_S)) if can_wait else 0.0
+        waiting = _Waiting(request.wait_s > 0)
+        if wait_s > 0:
+            self._make_room()
+            self._waiting.append(waiting)
+        if request.cursor:
+            self._has_come_back(request.cursor)
+        waiting.number = self._scribe.recall(
             wants,
-            self._on_recalled(request, cursor, streams, reply),
+            self._on_recalled(request, cursor, meant, streams, waiting, reply),
             incarnation=0 if cursor is None else cursor.incarnation,
-            wait_s=0.0 if cursor is None else max(0.0, min(request.wait_s, _LONGEST_WAIT_S)),
+            wait_s=wait_s,
+            until_over=request.generation > 0,
             last=max(0, min(request.last, _MOST_LAST)),
             needle=os.fsencode(request.containing),
             since=request.since,
             unfinished=request.unfinished,
         )
+
+    def _make_room(self) -> None:
+        """For one more who waits. Those who have left keep their places only until others want them."""
+        while len(self._waiting) >= _MOST_WAITING:
+            self._scribe.hurry(self._waiting.pop(0).number)
+
+    def _has_come_back(self, cursor: str) -> None:
+        for index, (told, _) in enumerate(self._told):
+            if told == cursor:
+                del self._told[index]
+                return
 
     def _beginning(self, request: LogsWanted) -> Cursor | None:
         """Where to begin; None: at the end."""
@@ -201,27 +243,41 @@ class LogAnswers:
         return next(reversed(self._generations), 0)
 
     def _on_recalled(
-        self, request: LogsWanted, cursor: Cursor | None, streams: list[_Stream], reply: Reply
+        self,
+        request: LogsWanted,
+        cursor: Cursor | None,
+        meant: int,  # the generation where the answer ends
+        streams: list[_Stream],
+        waiting: _Waiting,
+        reply: Reply,
     ) -> Callable[[dict[str, Any]], None]:
         def on_recalled(found: dict[str, Any]) -> None:
-            self._waiting -= 1
+            if waiting in self._waiting:
+                self._waiting.remove(waiting)
             if "error" in found:
                 reply(None, found["error"])
                 return
-            at = self._last if cursor is None else cursor.generation
-            if request.generation > 0:
-                at = request.generation
-            is_more, is_over = found["is_more"], found["is_over"] and bool(streams)
+            at, is_more = meant, found["is_more"]
             positions = _positions(streams, found["positions"], at)
+            # Streams that were still open when they were looked at may have said more since.
+            is_told = not is_more and (found["is_over"] or not streams)
             if request.generation > 0:
-                is_over = is_over or (self._last > request.generation and not is_more)
+                is_over = is_told and (bool(streams) or self._last > at)
             else:
                 is_over = False  # another generation may follow
-                if cursor is not None and not is_more and self._last > at:
-                    at, positions, is_more = self._next(at), (), True
+                if self._last > at:
+                    is_more = True
+                    if cursor is not None and is_told:
+                        at, positions = self._next(at), ()
+            # Whoever still holds a stream of a run that is over is not waited for.
+            is_over = is_over or (self._is_ended and not is_more)
+            written = Cursor(found["incarnation"], at, positions).written()
+            if waiting.comes_back and not is_over:
+                now = time.monotonic()
+                self._told = [each for each in self._told if now - each[1] < _COMES_BACK_S] + [(written, now)]
             answer = LogAnswer(
                 lines=tuple(streams[index].line(came_at, data) for index, came_at, data in found["lines"]),
-                cursor=Cursor(found["incarnation"], at, positions).written(),
+                cursor=written,
                 generation=self._last,
                 left_out=tuple(streams[index].left_out(count, why) for index, count, why in found["left_out"]),
                 is_more=is_more,

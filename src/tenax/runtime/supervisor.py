@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 
 _DOOR_AFTER_S = 0.25  # nobody asks sooner, and until then there is more important work
+_FOLLOWERS_S = 3.0  # how long those who follow lines of workers may take to hear the last of them
 
 
 class Supervisor:
@@ -79,7 +80,8 @@ class Supervisor:
         self._scopes = scopes  # which workers must leave in time; None: nobody watches
         self._verdict: Verdict | None = None
         self._serves = serves  # what else happens when the coordinator is here
-        self._log_dir = log_dir
+        # Whoever hears of these may be in another folder.
+        self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
         self._has_door = has_door
         self._door: Door | None = None
@@ -105,10 +107,11 @@ class Supervisor:
                     self._step(event)
                 else:
                     self._on_time()
-            self._stay_for_others()
+            followed_for = self._logs.answer_the_last()  # first: others may stay until we have answered
+            if self._stay_for_others():
+                self._stay_for_followers(followed_for)
         finally:
             self._processes.close()
-            self._logs.answer_the_last()  # while there is a way to them
             self._entrypoint.close()
             self._control.close()
             if self._door is not None:
@@ -195,7 +198,7 @@ class Supervisor:
             "is_coordinator": self._is_coordinator,
             "coordinator": self._control.where,
             "log_dir": self._log_dir,
-            "journal": self._journal.path,
+            "journal": self._journal_path,
         }
 
     def _answer_of_node(self, request: OfNode, reply: Reply) -> None:
@@ -215,11 +218,57 @@ class Supervisor:
     def _words(self, node: NodeInfo) -> list[FromNode]:
         return words_on_connecting(self.machine.state, node, self._loop.now())
 
-    def _stay_for_others(self) -> None:
-        """The coordinator may live in this process, and others may still need it. Until the next signal."""
+    def _stay_for_others(self) -> bool:
+        """The coordinator may live in this process, and others may still need it. Whether no signal ended that."""
         while self._control.stays_for_others():
             if isinstance(self._loop.next_event(lambda: None), fact.SignalReceived):
+                return False
+        return True
+
+    def _stay_for_followers(self, followed_for: Callable[[], float] | None) -> None:
+        """Whoever follows lines hears the last of them while there is a way: those of our workers, wherever that is;
+        at our door, those of others too. They go by themselves, or do not: bounded, and until the next signal."""
+        until = self._loop.now() + _FOLLOWERS_S
+        if followed_for is not None and followed_for():
+            has_arrived = False
+
+            def on_arrival(value: object, error: str) -> None:  # noqa: ARG001 - whatever it is
+                nonlocal has_arrived
+                has_arrived = True
+
+            if not self._stay(until, followed_for):
                 return
+            self._ask_ourselves(on_arrival)
+            if not self._stay(until, lambda: 0.0 if has_arrived else _FOLLOWERS_S):
+                return
+        if self._verdict is not None and self._verdict.goodput is not None:  # else the run goes on without us
+            self._stay(until, lambda: _FOLLOWERS_S if self._door is not None and self._door.is_followed else 0.0)
+
+    def _stay(self, until: float, wanted_for: Callable[[], float]) -> bool:
+        """As long as somebody wants us to. Whether no signal ended that."""
+        now = self._loop.now
+        while (deadline := min(until, now() + wanted_for())) > now():
+            if isinstance(self._loop.next_event(lambda: min(deadline, now() + wanted_for())), fact.SignalReceived):
+                return False
+        return True
+
+    def _ask_ourselves(self, reply: Reply) -> None:
+        """If the coordinator is here, it has our answers over a link of ours. When this one arrives, all before it
+        have. Elsewhere the end of our link tells."""
+        from tenax.core.requests import LogsWanted, StatusWanted
+        from tenax.view.status import RunStatus
+
+        def on_status(status: object, error: str) -> None:
+            nodes = status.nodes if isinstance(status, RunStatus) else ()
+            if ours := [node.node_id for node in nodes if node.is_coordinator]:
+                self._control.ask(LogsWanted(ours[0], last=0), reply)
+            else:
+                reply(None, error)
+
+        if self._is_coordinator:
+            self._control.ask(StatusWanted(), on_status)
+        else:
+            reply(None, "")
 
     def _from_processes(self, event: AnyEvent) -> None:
         """A worker that ended is asked for its result before anybody judges it."""

@@ -173,15 +173,15 @@ class WorkerLogs:
             self._answers = LogAnswers(self._scribe, self.generations)
         self._answers.answer(request, reply)
 
-    def answer_the_last(self) -> None:
-        """The run is over and the way to those who follow its lines will be closed: they get what there is.
-
-        Waits, for a bounded time, and only if somebody waits for us.
+    def answer_the_last(self) -> Callable[[], float] | None:
+        """The run is over and the way to those who follow its lines will be closed: they get what there is, and hear
+        that this is all. Does not wait. Returns how to know for how many seconds somebody may still be there.
         """
-        if self._answers is not None and self._answers.are_waited_for and self._is_open:
-            self._scribe.drain_now(_LAST_CALL_S, self._open_keys)
-            self._answers.on_generation()
-            self._scribe.wait_for(lambda: not (self._answers and self._answers.are_waited_for), _LAST_CALL_S)
+        answers = self._answers
+        if answers is None or not self._is_open:
+            return None
+        self._scribe.drain(_LAST_CALL_S, lambda _: answers.end(), self._open_keys)
+        return answers.followed_for
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
         """Ask for the last lines and, when they are here, say what they prove."""

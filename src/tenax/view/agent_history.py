@@ -7,7 +7,7 @@ import msgspec
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.model import by_cause
-from tenax.view.history import NO_END, NodeHistory, NodePart, Span, WorkerSpan
+from tenax.view.history import NO_END, HangSpan, NodeHistory, NodePart, Span, WorkerSpan, one_by_one, who_hung
 from tenax.view.status import failure_status
 
 TYPE_CHECKING = False
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from tenax.core.commands import AnyCommand
     from tenax.core.events import AnyEvent
+    from tenax.core.messages import HangReport
     from tenax.core.model import AgentSettings, Failure, Verdict
 
     class NodeHeader(Protocol):
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
         @property
         def settings(self) -> AgentSettings: ...
+        @property
+        def entrypoint(self) -> str: ...
         @property
         def host(self) -> str: ...
         @property
@@ -41,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def history_of_node(
-    header: NodeHeader, steps: Sequence[NodeStep], *, is_whole: bool = True, not_written: int = 0
+    header: NodeHeader, steps: Sequence[NodeStep], *, is_whole: bool = True, not_written: int = 0, folder: str = ""
 ) -> NodePart:
-    """What one node saw: its own spans and workers."""
+    """What one node saw: its own spans and workers. ``folder``: where its journal lies."""
     watch = _AgentWatch(header)
     for step in steps:
         watch.hear(step.at, step.event, step.commands)
@@ -52,7 +55,7 @@ def history_of_node(
         missing.append(f"the last {not_written} steps of the agent on {header.host} were not written")
     elif not is_whole and watch.verdict is None:
         missing.append(NO_END.format(f"the agent on {header.host}"))
-    return watch.part(tuple(missing))
+    return watch.part(tuple(missing), folder)
 
 
 class _AgentWatch:
@@ -73,6 +76,8 @@ class _AgentWatch:
         self._asked: set[int] = set()  # generations whose workers were asked to end
         self._ranks: list[tuple[int, int]] = []
         self._found: dict[tuple[int, int], Failure] = {}
+        self._hang: tuple[HangReport, float] | None = None  # and since when
+        self._hangs: list[HangSpan] = []
         self.verdict: Verdict | None = None
 
     def hear(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
@@ -88,6 +93,11 @@ class _AgentWatch:
                 self._worker_ended(local_rank, event)
             case fact.NodeCleared():
                 self._be("waiting", 0)
+            case fact.HangFound(generation, report) if generation == self._generation and self._hang is None:
+                if self._header.settings.on_hang != "restart":  # else it is among the failures
+                    self._hang = report, at - report.quiet_s
+            case fact.HangOver(generation) if generation == self._generation:
+                self._end_hang()
         for command in commands:
             self._obey(command)
 
@@ -99,6 +109,7 @@ class _AgentWatch:
                 self._alive, self._ended = {}, 0
                 self._be("starting", part.generation)
             case order.SignalWorkers(generation) | order.KillNode(generation):
+                self._end_hang()
                 self._asked.add(generation)
                 self._be("stopping", generation)
             case order.Tell(message):
@@ -107,6 +118,12 @@ class _AgentWatch:
             case order.Finish(verdict):
                 self.verdict = verdict
                 self._be("")
+
+    def _end_hang(self) -> None:
+        if self._hang is not None:
+            (report, since), self._hang = self._hang, None
+            span = (since + self._offset, self._at + self._offset)
+            self._hangs.append(HangSpan(report.generation, *span, who_hung(report)))
 
     def _be(self, what: str, generation: int | None = None) -> None:
         if self._what and self._at > self._since:
@@ -137,8 +154,9 @@ class _AgentWatch:
         span = (since + self._offset, max(since, until) + self._offset)
         self._workers.append(WorkerSpan(self._generation, local_rank, rank, pid, *span, exit_code, ended))
 
-    def part(self, missing: tuple[str, ...]) -> NodePart:
+    def part(self, missing: tuple[str, ...], folder: str) -> NodePart:
         header, offset = self._header, self._offset
+        self._end_hang()
         for local_rank, (pid, since) in self._alive.items():
             self._keep_worker(local_rank, pid, since, self._at, None, "")
         self._alive = {}
@@ -163,4 +181,7 @@ class _AgentWatch:
             failures=tuple(failure_status(each, offset) for each in named),
             verdict=self.verdict,
             missing=missing,
+            hangs=one_by_one(self._hangs),
+            entrypoint=header.entrypoint,
+            folder=folder,
         )

@@ -1,8 +1,8 @@
 """A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the Trace Event Format. Pure.
 
 The run is the first process: its generations, and what each spent its time on. Every node is a process; its first
-thread is what the node did, the others are its workers. Failures and nodes that were lost are instants. Times are
-microseconds since the beginning of the run.
+thread is what the node did, the others are its workers. Failures and nodes that were lost are instants, a hang that was
+only reported is a span of the run. Times are microseconds since the beginning of the run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
     from tenax.view.status import GenerationStatus
 
 _RUN_PID = 1
+_LONGEST_S = 1e12  # a broken journal may say any number; microseconds must be one that JSON's readers can hold
 _COLOURS = {  # names that the format reserves
-    "waiting": "grey",
+    "waiting": "yellow",
     "starting": "thread_state_runnable",
     "training": "good",
     "working": "good",
     "stopping": "thread_state_iowait",
     "lost": "bad",
+    "hang": "bad",
     "draining": "thread_state_iowait",
     "failed": "terrible",
 }
+_MARKS = {"failed": " failed", "": ", end not known"}  # how a worker ended, where that must catch the eye
 
 
 def trace_of(history: RunHistory) -> dict[str, Any]:
@@ -58,7 +61,7 @@ class _Trace:
         self.events: list[dict[str, Any]] = []
 
     def _us(self, at: float) -> int:
-        return max(0, round((at - self._history.began_at) * 1e6))
+        return round(min(max(0.0, at - self._history.began_at), _LONGEST_S) * 1e6)
 
     def _name(self, pid: int, tid: int, thread: str, process: str = "") -> None:
         if process:
@@ -103,6 +106,11 @@ class _Trace:
             self._generation(each)
         for since, until, kind, number in phases_of(history):
             self._span(kind, kind, _RUN_PID, 2, since, until, generation=number or None)
+        if history.hangs:
+            self._name(_RUN_PID, 3, "nothing moved")
+        for hang in history.hangs:
+            told = {"generation": hang.generation, "who": hang.who}
+            self._span("nothing moved", "hang", _RUN_PID, 3, hang.since, hang.until, **told)
 
     def _generation(self, each: GenerationStatus) -> None:
         end = each.settled_at or each.ended_at or self._history.ended_at
@@ -133,7 +141,7 @@ class _Trace:
             self._name(pid, 1 + local_rank, f"worker {local_rank}")
         for worker in node.workers:
             self._span(
-                f"rank {worker.rank}" + (f" {worker.ended}" if worker.ended == "failed" else ""),
+                f"rank {worker.rank}{_MARKS.get(worker.ended, '')}",
                 worker.ended or "worker",
                 pid,
                 1 + worker.local_rank,
@@ -175,10 +183,11 @@ def phases_of(history: RunHistory) -> list[tuple[float, float, str, int]]:
     """
     found: list[tuple[float, float, str, int]] = []
     at = history.began_at
+    end = history.ended_at if history.sums_until is None else history.sums_until
 
     def until(moment: float, kind: str, number: int = 0) -> None:
         nonlocal at
-        moment = min(max(moment, at), history.ended_at)
+        moment = min(max(moment, at), end)
         if moment > at:
             found.append((at, moment, kind, number))
         at = moment
@@ -186,12 +195,12 @@ def phases_of(history: RunHistory) -> list[tuple[float, float, str, int]]:
     for each in history.generations:
         until(each.formed_at, "waiting")
         trained = each.formed_at + each.spent.starting_s
-        ended = each.ended_at if each.ended_at is not None else history.ended_at
+        ended = each.ended_at if each.ended_at is not None else end
         until(trained, "starting", each.number)
         until(ended - each.spent.lost_s, "training", each.number)
         until(ended, "lost", each.number)
         if each.ended_at is not None:
-            until(each.settled_at if each.settled_at is not None else history.ended_at, "stopping", each.number)
+            until(each.settled_at if each.settled_at is not None else end, "stopping", each.number)
     if history.generations or history.goodput is not None:
-        until(history.ended_at, "waiting")
+        until(end, "waiting")
     return found

@@ -6,7 +6,7 @@ from tenax.core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, 
 from tenax.core.messages import NodeDraining, NodeJoined, NodeLeft
 from tenax.core.model import by_cause
 from tenax.core.policy import GiveUp
-from tenax.view.history import NO_END, NodeHistory, RunHistory, RunPart, Span
+from tenax.view.history import NO_END, HangSpan, NodeHistory, RunHistory, RunPart, Span, one_by_one, who_hung
 from tenax.view.status import failure_status, generation_status, state_of_node
 
 TYPE_CHECKING = False
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tenax.core.ledger import GenerationEntry
     from tenax.core.model import Failure
     from tenax.core.policy import AnyDecision, History
+    from tenax.core.run_state import Suspicion
 
     class RunHeader(Protocol):
         """The first line of a coordinator's journal, as far as it is needed here."""
@@ -41,9 +42,9 @@ if TYPE_CHECKING:
 
 
 def history_of_run(
-    header: RunHeader, steps: Sequence[RunStep], *, is_whole: bool = True, not_written: int = 0
+    header: RunHeader, steps: Sequence[RunStep], *, is_whole: bool = True, not_written: int = 0, folder: str = ""
 ) -> RunPart:
-    """``is_whole``: the journal has its last line. ``not_written``: steps that it only counts."""
+    """``is_whole``: the journal has its last line. ``not_written``: steps that it only counts. ``folder``: of it."""
     watch = _RunWatch(header)
     trouble = watch.hear(steps)
     missing = [trouble] if trouble else []
@@ -51,7 +52,9 @@ def history_of_run(
         missing.append(f"the last {not_written} steps of the coordinator on {header.host} were not written")
     elif not is_whole and watch.state.verdict is None:
         missing.append(NO_END.format(f"the coordinator on {header.host}"))
-    return RunPart(watch.history(tuple(missing)), watch.ranks, watch.is_heir)
+    history = watch.history(tuple(missing), folder)
+    is_left = is_whole and bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
+    return RunPart(history, watch.ranks, watch.is_heir, is_left)
 
 
 class _AsDecided:
@@ -105,6 +108,8 @@ class _RunWatch:
         self._found: dict[tuple[int, int], Failure] = {}  # by generation and rank
         self.ranks: dict[tuple[int, int], str] = {}  # generation and group rank -> node id
         self.is_heir = False  # an earlier coordinator has left a record
+        self._hang: tuple[Suspicion, int] | None = None  # that was reported, and its generation
+        self._hangs: list[HangSpan] = []
 
     @property
     def state(self) -> CoordinatorState:
@@ -140,6 +145,7 @@ class _RunWatch:
         if state.failures is not self._failures:  # the list of the one before, which nobody touches any more
             self._keep_failures()
             self._failures = state.failures
+        self._look_for_a_hang()
         if isinstance(event, Heard | NodeLost):
             self._meet(event.node_id)
             self._see_off(event)
@@ -150,6 +156,20 @@ class _RunWatch:
                 self._look_at(node_id)
             for node_id in [each for each, node in self._nodes.items() if node.what and each not in state.nodes]:
                 self._nodes[node_id].end(self._at)
+
+    def _look_for_a_hang(self) -> None:
+        hang = self.state.hang
+        if self._hang is not None and hang is not self._hang[0]:
+            self._end_hang()
+        if self._hang is None and hang is not None and hang.report is not None:
+            self._hang = hang, self.state.generation
+
+    def _end_hang(self) -> None:
+        if self._hang is None:
+            return
+        (hang, generation), self._hang = self._hang, None
+        who = who_hung(hang.report) if hang.report is not None else ""
+        self._hangs.append(HangSpan(generation, hang.since + self._offset, self._at + self._offset, who))
 
     def _keep_failures(self) -> None:
         self._found.update({(each.generation, each.global_rank): each for each in self._failures})
@@ -194,12 +214,13 @@ class _RunWatch:
             node.gone_why = node.gone_why or why
             node.times_lost += node.gone_how == "lost"
 
-    def history(self, missing: tuple[str, ...]) -> RunHistory:
+    def history(self, missing: tuple[str, ...], folder: str) -> RunHistory:
         state, offset, at = self.state, self._offset, self._at
         ledger = state.ledger
         over_at = at if ledger.over_at is None else ledger.over_at
         for node in self._nodes.values():
             node.end(at)
+        self._end_hang()
         failures = sorted(self._found.values(), key=lambda each: (each.generation, *by_cause(each)))
         verdict = state.verdict
         return RunHistory(
@@ -220,6 +241,8 @@ class _RunWatch:
             drains=state.drains,
             requests=state.requests,
             missing=missing,
+            hangs=one_by_one(self._hangs),
+            folder=folder,
         )
 
 

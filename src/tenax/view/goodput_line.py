@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _SHORT_S = 10.0  # of a run that took no longer, and in which nothing failed, only the first part is said
 _AT_ONCE_S = 0.0005
+_ENDLESS = float("inf")  # what a broken journal may come to
+_NEARLY_NONE = "under 1 %"
 _PARTS = (
     ("starting_s", "starting"),
     ("waiting_s", "waiting"),
@@ -23,7 +25,7 @@ def goodput_in_words(goodput: Goodput) -> str:
     """One line without a full stop. Empty: no time has passed, so there is nothing to say."""
     spent = goodput.spent
     total_s = spent.total_s
-    if not total_s > 0:
+    if not 0 < total_s < _ENDLESS:
         return ""
     line = f"{percent(spent.training_s, total_s)} of {duration_in_words(total_s)} was training"
     had_trouble = bool(goodput.to_detect.count or goodput.to_recover.count or goodput.lost_steps or spent.lost_s > 0)
@@ -33,8 +35,10 @@ def goodput_in_words(goodput: Goodput) -> str:
     for name, words in _PARTS:
         seconds: float = getattr(spent, name)
         steps = _steps(goodput.lost_steps) if name == "lost_s" else ""
-        if round(100 * seconds / total_s) or steps:
+        if round(100 * seconds / total_s):
             parts.append(f"{words} {percent(seconds, total_s)}{steps}")
+        elif steps:  # they took some time, however little of it is known
+            parts.append(f"{words} {_NEARLY_NONE}{steps}")
     return "; ".join(each for each in (line, ", ".join(parts), failures_in_words(goodput)) if each)
 
 
@@ -57,13 +61,15 @@ def percent(part: float, whole: float) -> str:
     if 99.5 <= share < 100:
         return f"{int(share * 10) / 10:.1f} %"
     if 0 < share < 0.5:
-        return "less than 1 %"
+        return _NEARLY_NONE
     return f"{share:.0f} %"
 
 
 def duration_in_words(seconds: float) -> str:
     """The two units that matter: ``140 ms``, ``2.5 s``, ``12 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)
+    if seconds == _ENDLESS:
+        return "?"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 9.95:

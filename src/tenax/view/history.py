@@ -9,7 +9,9 @@ Laws (tests cite the numbers):
 H1  Whatever is missing (a journal without an end, steps that were not written, a coordinator that was elsewhere) is
     said in ``missing``; what is there is shown.
 H2  Times are seconds since the epoch. Hosts agree on them as well as their clocks do, and no better.
-H3  The spans of one node do not overlap, and neither do those of one worker.
+H3  The spans of one node do not overlap, and neither do those of one worker, nor hangs.
+H4  How a run ended is taken from wherever it is known. A verdict that all were told is the end of the run; one that a
+    node came to by itself, because it left, only if nobody was left behind.
 """
 
 from __future__ import annotations
@@ -17,12 +19,16 @@ from __future__ import annotations
 import msgspec
 
 from tenax.core.ledger import Goodput, Mean
-from tenax.core.model import Verdict
+from tenax.core.model import Outcome, Verdict
+from tenax.view.endings import how_it_ended
+from tenax.view.goodput_line import duration_in_words
 from tenax.view.status import FailureStatus, GenerationStatus, Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from tenax.core.messages import HangReport
 
 
 _SLACK_S = 60.0  # by which the clocks of two hosts, and the beginnings of two journals, may differ
@@ -48,6 +54,41 @@ class WorkerSpan(Value, frozen=True):
     until: float
     exit_code: int | None = None  # None: its end is not in the journal
     ended: str = ""  # succeeded, failed, stopped
+
+
+class HangSpan(Value, frozen=True):
+    """Nothing moved on any node, and that was reported and nothing else: the workers were left alone."""
+
+    generation: int
+    since: float
+    until: float  # something moved again, or the generation ended
+    who: str = ""  # was elsewhere than the others, and where
+
+    @property
+    def in_words(self) -> str:
+        who = f" ({self.who})" if self.who else ""
+        return f"nothing moved for {duration_in_words(self.until - self.since)} in generation {self.generation}{who}"
+
+
+def who_hung(report: HangReport) -> str:
+    """Those at the rarest place, and where that is."""
+    from tenax.core.hang_report import ranks_in_words, where_in_words
+
+    if not report.places:
+        return ""
+    odd = report.places[0]
+    unsure = "" if report.is_odd or len(report.places) == 1 else "no rank stands out; "
+    return f"{unsure}{ranks_in_words(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {where_in_words(odd)}"
+
+
+def one_by_one(hangs: Sequence[HangSpan]) -> tuple[HangSpan, ...]:
+    """In order and apart: nodes say by their own clocks since when nothing moved (H3)."""
+    found: list[HangSpan] = []
+    for hang in sorted(hangs, key=lambda each: each.until):
+        since = max(hang.since, found[-1].until) if found else hang.since
+        if since < hang.until:
+            found.append(msgspec.structs.replace(hang, since=since))
+    return tuple(found)
 
 
 class NodeHistory(Value, frozen=True):
@@ -84,6 +125,10 @@ class RunHistory(Value, frozen=True):
     drains: int = 0
     requests: int = 0
     missing: tuple[str, ...] = ()  # sentences
+    hangs: tuple[HangSpan, ...] = ()  # that were only reported
+    entrypoint: str = ""  # "train.py"; empty: no agent's journal is here
+    folder: str = ""  # where its journals lie: the coordinator's, or else a node's
+    sums_until: float | None = None  # what came later only agents saw, and no sum has it; None: until the end
 
     @property
     def duration_s(self) -> float:
@@ -102,6 +147,7 @@ class RunPart(Value, frozen=True):
     history: RunHistory
     ranks: dict[tuple[int, int], str]  # generation and group rank -> the id of the node
     is_heir: bool = False  # its sums go on from those of an earlier coordinator
+    is_left: bool = False  # everybody had left when its journal ended: nobody can have gone on with this run
 
 
 class NodePart(Value, frozen=True):
@@ -115,6 +161,9 @@ class NodePart(Value, frozen=True):
     failures: tuple[FailureStatus, ...] = ()
     verdict: Verdict | None = None
     missing: tuple[str, ...] = ()
+    hangs: tuple[HangSpan, ...] = ()
+    entrypoint: str = ""
+    folder: str = ""
 
 
 NO_END = "the journal of {0} has no end: the run goes on, or the agent was killed"
@@ -128,7 +177,8 @@ def histories_of(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> list[Run
     groups: list[tuple[list[RunPart], list[NodePart]]] = []
     for run in sorted(runs, key=lambda each: each.history.began_at):
         same = [of for of, _ in groups if of[-1].history.run_id == run.history.run_id]
-        if same and (not same[-1][-1].history.outcome or run.is_heir):
+        is_open = same and not same[-1][-1].history.outcome and not same[-1][-1].is_left
+        if same and (is_open or run.is_heir):
             same[-1].append(run)
         else:
             groups.append(([run], []))
@@ -164,6 +214,7 @@ def put_together(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> RunHisto
     ranks = {key: node_id for part in runs for key, node_id in part.ranks.items()}
     known = {node.node_id: node for node in history.nodes}
     strangers = []
+    unsure = {node.node_id for node in history.nodes if node.gone_at is None}  # whose end is not known
     for part in nodes:
         node_id = _node_of(part, ranks, known)
         if node_id:
@@ -172,11 +223,82 @@ def put_together(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> RunHisto
             )
         else:
             strangers.append(part.node)
+        if part.verdict is not None:
+            unsure.discard(node_id)
+    if not history.outcome:
+        history = _ended_as(history, nodes, is_left=not unsure)
     missing = dict.fromkeys([*history.missing, *(each for part in nodes for each in part.missing)])
     if history.outcome:  # it is known how the run ended, and an agent that has no end has ended all the same
         missing = {each: None for each in missing if not each.startswith(NO_END.partition("{")[0])}
         missing.update(_killed(nodes))
-    return msgspec.structs.replace(history, nodes=(*known.values(), *strangers), missing=tuple(missing))
+    else:
+        missing.update(_ended_alone(nodes))
+        if not unsure and not nodes and history.nodes:
+            missing[_left(max(history.nodes, key=lambda each: each.gone_at or 0.0))] = None
+    ends = {each.number: each.settled_at or each.ended_at or history.ended_at for each in history.generations}
+    return msgspec.structs.replace(
+        history,
+        nodes=tuple(_with_ends(node, ends, history.ended_at) for node in (*known.values(), *strangers)),
+        missing=tuple(missing),
+        entrypoint=next((part.entrypoint for part in nodes if part.entrypoint), ""),
+    )
+
+
+def _ended_as(history: RunHistory, nodes: Sequence[NodePart], *, is_left: bool) -> RunHistory:
+    """The end that the coordinator's journal does not have, if agents know it (H4)."""
+    last_at = max((history.ended_at, *(part.ended_at for part in nodes)))
+    if last_at > history.ended_at:
+        history = msgspec.structs.replace(history, ended_at=last_at, sums_until=history.ended_at)
+    verdict = _verdict_of(nodes, is_left=is_left)
+    if verdict is None:
+        return history
+    why = _why(verdict)
+    generations = history.generations
+    if generations and generations[-1].ended_by == "drain":  # nobody came after the node that was asked to leave
+        last = msgspec.structs.replace(generations[-1], ended_by=verdict.outcome.value, ended_why=why)
+        generations = (*generations[:-1], last)
+    return msgspec.structs.replace(
+        history,
+        outcome=verdict.outcome.value,
+        why=why,
+        generations=generations,
+        goodput=verdict.goodput or history.goodput,
+        restarts_used=max(history.restarts_used, verdict.restarts_used),
+    )
+
+
+def _verdict_of(nodes: Sequence[NodePart], *, is_left: bool) -> Verdict | None:
+    """``is_left``: of every node it is known that it left."""
+    told = next((part.verdict for part in nodes if part.verdict is not None and part.verdict.goodput is not None), None)
+    if told is not None:
+        return told
+    if not is_left or any(part.verdict is None for part in nodes):
+        return None
+    return max(nodes, key=lambda part: part.ended_at).verdict if nodes else None
+
+
+def _why(verdict: Verdict) -> str:
+    if verdict.outcome is not Outcome.CANCELLED or not verdict.signal:
+        return verdict.why
+    by = how_it_ended(-verdict.signal)
+    return f"{by}: {verdict.why}" if verdict.why else by
+
+
+def _with_ends(node: NodeHistory, ends: dict[int, float], ended_at: float) -> NodeHistory:
+    """Workers whose end nobody wrote lasted as long as their generation, or until their node was gone."""
+    workers: list[WorkerSpan] = []
+    next_since: dict[int, float] = {}  # of the next one of that local rank
+    for worker in reversed(node.workers):
+        if worker.exit_code is None:
+            until = min(
+                ends.get(worker.generation, ended_at),
+                ended_at if node.gone_at is None else node.gone_at,
+                next_since.get(worker.local_rank, ended_at),
+            )
+            worker = msgspec.structs.replace(worker, until=max(worker.until, until))  # noqa: PLW2901
+        next_since[worker.local_rank] = worker.since
+        workers.append(worker)
+    return msgspec.structs.replace(node, workers=tuple(reversed(workers)))
 
 
 def _killed(nodes: Sequence[NodePart]) -> dict[str, None]:
@@ -185,6 +307,20 @@ def _killed(nodes: Sequence[NodePart]) -> dict[str, None]:
         for part in nodes
         if part.missing and part.verdict is None
     }
+
+
+def _ended_alone(nodes: Sequence[NodePart]) -> dict[str, None]:
+    """What became of nodes that knew no more of the run."""
+    ends = [(part.node.host, part.verdict) for part in nodes if part.verdict is not None]
+    return {f"for the agent on {host} the run {each.outcome.in_words}: {_why(each)}": None for host, each in ends}
+
+
+def _left(last: NodeHistory) -> str:
+    why = f", the last one because {last.gone_why}" if last.gone_why else ""
+    return (
+        f"every node left before there was a verdict{why}; "
+        f"how that ended is in its own journal (journal.jsonl on {last.host})"
+    )
 
 
 def _when(span: WorkerSpan) -> tuple[float, int]:
@@ -249,6 +385,8 @@ def _followed_by(earlier: RunHistory, later: RunPart) -> RunHistory:
         requests=max(earlier.requests, after.requests),
         outcome=after.outcome or earlier.outcome,
         why=after.why or earlier.why,
+        hangs=one_by_one((*earlier.hangs, *after.hangs)),
+        folder=after.folder or earlier.folder,
         missing=tuple(dict.fromkeys(missing)),
     )
 
@@ -282,7 +420,7 @@ def plus(one: Goodput, other: Goodput) -> Goodput:
 
 def _of_nodes(parts: Sequence[NodePart]) -> RunHistory:
     """No coordinator's journal is here: only what these nodes saw."""
-    verdict = next((part.verdict for part in parts if part.verdict is not None), None)
+    verdict = _verdict_of(parts, is_left=True)
     nodes = tuple(msgspec.structs.replace(part.node, node_id=f"agent {n}") for n, part in enumerate(parts))
     failures = {(each.generation, each.rank): each for part in parts for each in part.failures}
     missing = [each for part in parts for each in part.missing]
@@ -295,13 +433,21 @@ def _of_nodes(parts: Sequence[NodePart]) -> RunHistory:
         began_at=min(part.began_at for part in parts),
         ended_at=max(part.ended_at for part in parts),
         nodes=nodes,
-        failures=tuple(sorted(failures.values(), key=lambda each: (each.generation, each.at))),
+        failures=tuple(sorted(failures.values(), key=_by_cause)),
         goodput=verdict.goodput if verdict is not None else None,
         outcome=verdict.outcome.value if verdict is not None else "",
-        why=verdict.why if verdict is not None else "",
+        why=_why(verdict) if verdict is not None else "",
         restarts_used=verdict.restarts_used if verdict is not None else 0,
         membership_changes=verdict.membership_changes if verdict is not None else 0,
         drains=verdict.drains if verdict is not None else 0,
         requests=verdict.requests if verdict is not None else 0,
         missing=tuple(dict.fromkeys(missing)),
+        hangs=max((part.hangs for part in parts), key=len),  # all were told the same
+        entrypoint=parts[0].entrypoint,
+        folder=parts[0].folder,
     )
+
+
+def _by_cause(failure: FailureStatus) -> tuple[int, bool, float]:
+    """Generation by generation; causes before what follows from another's, and the earlier before the later."""
+    return failure.generation, failure.is_consequence, failure.at

@@ -9,6 +9,7 @@ from tenax.core.ledger import Goodput
 from tenax.view.failure_kind import kind_of
 from tenax.view.goodput_line import duration_in_words, goodput_in_words, percent
 from tenax.view.history import plus
+from tenax.view.moment import moment_in_words
 from tenax.view.status import Value
 
 TYPE_CHECKING = False
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 _MOST_SHOWN = 10
 _MOST_RUNS = 20  # in a terminal
+_MOST_HANGS = 3  # of one run in a terminal
 # Why generations end besides failures of workers.
 _OTHER_ENDS = {
     "loss": "a node was lost",
@@ -50,7 +52,27 @@ class RunLine(Value, frozen=True):
     goodput: Goodput | None
     cause: str = ""  # the kind of the first cause of its last failure
     first_cause: str = ""  # the same in full
+    is_cause_known: bool = True  # False: that is only the first of those that lost a peer
+    hangs: tuple[str, ...] = ()  # sentences about those that were only reported
+    entrypoint: str = ""
+    folder: str = ""
     missing: tuple[str, ...] = ()
+
+    @property
+    def failure_in_words(self) -> str:
+        """The first cause; nobody is blamed where it is not known. Empty: nothing failed."""
+        if not self.first_cause:
+            return ""
+        # A run that was stopped, or went well, did not end by what had failed before.
+        if self.outcome == "failed":
+            return f"{'first cause' if self.is_cause_known else 'cause not known; first victim'}: {self.first_cause}"
+        return f"last failure{'' if self.is_cause_known else ', cause not known; first victim'}: {self.first_cause}"
+
+    @property
+    def place_in_words(self) -> str:
+        """What ran, since when, and where more of it lies."""
+        parts = (self.entrypoint, f"began {moment_in_words(self.began_at)}", self.folder and f"in {self.folder}")
+        return ", ".join(each for each in parts if each)
 
 
 class Summary(Value, frozen=True):
@@ -94,12 +116,14 @@ def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
         lines.append(f"the last {_MOST_RUNS} of {len(summary.runs)} runs:")
     for run in summary.runs[-_MOST_RUNS:]:
         lines.append(f"{run.run_id}: {run.outcome or 'no end known'}{f' ({run.why})' if run.why else ''}")
+        lines.append(f"  {run.place_in_words}")
         if run.goodput is not None and (cost := goodput_in_words(run.goodput)):
             lines.append(f"  {cost}")
-        if run.first_cause and run.outcome == "failed":
-            lines.append(f"  first cause: {run.first_cause}")
-        elif run.first_cause:
-            lines.append(f"  last failure: {run.first_cause}")
+        lines += [f"  {each}" for each in run.hangs[:_MOST_HANGS]]
+        if (more := len(run.hangs) - _MOST_HANGS) > 0:
+            lines.append(f"  nothing moved {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
+        if run.failure_in_words:
+            lines.append(f"  {run.failure_in_words}")
         lines += [f"  note: {each}" for each in run.missing]
     if len(summary.runs) != 1:
         lines += ["", _all_in_words(summary)]
@@ -135,6 +159,10 @@ def _line(history: RunHistory) -> RunLine:
         goodput=history.goodput,
         cause=kind_of(first) if first is not None else "",
         first_cause=f"rank {first.rank} on {first.host}: {first.what}" if first is not None else "",
+        is_cause_known=first is None or not first.is_consequence,
+        hangs=tuple(each.in_words for each in history.hangs),
+        entrypoint=history.entrypoint,
+        folder=history.folder,
         missing=history.missing,
     )
 

@@ -11,19 +11,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+# What the time was spent on, and what a node does, has the colours of the live page (``dashboard/page.css``).
 _STYLE = """
 :root {
   color-scheme: light dark;
   --bg: #ffffff; --fg: #1c2127; --muted: #5a6470; --line: #d5dbe1; --card: #f5f7f9; --focus: #0a66c2;
-  --waiting: #98a2ad; --starting: #e0a106; --training: #1b7f5c; --stopping: #4386c6; --lost: #d1571f; --failed: #c2242c;
-  --on-waiting: #14181c; --on-starting: #14181c; --on-training: #ffffff; --on-stopping: #0b1117; --on-lost: #ffffff;
-  --on-failed: #ffffff;
+  --waiting: #d9b25c; --starting: #6fa3ec; --training: #4aa56a; --stopping: #e08a55; --lost: #c9574f;
+  --draining: #7a3db8; --done: #0d6b68; --idle: #98a2ad; --failed: #b3261e; --good: #1a7339;
+  --on-waiting: #000000; --on-starting: #000000; --on-training: #000000; --on-stopping: #000000; --on-lost: #000000;
+  --on-draining: #ffffff; --on-done: #ffffff; --on-idle: #000000; --on-failed: #ffffff;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --bg: #12161b; --fg: #e4e8ec; --muted: #9ba6b2; --line: #313943; --card: #1a2027; --focus: #6cb2ff;
-    --waiting: #6b7580; --starting: #d9a520; --training: #3aa981; --stopping: #6aa5dd; --lost: #ec7a44;
-    --failed: #f0585f; --on-waiting: #ffffff; --on-training: #06130e; --on-lost: #160a04; --on-failed: #1a0405;
+    --waiting: #a17f33; --starting: #4478c2; --training: #3d8f5a; --stopping: #b5632f; --lost: #b0483f;
+    --draining: #cba3ff; --done: #5cd6cd; --idle: #6b7580; --failed: #ff8a80; --good: #6fd08c;
+    --on-lost: #ffffff; --on-draining: #000000; --on-done: #000000; --on-idle: #ffffff; --on-failed: #000000;
   }
 }
 * { box-sizing: border-box; }
@@ -36,8 +39,8 @@ a { color: var(--focus); }
 .muted, figcaption, caption { color: var(--muted); }
 .badge { display: inline-block; padding: 1px 10px; border-radius: 999px; font-weight: 600; font-size: .85rem;
   border: 1px solid currentColor; white-space: nowrap; }
-.good { color: var(--training); } .bad { color: var(--failed); } .neutral { color: var(--muted); }
-.note { border-left: 4px solid var(--starting); background: var(--card); padding: 8px 14px; margin: 10px 0; }
+.good { color: var(--good); } .bad { color: var(--failed); } .neutral { color: var(--muted); }
+.note { border-left: 4px solid var(--waiting); background: var(--card); padding: 8px 14px; margin: 10px 0; }
 .facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 10px;
   margin: 16px 0; padding: 0; }
 .facts div { background: var(--card); border-radius: 8px; padding: 10px 12px; }

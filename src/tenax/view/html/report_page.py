@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
 from tenax.view.chrome_trace import phases_of
 from tenax.view.goodput_line import duration_in_words, goodput_in_words, percent
 from tenax.view.html import page as html
 from tenax.view.html import plots
+from tenax.view.moment import moment_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ td.below div { position: sticky; left: 0; width: min(100%, calc(100vw - 44px)); 
 _MOST_STRIPS = 40
 _MOST_ROWS = 2000
 _MOST_BARS = 12
+_MOST_HANGS = 20  # of one run
 _MOST_MARKS = 200
 
 
@@ -52,11 +52,7 @@ def _when(summary: Summary) -> str:
         return "No journal could be read."
     first = min(run.began_at for run in summary.runs)
     last = max(run.began_at + run.duration_s for run in summary.runs)
-    return f"From {_date(first)} to {_date(last)}."
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+    return f"From {moment_in_words(first)} to {moment_in_words(last)}."
 
 
 def _facts(summary: Summary) -> str:
@@ -97,13 +93,14 @@ def _run(run: RunLine) -> list[list[str]]:
         html.cell(run.restarts_used),
         html.cell(run.nodes),
         html.cell(run.workers),
-        html.cell(_date(run.began_at)),
+        html.cell(moment_in_words(run.began_at)),
     ]
-    # A run that was stopped, or went well, did not end by what had failed before.
-    is_its_end = run.outcome == "failed"
-    words = [run.why] if run.why and not (is_its_end and run.first_cause) else []
-    words += [f"{'first cause' if is_its_end else 'last failure'}: {run.first_cause}"] if run.first_cause else []
+    has_cause = run.outcome == "failed" and run.first_cause  # which says more than why it ended
+    words = [run.why] if run.why and not has_cause else []
+    words += [run.failure_in_words] if run.first_cause else []
+    words += run.hangs[:_MOST_HANGS]
     words += run.missing
+    words.append(run.place_in_words)
     below = "<br>".join(html.text(each) for each in words)
     return [figures, [f'<td class="below" colspan="{len(figures)}"><div>{below}</div></td>']]
 

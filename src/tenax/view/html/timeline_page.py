@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from tenax.view.chrome_trace import phases_of
@@ -11,6 +9,7 @@ from tenax.view.goodput_line import duration_in_words, goodput_in_words, percent
 from tenax.view.html import page as html
 from tenax.view.html import plots
 from tenax.view.html.timeline_script import SCRIPT, STYLE
+from tenax.view.moment import moment_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,11 +20,9 @@ if TYPE_CHECKING:
 
 # The colour of what a node or a worker did; the word stands beside it.
 _COLOURS = {
-    "joined": "waiting",
-    "spare": "waiting",
+    "joined": "idle",
+    "spare": "idle",
     "working": "training",
-    "draining": "stopping",
-    "done": "waiting",
     "succeeded": "training",
     "failed": "failed",
     "stopped": "stopping",
@@ -33,6 +30,7 @@ _COLOURS = {
 _MOST_LANES = 20_000
 _MOST_ROWS = 500  # of one table
 _MOST_TRACEBACKS = 20
+_MOST_HANGS = 20  # in words; the lanes have all
 _LONGEST = 20_000  # characters of a traceback
 _WORKERS_SHOWN_AT_FIRST = 64
 
@@ -43,7 +41,8 @@ def timeline_page(history: RunHistory) -> str:
         f"<h1>Run {html.text(history.run_id)} {html.badge(history.outcome)}</h1>",
         f"<p>{html.text(_sentence(history))}</p>" if history.why else "",
         f'<p class="muted">{html.text(_when(history))}</p>',
-        html.notes(history.missing),
+        f'<p class="muted">{html.text(_place(history))}</p>' if _place(history) else "",
+        html.notes((*history.missing, *(each.in_words for each in history.hangs[:_MOST_HANGS]))),
         _facts(history),
         _spent(history),
         _lanes(history),
@@ -60,8 +59,11 @@ def _sentence(history: RunHistory) -> str:
 
 
 def _when(history: RunHistory) -> str:
-    began = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(history.began_at))
-    return f"Began {began}, took {duration_in_words(history.duration_s)}."
+    return f"Began {moment_in_words(history.began_at)}, took {duration_in_words(history.duration_s)}."
+
+
+def _place(history: RunHistory) -> str:
+    return ", ".join(each for each in (history.entrypoint, history.folder and f"in {history.folder}") if each)
 
 
 def _facts(history: RunHistory) -> str:
@@ -132,6 +134,9 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
             for since, until, kind, number in phases_of(history)
         ]
         lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _told(each)] for each in _causes(history)]})
+    if history.hangs:
+        spans = [["lost", t(each.since), t(each.until), each.in_words] for each in history.hangs]
+        lanes.append({"n": "nothing moved", "s": spans})
     failed = {(each.generation, each.rank): each for each in history.failures}
     for node in history.nodes:
         if len(lanes) >= _MOST_LANES:
@@ -169,10 +174,10 @@ def _doing(what: str, generation: int) -> str:
 
 
 def _worker(each: WorkerSpan, t: Any) -> list[Any]:
-    ended = f" {each.ended}" if each.ended else ""
+    ended = f" {each.ended}" if each.ended else ", end not known"
     code = f" ({_code(each.exit_code)})" if each.exit_code else ""
     words = f"rank {each.rank}{ended}{code}, generation {each.generation}, pid {each.pid}"
-    return [_COLOURS.get(each.ended, "waiting"), t(each.since), t(each.until), words]
+    return [_COLOURS.get(each.ended, "idle"), t(each.since), t(each.until), words]
 
 
 def _code(exit_code: int) -> str:

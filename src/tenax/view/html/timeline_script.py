@@ -43,7 +43,7 @@ SCRIPT = r"""
   const readColours = () => {
     const style = getComputedStyle(document.documentElement);
     for (const name of ["bg", "fg", "muted", "line", "card", "waiting", "starting", "training", "stopping", "lost",
-      "failed"]) {
+      "draining", "done", "idle", "failed"]) {
       colours[name] = style.getPropertyValue("--" + name).trim();
       colours["on-" + name] = style.getPropertyValue("--on-" + name).trim() || colours.fg;
     }
@@ -93,7 +93,7 @@ SCRIPT = r"""
     const left = Math.max(names, x(since)), right = Math.min(width, x(until));
     if (right < names || left > width) return;
     const room = Math.max(1, right - left);
-    pen.fillStyle = colours[kind] || colours.waiting;
+    pen.fillStyle = colours[kind] || colours.idle;
     pen.fillRect(left, top + 3, room, LANE - 6);
     if (kind === "lost" || kind === "failed") {  // not by colour alone
       pen.save();

@@ -1,0 +1,53 @@
+"""What people call a node stays with it, whoever leads: an operator who names one means that one."""
+
+from __future__ import annotations
+
+from tenax.core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
+from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax.core.record import record_of
+
+SETTINGS = RunSettings("run", 2, 3)
+
+
+def node(node_id: str) -> NodeInfo:
+    return NodeInfo(node_id, "vm", min_nodes=2, max_nodes=3)
+
+
+def labels(machine: CoordinatorMachine) -> dict[str, str]:
+    assert machine.state.labels == {record.label: each for each, record in machine.state.nodes.items()}
+    return {each: record.label for each, record in machine.state.nodes.items()}
+
+
+def run_of_three() -> CoordinatorMachine:
+    machine = CoordinatorMachine(SETTINGS)
+    machine.step(Opened(), 0.0)
+    for node_id in ("a", "b", "c"):
+        machine.step(Heard(node_id, NodeJoined(node(node_id))), 0.0)
+        machine.step(Heard(node_id, NodeReady(0)), 0.0)
+    assert labels(machine) == {"a": "vm", "b": "vm #2", "c": "vm #3"}
+    return machine
+
+
+def test_a_successor_calls_nodes_as_the_record_does_in_whatever_order_they_come() -> None:
+    """Also if one comes first that was not there before: it takes no name from those that are still waited for."""
+    record = record_of(run_of_three().state)
+    successor = CoordinatorMachine(SETTINGS)
+    successor.step(Opened(generation=1, record=record, return_s=30.0, recover_s=30.0, alone_s=30.0), 10.0)
+    successor.step(Heard("d", NodeJoined(node("d"))), 10.0)
+    for node_id, rank in (("c", 2), ("b", 1), ("a", 0)):
+        back = NodeJoined(
+            node(node_id), 1, is_running=True, group_rank=rank, group_world_size=3, store=successor.state.store
+        )
+        successor.step(Heard(node_id, back), 11.0)
+    assert labels(successor) == {"d": "vm #4", "c": "vm #3", "b": "vm #2", "a": "vm"}
+
+
+def test_a_node_whose_link_had_broken_is_called_as_before_unless_another_is_meanwhile() -> None:
+    machine = run_of_three()
+    for node_id in ("a", "b"):
+        machine.step(NodeLost(node_id, "its connection was closed"), 1.0)
+    machine.step(Heard("b", NodeJoined(node("b"))), 2.0)
+    assert labels(machine)["b"] == "vm #2"
+    machine.step(Heard("e", NodeJoined(node("e"))), 3.0)
+    machine.step(Heard("a", NodeJoined(node("a"))), 4.0)
+    assert (labels(machine)["e"], labels(machine)["a"]) == ("vm", "vm #4")

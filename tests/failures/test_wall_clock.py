@@ -1,0 +1,36 @@
+"""Where a report gets its times from: the first line of the run's journal, or the clocks of the host."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tenax.core.model import AgentSettings
+from tenax.failures.wall_clock import wall_clock_of
+from tenax.runtime.journal import Journal
+
+
+def test_the_journal_knows_when_the_run_began(tmp_path: Path) -> None:
+    """Times are those that a replay and a timeline of the same journal say."""
+    before = time.time()
+    journal = Journal(str(tmp_path / "journal.jsonl"))
+    journal.begin(AgentSettings("job", "default", 2, 3), "train.py", 1000.0)
+    clock = wall_clock_of(journal.path)
+    assert clock.began_at == 1000.0
+    assert before <= clock.offset_s + 1000.0 <= time.time()
+    assert clock.zone_s == time.localtime().tm_gmtoff
+    journal.close(1001.0)
+
+
+@pytest.mark.parametrize("written", [None, b"", b"hello\n", b'{"line":"header","at":"noon"}\n'])
+def test_without_a_journal_the_host_knows_what_time_it_is(tmp_path: Path, written: bytes | None) -> None:
+    """But not when the run began."""
+    path = tmp_path / "journal.jsonl"
+    if written is not None:
+        path.write_bytes(written)
+    before = time.time() - time.monotonic()
+    clock = wall_clock_of(str(path))
+    assert clock.began_at is None
+    assert clock.offset_s == pytest.approx(before, abs=60.0)

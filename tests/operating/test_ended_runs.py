@@ -1,0 +1,129 @@
+"""Runs that are over: operators are led to the files that tell how they ended, wherever they sit."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import cluster
+from e2e.harness import TENAX, until
+from tenax.cli.ended_run import ended_run
+
+from .kit import Operator
+
+WORKER = str(Path(cluster.__path__[0]) / "worker_main.py")
+MEETING = "the coordinator at host0:29400"
+
+
+class Notes:
+    """Notes of agents that have ended, and their folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.doors, self.logs = folder / "doors", folder / "logs"
+        self.doors.mkdir(mode=0o700)
+        self.environ = {"TENAX_DOORS": str(self.doors)}
+
+    def add(
+        self, pid: int, since: int, until: int, *, coordinated: int = 0, place: str = MEETING, has_logs: bool = True
+    ) -> str:
+        """An agent of the run 'duo' whose coordinator's journal, if it has one, was last written at that time."""
+        log_dir = str(self.logs / f"duo_{pid}") if has_logs else ""
+        note = self.doors / f"{pid}.json"
+        note.write_text(json.dumps({"run_id": "duo", "pid": pid, "log_dir": log_dir, "coordinator": place}))
+        os.utime(note, (since, since))
+        if has_logs:
+            os.makedirs(log_dir)
+            for name, at in (("journal.jsonl", until), ("coordinator.jsonl", coordinated)):
+                if at:
+                    Path(log_dir, name).touch()
+                    os.utime(Path(log_dir, name), (at, at))
+        return log_dir
+
+    def folders(self, name: str = "duo") -> tuple[str, ...]:
+        found = ended_run(name, self.environ)
+        assert found is not None
+        return found.folders
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    return Notes(tmp_path)
+
+
+def test_the_folder_with_the_coordinators_last_journal_comes_first(notes: Notes) -> None:
+    led_first = notes.add(1, 100, 150, coordinated=150)
+    led_last = notes.add(2, 100, 300, coordinated=300)
+    left_early, stayed = notes.add(3, 120, 130), notes.add(4, 140, 300)
+    assert notes.folders() == (led_last, led_first, stayed, left_early)
+    assert notes.folders("3") == notes.folders(), "by the pid of one of its agents"
+
+
+def test_without_a_coordinators_journal_here_the_last_end_comes_first(notes: Notes) -> None:
+    early, late = notes.add(1, 100, 200), notes.add(2, 90, 300)
+    assert notes.folders() == (late, early)
+
+
+def test_an_earlier_run_of_the_same_id_is_another(notes: Notes) -> None:
+    yesterday = notes.add(1, 100, 200, coordinated=200)
+    notes.add(5, 320, 400, coordinated=400, place="the coordinator at host1:29400")
+    alone = notes.add(6, 330, 340, coordinated=500, place="")
+    today, beside = notes.add(2, 300, 400, coordinated=400), notes.add(3, 350, 360)
+    assert notes.folders() == (today, beside)
+    assert notes.folders("1") == (yesterday,)
+    assert notes.folders("6") == (alone,)
+
+
+def test_folders_that_are_gone_are_not_named(notes: Notes) -> None:
+    (Path(notes.add(1, 100, 200)) / "journal.jsonl").unlink()
+    (notes.logs / "duo_1").rmdir()
+    found = ended_run("duo", notes.environ)
+    assert found is not None
+    assert (found.folders, found.noted) == ((), (str(notes.logs / "duo_1"),))
+    assert ended_run("other", notes.environ) is None
+
+
+def test_an_agent_whose_door_is_still_there_has_not_ended(notes: Notes) -> None:
+    notes.add(1, 100, 200)
+    (notes.doors / "1.sock").touch()
+    assert ended_run("duo", notes.environ) is None
+
+
+def test_of_several_agents_here_the_one_that_led_is_named_first(operator: Operator) -> None:
+    serving, other = operator.cluster.start_in_order(2, nodes=(1, 2), run_id="duo")
+    operator.until_found(serving, other)
+    operator.cluster.desk.generation(2)
+    status = operator.until_status(serving, lambda status: len(status.nodes) == 2 and status.phase == "running")
+    leaving = next(node.name for node in status.nodes if not node.is_coordinator)
+    assert operator.tenax("drain", leaving, "--yes").code == 0
+    assert other.wait() == 130
+    operator.cluster.desk.generation(1, 2)
+    assert operator.tenax("stop", "duo", "--yes", "--wait").code == 0
+    assert serving.wait() == 130
+    folders = [agent.report["log_dir"] for agent in (serving, other)]
+    done = operator.tenax("status", "duo")
+    assert done.code == 1
+    assert done.err.endswith(f"any more; see how it ended: tenax report {folders[0]} {folders[1]}\n")
+    logs = operator.tenax("logs", "duo")
+    assert "the run 'duo' is over; this is from its 2 folders on this host" in logs.err
+
+
+def test_what_operators_hear_of_folders_holds_wherever_they_are(operator: Operator, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    bench, desk = operator.bench, operator.cluster.desk
+    env = {"CLUSTER_DESK": desk.name, "CLUSTER_AGENT": "node0"}
+    running = bench.start("--rdzv-id", "near", "--log-dir", "logs", WORKER, env=env)
+    (worker,) = desk.generation(1)
+    until(lambda: os.path.exists(f"{operator.doors}/{running.process.pid}.sock"), "its door")
+    listed = bench.start("ps", "--json", program=TENAX, cwd=elsewhere).wait()
+    folder = str(bench.run_dir())
+    assert os.path.isabs(folder)
+    assert [run["log_dir"] for run in json.loads(listed.out)] == [folder]
+    worker.tell("exit 0")
+    assert running.wait().code == 0
+    ended = bench.start("status", "near", program=TENAX, cwd=elsewhere).wait()
+    assert ended.err.endswith(f"see how it ended: tenax report {folder}\n")
+    assert bench.start("report", "--json", folder, program=TENAX, cwd=elsewhere).wait().code == 0

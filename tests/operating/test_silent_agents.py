@@ -1,0 +1,98 @@
+"""An agent that does not answer is no run that is over: operators hear that it is there, and what to do."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from cluster.kit import Agent
+from e2e.harness import TENAX, Done, until
+
+from .kit import Operator
+
+
+def stop(agent: Agent) -> str:
+    """Stop it as Ctrl-Z does, and return what is to be said about it."""
+    agent.send(signal.SIGSTOP)
+    stat = Path(f"/proc/{agent.process.pid}/stat")
+    until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "the agent to stop")
+    pid = agent.process.pid
+    return (
+        f"(pid {pid}) does not answer; it is stopped (Ctrl-Z, SIGSTOP or a debugger): kill -CONT {pid} lets it go on\n"
+    )
+
+
+def at_once(operator: Operator, *commands: tuple[str, ...]) -> list[Done]:
+    """Each of them waits for an answer for a while."""
+    return [running.wait() for running in [operator.bench.start(*words, program=TENAX, env={}) for words in commands]]
+
+
+def test_an_agent_that_is_stopped_is_named_by_every_command(operator: Operator) -> None:
+    (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
+    workers = operator.cluster.desk.generation(1)
+    operator.until_found(agent)
+    said = stop(agent)
+    commands = [
+        ("status",),
+        ("status", "stuck"),
+        ("status", str(agent.process.pid)),
+        ("logs", "stuck"),
+        ("stop", "--yes"),
+        ("restart", "stuck", "--yes"),
+        ("drain", "0", "stuck", "--yes"),
+    ]
+    for words, done in zip(commands, at_once(operator, *commands), strict=True):
+        assert (done.code, done.out) == (1, ""), words
+        assert done.err == f"tenax {words[0]}: the agent of the run 'stuck' {said}"
+    agent.send(signal.SIGCONT)
+    assert operator.tenax("status").code == 0
+    operator.cluster.finish(workers)
+
+
+def test_ps_tells_which_run_it_is_and_what_silent_means(operator: Operator) -> None:
+    (agent,) = operator.cluster.start(nodes=(1, 1), run_id="stuck", backend="local")
+    workers = operator.cluster.desk.generation(1)
+    operator.until_found(agent)
+    said = stop(agent)
+    listed, as_json = at_once(operator, ("ps",), ("ps", "--json"))
+    assert (listed.code, as_json.code) == (0, 0)
+    _, row = listed.out.splitlines()
+    assert row.split()[:6] == ["stuck", "worker_main.py", "silent", "?", "?", "?"]
+    assert str(agent.process.pid) in row.split()
+    assert listed.err == f"tenax ps: the agent of the run 'stuck' {said}"
+    assert said.strip() in as_json.out
+    agent.send(signal.SIGCONT)
+    operator.cluster.finish(workers)
+
+
+def test_which_of_several_runs_is_meant_must_be_said_also_if_one_is_silent(operator: Operator) -> None:
+    for run_id in ("well", "stuck"):
+        operator.until_found(*operator.cluster.start(nodes=(1, 1), run_id=run_id, backend="local"))
+    workers = operator.cluster.desk.all(2)
+    stuck = operator.cluster.agents[1]
+    stop(stuck)
+    any_run, well, no_run = at_once(operator, ("stop", "--yes"), ("status", "well"), ("status", "other"))
+    silent = f"'stuck' (its agent, pid {stuck.process.pid}, does not answer)"
+    assert any_run.code == 1
+    assert f"2 runs are on this host; say which: 'well', {silent}" in any_run.err
+    assert well.code == 0
+    assert f"there is no run 'other' on this host, only 'well', {silent}; " in no_run.err
+    stuck.send(signal.SIGCONT)
+    operator.cluster.finish(workers)
+
+
+def test_of_a_run_with_other_agents_here_these_are_asked(operator: Operator) -> None:
+    serving, other = operator.cluster.start_in_order(2, conf={"keep_alive_interval": 30})
+    operator.until_found(serving, other)
+    workers = operator.cluster.desk.generation(2)
+    stop(other)
+    shown, (run, silent) = operator.tenax("status", "run"), operator.json("ps")
+    assert shown.code == 0, shown
+    assert (run["pids"], run["phase"]) == ([serving.process.pid], "running")
+    assert (silent["run_id"], silent["pids"], silent["phase"]) == ("run", [other.process.pid], "silent")
+    other.send(signal.SIGCONT)
+    said = stop(serving)  # its coordinator: nobody else can say anything
+    done = operator.tenax("status")
+    assert (done.code, done.err) == (1, f"tenax status: the agent of the run 'run' {said}")
+    serving.send(signal.SIGCONT)
+    operator.cluster.finish(workers)
