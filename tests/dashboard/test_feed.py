@@ -14,7 +14,7 @@ from tenax.view.status import EventStatus, FailureStatus, GenerationStatus, Node
 
 NODES = tuple(NodeStatus(f"id-{number}", f"host-{number}", f"host-{number}", "working", 100.0) for number in range(3))
 FIRST = GenerationStatus(1, "first generation", 3, 3, 100.0, 101.0, spent=Spent(1.0, 1.0, 5.0))
-EVENTS = (EventStatus(100.0, "it began"), EventStatus(101.0, "it runs"))
+EVENTS = (EventStatus(100.0, "it began", 10.0), EventStatus(101.0, "it runs", 11.0))
 
 
 def status(**fields: Any) -> RunStatus:
@@ -91,7 +91,7 @@ def test_the_same_moment_read_off_two_clocks_is_the_same() -> None:
     shifted = status(
         nodes=tuple(msgspec.structs.replace(node, since=node.since + ahead) for node in NODES),
         generations=(msgspec.structs.replace(FIRST, formed_at=100.0 + ahead, running_at=101.0 + ahead),),
-        events=tuple(EventStatus(event.at + ahead, event.text) for event in EVENTS),
+        events=tuple(msgspec.structs.replace(event, at=event.at + ahead) for event in EVENTS),
     )
     assert change(status(), shifted) is None
     assert change(shifted, status()) is None
@@ -99,13 +99,26 @@ def test_the_same_moment_read_off_two_clocks_is_the_same() -> None:
 
 def test_an_event_soon_after_the_last_is_new_whatever_the_clocks_do() -> None:
     """F1: also if the second reading is earlier than the first by more than lies between the events."""
-    for ahead in (-0.05, 0.0, 0.05):
-        events = tuple(EventStatus(event.at + ahead, event.text) for event in EVENTS)
-        new = EventStatus(101.003 + ahead, "the next")
+    for ahead in (-3600.0, -0.05, 0.0, 0.05):
+        events = tuple(msgspec.structs.replace(event, at=event.at + ahead) for event in EVENTS)
+        new = [EventStatus(101.0 + ahead + late, "the next", 11.0 + late) for late in (1e-6, 0.0003, 0.003)]
         entry = msgspec.structs.replace(FIRST, formed_at=100.0 + ahead, running_at=101.0 + ahead)
-        told = change(status(), status(generations=(entry,), events=(*events, new)))
+        told = change(status(), status(generations=(entry,), events=(*events, *new)))
         assert told is not None
-        assert told.events == (new,)
+        assert told.events == tuple(new)
+
+
+def test_how_long_nothing_has_moved_is_no_change() -> None:
+    """F3: since when, and where workers are, is said once; the page counts the seconds."""
+    first = status(hang="still for 10 s; rank 0", doing="still for 10 s; rank 0", hang_since=100.0, hang_where="rank 0")
+    later = status(hang="still for 38 s; rank 0", doing="still for 38 s; rank 0", hang_since=100.1, hang_where="rank 0")
+    told = change(status(), first)
+    assert told is not None
+    assert told.run == {"hang_since": 100.0, "hang_where": "rank 0"}
+    assert change(first, later) is None
+    over = change(later, status())
+    assert over is not None
+    assert over.run == {"doing": "generation 1 is running", "hang_since": None, "hang_where": ""}
 
 
 def test_what_was_lost_is_said_of_a_generation_that_is_over() -> None:
@@ -161,7 +174,7 @@ _statuses = st.builds(
         failures=failures,
         earlier=earlier,
         doing=doing,
-        events=tuple(EventStatus(100.0 + n, f"event {n}") for n in range(max(0, length - 100), length)),
+        events=tuple(EventStatus(100.0 + n, f"event {n}", float(n)) for n in range(max(0, length - 100), length)),
         generations=tuple(msgspec.structs.replace(FIRST, number=n) for n in range(max(1, number - 4), number + 1)),
     ),
     _nodes,

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
+from places import own_address
 from tenax.core.coordinator import Suspicion
 from watching import until
 
 from .browser import Page
 from .stage import TRACEBACK, Stage
+from .tunnel import Tunnel
 
 # Of every piece of text that is seen: the lowest contrast with what is behind it, and which it was.
 _CONTRAST = """
@@ -115,13 +117,26 @@ def test_a_hang_stands_at_the_top_as_long_as_it_lasts(set_up: Callable[..., Stag
         for on_step in list(stage.seat.watchers):
             on_step()
 
-    stage.do(lambda: suspect(Suspicion(1, 0.0, "nothing moves", set())))
+    stage.do(lambda: suspect(Suspicion(1, stage.loop.now() - 600, "nothing moves", set())))
     page.until_text("phase", "⚠ seems to hang")
-    assert "generation 1 seems to hang: nothing has moved for" in page.text("doing")
+    doing = page.until_text("doing", "generation 1 seems to hang: nothing has moved for 10 m ")
+    assert doing.endswith(" s; asking where its workers are")
     page.until_text("announcer", "seems to hang")
+    # Nothing of it is green, neither nodes, nor workers, nor the generation; and it can be filtered by.
+    assert "⚠ 2 hanging" in page.text("states")
+    assert "⚠ hanging for 10 m " in page.text("nodes")
+    assert "⚠ seems to hang" in page.text("generations")
+    assert page.js("return document.querySelectorAll('.worker.is-hanging').length") == 4
+    assert not page.js("return document.querySelector('.is-working, .is-running')")
+    made = stage.desk.statuses
+    until(lambda: page.text("doing") != doing, "the time to go by")
+    assert stage.desk.statuses == made
     stage.do(lambda: suspect(None))
     page.until_text("phase", "● running")
     assert page.text("doing") == "generation 1 is running, 4 workers on 2 nodes"
+    assert "● 2 working" in page.text("states")
+    assert "hanging" not in page.text("nodes")
+    assert "● training" in page.text("generations")
 
 
 def test_the_times_go_on_by_themselves(set_up: Callable[..., Stage], page: Page) -> None:
@@ -301,6 +316,28 @@ def test_an_agent_that_stays_away_is_not_waited_for_forever(set_up: Callable[...
     stage.dashboard._key = stage.key
     page.click("#reconnect")
     page.until_text("connection", "live")
+
+
+def test_a_log_goes_on_when_the_way_to_the_run_is_there_again(set_up: Callable[..., Stage], page: Page) -> None:
+    """As after a tunnel that was down for a while: the run and its page have not noticed."""
+    stage = set_up()
+    tunnel = Tunnel(own_address(), (stage.host, stage.port))
+    try:
+        page.open(f"http://{tunnel.host}:{tunnel.port}/?key={stage.key}")
+        page.click(".worker")
+        page.until_text("log-lines", "epoch 1")
+        until(lambda: stage.held, "the question for more")
+        tunnel.close()
+        page.until_text("connection", "connection lost, trying again")
+        page.until_text("log-state", "the agent that serves this page cannot be reached")
+        stage.held.clear()  # who asked through the tunnel has no way back
+        stage.print("printed meanwhile")
+        tunnel.open()
+        page.until_text("connection", "live")
+        page.until_text("log-lines", "printed meanwhile")
+        page.until_text("log-state", "Following.")
+    finally:
+        tunnel.close()
 
 
 def test_a_wrong_key_is_told(set_up: Callable[..., Stage], page: Page) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tenax.core.hang import DOUBT_PATIENCE, PATIENCE, SPIN_PATIENCE, START_PATIENCE, HangJudge, Sample, Vitals
 
-from .workloads import ASLEEP, SPINNING, WORKING, FakeWorker, Look, Workload
+from .workloads import ASLEEP, COMPUTING, HEARTBEAT, SPINNING, WORKING, FakeWorker, Look, Workload
 
 SOAK_SEEDS, SOAK_HOURS = int(os.environ.get("HANGS_SOAK_SEEDS", "10")), 12.0
 
@@ -34,6 +34,7 @@ def test_every_hang_is_found(is_spinning: bool) -> None:
     """In every job of the soak, once its rhythm is known, and no later than that rhythm allows (H3)."""
     for seed in range(40):
         job = Workload(seed)
+        job.is_alone &= not is_spinning  # then it may compute
         job.begin()
         for _ in job.train(2 * 3600):
             pass
@@ -102,12 +103,60 @@ def test_steps_that_are_missing_mean_less_while_bytes_flow() -> None:
 
 def test_scopes_that_came_for_long_and_are_missing_tell_of_a_hang() -> None:
     """H3: although a thread logs a heartbeat, which keeps it from looking still; but not while bytes flow."""
-    beside = Look(calls=1, bytes=40)
-    beating = msgspec.structs.replace(WORKING, scopes=2)
     late = int(DOUBT_PATIENCE * 60 / 5) + 2
-    for looks, expected in (([beside] * (late - 4), False), ([beside] * late, True), ([WORKING] * 500, False)):
-        is_quiet, _ = _run(_judge(), FakeWorker(0, says_steps=False), [beating] * 70 + looks, 0.0)
+    for looks, expected in (([HEARTBEAT] * (late - 4), False), ([HEARTBEAT] * late, True), ([WORKING] * 500, False)):
+        is_quiet, _ = _run(_judge(), FakeWorker(0, says_steps=False), [BEATING] * 70 + looks, 0.0)
         assert is_quiet is expected
+
+
+BEATING = msgspec.structs.replace(WORKING, scopes=2)
+
+
+@pytest.mark.parametrize(
+    "sign", [COMPUTING, Look(calls=1, share=0.3), Look(calls=1, faults=2000), Look(share=0.03, runs=900.0)]
+)
+def test_scopes_that_are_missing_say_nothing_while_somebody_computes(sign: Look) -> None:
+    """H3: an evaluation need not use them, nor read anything. After it, the whole time must go by again."""
+    late = int(DOUBT_PATIENCE * 60 / 5) + 2
+    others = FakeWorker(1, says_steps=False)
+    judge, worker, now = _judge(), FakeWorker(0, says_steps=False), 0.0
+    looks = [(BEATING, BEATING)] * 70 + [(sign, HEARTBEAT)] * 2000 + [(HEARTBEAT, HEARTBEAT)] * (late - 4)
+    for one, other in looks:
+        now += 5.0
+        opinion = judge.look([worker.sample(one, 5.0, now), others.sample(other, 5.0, now)], now)
+        assert not opinion.is_quiet
+    for _ in range(8):
+        now += 5.0
+        samples = [each.sample(HEARTBEAT, 5.0, now) for each in (worker, others)]
+        opinion = judge.look(samples, now)
+    assert opinion.is_quiet
+
+
+def test_scopes_that_are_missing_say_nothing_of_a_job_of_one_worker() -> None:
+    """H3: in a job of one, nobody is waited for."""
+    for looks in ([COMPUTING] * 5000, [HEARTBEAT] * 5000):
+        assert not _run(_judge(world=1), FakeWorker(0, says_steps=False), [BEATING] * 70 + looks, 0.0)[0]
+
+
+def test_a_gap_between_scopes_is_learned_for_all_generations() -> None:
+    """H4: scopes that come again end it, and another gap of that length is no news, also after a restart."""
+    judge, gap = _judge(), [HEARTBEAT] * (int(DOUBT_PATIENCE * 60 / 5) + 2)
+    is_quiet, now = _run(judge, FakeWorker(0, says_steps=False), [BEATING] * 70 + gap + [BEATING], 0.0)
+    assert not is_quiet
+    judge.begin(2, now)
+    assert not _run(judge, FakeWorker(0, says_steps=False), [BEATING] * 70 + gap * 9, now)[0]
+
+
+def test_a_restart_for_missing_scopes_is_not_made_again_as_soon() -> None:
+    """H4: what was ended cannot show that it would have gone on, so the next time six times as much is waited for."""
+    judge, late = _judge(), int(DOUBT_PATIENCE * 60 / 5) + 2
+    is_quiet, now = _run(judge, FakeWorker(0, says_steps=False), [BEATING] * 70 + [HEARTBEAT] * late, 0.0)
+    assert is_quiet
+    judge.begin(2, now)
+    worker = FakeWorker(0, says_steps=False)
+    is_quiet, now = _run(judge, worker, [BEATING] * 70 + [HEARTBEAT] * (5 * late), now)
+    assert not is_quiet
+    assert _run(judge, worker, [HEARTBEAT] * (2 * late), now)[0]
 
 
 def test_scopes_of_a_start_say_nothing_of_what_follows() -> None:
@@ -135,6 +184,42 @@ def test_one_worker_alone_may_compute_for_ever() -> None:
     looks = [WORKING] * 50
     assert not _run(_judge(world=1), FakeWorker(0, says_steps=False), [*looks, *[SPINNING] * 5000], 0.0)[0]
     assert _run(_judge(world=1), FakeWorker(0, says_steps=False), [*looks, *[ASLEEP] * 20], 0.0)[0]
+    steps = [msgspec.structs.replace(WORKING, steps=3)] * 50
+    for computing in (SPINNING, COMPUTING):
+        assert not _run(_judge(world=1), FakeWorker(0, says_steps=True), [*steps, *[computing] * 5000], 0.0)[0]
+    assert _run(_judge(world=1), FakeWorker(0, says_steps=True), [*steps, *[HEARTBEAT] * 20], 0.0)[0]
+
+
+@pytest.mark.parametrize(("every_s", "least_s", "most_s"), [(0.3, 5.0, 8.0), (1.0, 10.0, 14.0), (2.0, 20.0, 25.0)])
+def test_the_time_between_steps_is_their_own_and_not_that_between_looks(
+    every_s: float, least_s: float, most_s: float
+) -> None:
+    """H3: many steps between two looks make a job impatient; ten times the longest gap is the law, and no more."""
+    judge = HangJudge(5.0, 1.25)
+    judge.begin(2, 0.0)
+    now = 0.0
+    while now < 60.0:
+        now += 1.25
+        step = int(now / every_s)
+        assert not judge.look([Sample(0, None, step, step * every_s, 0, 0.0)], now).is_quiet
+    last = now
+    while not judge.look([Sample(0, None, step, step * every_s, 0, 0.0)], now).is_quiet:
+        now += 1.25
+    assert least_s <= now - last <= most_s
+
+
+def test_a_long_gap_among_many_short_ones_is_learned() -> None:
+    """H3: a step that takes two seconds, every fifty of 0.1 s, is seen by who looks every second."""
+    judge = HangJudge(5.0, 1.25)
+    judge.begin(2, 0.0)
+    now = 0.0
+    while now < 300.0:
+        now += 1.25
+        cycles, rest = divmod(now, 7.0)
+        step = int(cycles) * 50 + min(49, int(rest / 0.1))
+        at = cycles * 7.0 + min(4.9, int(rest / 0.1) * 0.1)
+        assert not judge.look([Sample(0, None, step, at, 0, 0.0)], now).is_quiet
+    assert 2.0 <= judge.learned.longest_step_s <= 3.75
 
 
 @pytest.mark.parametrize(

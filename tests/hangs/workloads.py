@@ -32,6 +32,9 @@ class Look(msgspec.Struct, frozen=True):
 
 ASLEEP = Look()
 SPINNING = Look(share=1.0, runs=200.0)
+HEARTBEAT = Look(calls=1, bytes=40)  # of a thread beside one that waits
+# All that is seen of an evaluation whose data are in memory: it computes, and prints a line now and then.
+COMPUTING = Look(calls=1, bytes=40, faults=900, share=0.95, runs=300.0, waits=60.0)
 WORKING = Look(calls=40, bytes=4_000_000, faults=900, share=0.6, runs=900.0, waits=500.0)
 
 
@@ -66,7 +69,7 @@ class FakeWorker:
             self.scopes = Scopes(count + look.scopes, first_at, now, look.is_in_scope)
         wanted, runs, waits = self.main
         threads = {1: Thread(wanted, int(runs), int(waits)), 2: Thread(self.beside[0], int(self.beside[1]))}
-        vitals = Vitals(self.bytes, 0, self.calls, self.disk, self.faults, 1, False, threads)
+        vitals = Vitals(self.bytes, 0, self.calls, self.disk, self.faults, 1, False, threads, wanted + self.beside[0])
         if not self.says_steps:
             return Sample(self.rank, vitals, scopes=self.scopes)
         step = self.step if self.step else None
@@ -85,12 +88,13 @@ class Workload:
         self.is_spinning_between = self.dice.random() < 0.5  # as a device is waited for
         # Around nothing, the start, every step, or checkpoints. Of its own dice: jobs are as they were without.
         self.scopes_around = random.Random(-seed).choice(("nothing", "start", "step", "checkpoint"))
+        self.is_alone = len(self.workers) == 1 and seed % 2 == 0
         self.judge = HangJudge(hang_after_s, interval_s)
         self.now = 0.0
         self._until_step_s = self.step_s
 
     def begin(self) -> None:
-        self.judge.begin(2 * len(self.workers), self.now)
+        self.judge.begin(1 if self.is_alone else 2 * len(self.workers), self.now)
 
     def look(self, looks: list[Look]) -> Opinion:
         elapsed_s = self.interval_s * self.dice.uniform(0.98, 1.1)
@@ -141,6 +145,10 @@ class Workload:
             case "evaluation":  # no steps, but bytes are read
                 for _ in range(dice.randint(10, 240)):
                     yield self.look(self.all(msgspec.structs.replace(WORKING, steps=0)))
+                if self.is_alone or not self.says_steps:  # no scopes either, and hardly a byte, for hours
+                    computing = [COMPUTING, *self.all(dice.choice((HEARTBEAT, COMPUTING, ASLEEP)))[1:]]
+                    for _ in range(dice.randint(10, 2400)):
+                        yield self.look(computing)
             case "stall":
                 for _ in range(looks):
                     yield self.look(self.all(ASLEEP))

@@ -7,13 +7,21 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from e2e.conftest import bench  # noqa: F401 - a fixture
-from e2e.harness import Bench, needs_root
+from e2e.harness import TENAX, Bench, needs_root, until
+from tenax.agent.live_steps import LiveSteps
+from tenax.core.agent import AgentState, Phase
+from tenax.core.events import ProgressSeen
+from tenax.core.messages import WorkerProgress
+from tenax.core.model import AgentSettings
+from tenax.loop import Loop
 from tenax.progress import LAYOUT, MAGIC
 from tenax.runtime.progress_file import read_progress
 
@@ -134,3 +142,126 @@ def test_what_could_not_travel_is_not_read(tmp_path: Path, said: tuple[int, int,
 def test_a_pipe_in_its_place_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "progress")
     assert read_progress(str(tmp_path / "progress"), 0) is None
+
+
+# --- while they run ---------------------------------------------------------------------------------------------------
+
+SAYS_AND_WAITS = """
+    import sys, worker_kit as kit
+    from tenax import progress
+    progress.step(100 * kit.ATTEMPT + 7 + kit.RANK)
+    kit.wait_for('go')
+    sys.exit(3 if kit.ATTEMPT == 0 and kit.RANK == 1 else 0)
+"""
+
+
+@pytest.fixture
+def doors() -> Iterator[str]:
+    with tempfile.TemporaryDirectory(prefix="doors-", dir="/tmp") as folder:  # the name of a socket is short
+        yield folder
+
+
+def test_the_steps_of_a_plain_run_are_shown_while_it_runs(bench: Bench, doors: str) -> None:  # noqa: F811
+    """Without any option: what workers have said is in the status, and after a restart what the new ones say."""
+    script = bench.script(SAYS_AND_WAITS)
+    job = bench.start("--nproc-per-node", "2", "--max-restarts", "1", script, env={"TENAX_DOORS": doors})
+
+    def steps() -> list[int]:
+        told = bench.start("status", "--json", program=TENAX, env={"TENAX_DOORS": doors}).wait()
+        return [step for node in json.loads(told.out)["nodes"] for step in node.get("steps", ())] if told.out else []
+
+    for attempt, said in ((0, [7, 8]), (1, [107, 108])):
+        until(lambda said=said: steps() == said, f"the steps {said}")  # type: ignore[misc]
+        for rank in (0, 1):
+            bench.tell("go", rank, attempt)
+    assert job.wait().code == 0
+
+
+class Clock:
+    """Goes on a little whenever it is looked at, and as far as it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 1e-5
+        return self.now
+
+
+class Files:
+    """What workers have written, and how often somebody has looked."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.said: tuple[WorkerProgress, ...] = ()
+        self.trouble: Exception | None = None
+
+    def progress(self) -> tuple[WorkerProgress, ...]:
+        self.looks += 1
+        if self.trouble is not None:
+            raise self.trouble
+        return self.said
+
+
+class Watched:
+    """A node whose generation is ``running``, and what is posted of it."""
+
+    def __init__(self) -> None:
+        self.clock, self.files = Clock(), Files()
+        self.loop = Loop(self.clock)
+        self.complaints: list[str] = []
+        self.steps = LiveSteps(self.loop, self.files, self.complaints.append)
+
+    def is_in(self, phase: Phase, generation: int = 1) -> None:
+        self.steps.observe(AgentState(AgentSettings("run", "default", 1, 0), phase, generation=generation))
+
+    def pass_by(self, seconds: float) -> list[ProgressSeen]:
+        until_then = self.clock.now + seconds
+        found = []
+        while self.clock.now < until_then:
+            self.clock.now += 0.1
+            soon = self.clock.now + 1e-4
+            while (event := self.loop.next_event(lambda soon=soon: soon)) is not None:  # type: ignore[misc]
+                assert isinstance(event, ProgressSeen)
+                found.append(event)
+        return found
+
+
+@pytest.fixture
+def watched() -> Iterator[Watched]:
+    made = Watched()
+    yield made
+    made.loop.close()
+
+
+def test_files_are_looked_at_after_a_second_and_then_every_five(watched: Watched) -> None:
+    """Also of the next generation. What has not changed is not told again."""
+    watched.is_in(Phase.RUNNING)
+    watched.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
+    assert watched.pass_by(0.9) == []
+    assert watched.pass_by(0.2) == [ProgressSeen(1, watched.files.said)]
+    watched.is_in(Phase.RUNNING)
+    assert (watched.pass_by(20.0), watched.files.looks) == ([], 5)
+    watched.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
+    assert watched.pass_by(5.1) == [ProgressSeen(1, watched.files.said)]
+    watched.is_in(Phase.RUNNING, generation=2)
+    assert watched.pass_by(1.1) == [ProgressSeen(2, watched.files.said)]
+
+
+def test_nobody_is_looked_at_unless_workers_run(watched: Watched) -> None:
+    """And nothing is left that a loop would wake up for."""
+    watched.is_in(Phase.RUNNING)
+    watched.is_in(Phase.STOPPING)
+    watched.pass_by(20.0)
+    assert watched.files.looks == 0
+
+
+def test_files_that_cannot_be_read_are_complained_of_once(watched: Watched) -> None:
+    """The run goes on without."""
+    watched.files.trouble = RuntimeError("of another version")
+    watched.is_in(Phase.RUNNING)
+    watched.pass_by(20.0)
+    watched.is_in(Phase.RUNNING, generation=2)
+    watched.pass_by(20.0)
+    assert watched.complaints == ["the steps of workers are not told any more: RuntimeError: of another version"]
+    assert watched.files.looks == 1

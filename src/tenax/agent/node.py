@@ -11,6 +11,7 @@ import sys
 
 import msgspec
 
+from tenax.agent.live_steps import LiveSteps
 from tenax.agent.outlets import Outlets, Views
 from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, lasting_environment, worker_environment
@@ -136,7 +137,8 @@ class Node:
                         now=loop.now(),
                     )
                     self._open_seeing(loop, logs)
-                    supervisor = self._supervisor(loop, logs, self._watcher(views, logs, observe))
+                    steps = LiveSteps(loop, logs, lambda line: self._complain(line, logs))
+                    supervisor = self._supervisor(loop, logs, self._watcher(views, logs, steps, observe))
                     if plan.narrate:
                         outlets.speak_through(lambda line: loop.soon(lambda: logs.say(line)))
                     for place in outlets.places:
@@ -169,7 +171,7 @@ class Node:
             loop.close()
 
     def _watcher(
-        self, views: Views, logs: WorkerLogs, observe: Callable[[Step, AgentState], None]
+        self, views: Views, logs: WorkerLogs, steps: LiveSteps, observe: Callable[[Step, AgentState], None]
     ) -> Callable[[Step, AgentState], None]:
         """Everybody who looks at the steps of this run."""
         plan = self._plan
@@ -181,6 +183,7 @@ class Node:
                 plan.health.observe(state)
             if self._seeing is not None:
                 self._seeing.observe(step, state)
+            steps.observe(state)
             observe(step, state)
 
         return watch

@@ -1,7 +1,7 @@
 """Seeing: what is opened so that people can watch a run. Made only for a run that switched something on.
 
     the page (``--dashboard``) and the trace (``--trace``)   where the coordinator is, for as long as it is there
-    samples of workers (``--on-hang``, ``--dashboard``)      on every node
+    samples of workers (``--on-hang``)                       on every node
 
 Law: nothing here is needed to train. Whatever cannot be opened, or breaks, is said once, and the run goes on.
 """
@@ -45,7 +45,7 @@ class Seeing:
         self._sampler = self._open_sampler()
 
     def _open_sampler(self) -> Sampler | None:
-        if not self._plan.dashboard and self._plan.settings.on_hang == "off":
+        if self._plan.settings.on_hang == "off":
             return None
         try:
             from tenax.hangs.sampler import Sampler

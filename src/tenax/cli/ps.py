@@ -97,7 +97,7 @@ def _run(agents: list[AgentHere], now: float) -> RunHere:
     return RunHere(
         run_id=first.run_id,
         script=first.entrypoint,
-        phase=status.phase if status is not None else first.phase or _SILENT,
+        phase=_phase(status) if status is not None else first.phase or _SILENT,
         doing=status.doing if status is not None else "",
         generation=status.generation if status is not None else first.generation,
         nodes=len(slots),
@@ -134,6 +134,10 @@ def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
         finally:
             line.close()
     return None, trouble
+
+
+def _phase(status: RunStatus) -> str:
+    return "hangs" if status.hang else status.phase
 
 
 def _table(runs: list[RunHere]) -> list[str]:

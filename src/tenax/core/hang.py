@@ -20,9 +20,12 @@ H3  Quiet is only a node of which every worker that runs is still, without a bre
     ten times as long as it was ever still before; and three times that if it spins and says no steps, for that is also
     what computing looks like. A job of one worker that computes is never quiet. On any doubt it is not.
     Without steps, scopes are a rhythm too, if they have come for long: then quiet is also who has none for six times as
-    long as that, whatever else moves, but not while bytes flow. In a scope everything takes six times as long: it has a
+    long as that, although a thread beside it logs a line now and then; but not if any worker has computed in all that
+    time, or bytes have flowed, and never a job of one worker. In a scope everything takes six times as long: it has a
     time of its own, and the watchdog keeps it.
-H4  Whatever moves ends it at once, and what was learned stays: another stillness of that length is no news.
+H4  Whatever moves ends it at once, and what was learned stays: another stillness of that length is no news. Who was
+    ended because its scopes were missing could not show that it would have gone on: the next time takes six times as
+    long.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ SPIN_PATIENCE = 3.0  # times as long again
 DOUBT_PATIENCE = 6.0  # times as long again, if steps are said and it is not clear what that they are missing means
 START_PATIENCE = 2.0  # times the longest gap of a start, where workers wait for each other
 _FEW_STEPS = 3
-_START_MOVES = 10  # looks in which something had moved: before that it is a start
+_START_MOVES = 10  # looks in which something had moved, or steps were said: before that it is a start
 _FEW_MOVES, _LONG = 20, 5.0  # so many looks, and so many times as long as must be still: a rhythm of bursts
 _ASLEEP = 0.05  # of the time that a thread wants a processor
 _AWAKE = 0.9
@@ -47,6 +50,9 @@ _MOST_WAKES = 100.0  # a second, of threads that are asleep: watchdogs and heart
 _MOST_WAITS = 5.0  # a second, of a thread that spins
 _MOST_FAULTS = 20.0  # a second: a page of memory now and then
 _MANY_BYTES = 64 << 10  # a second
+_MANY_FAULTS = 100.0  # a second: more than a line of a log takes
+_WORKS = 0.1  # of one processor: more than a heartbeat takes
+_TICKS_S = 0.02  # what the kernel counts of a process is no finer
 _LATE = 3.0  # a sample that comes so many intervals late says nothing: who looked was stopped
 
 
@@ -118,9 +124,12 @@ class _Worker(msgspec.Struct):
 
     last: Sample
     moved_at: float
+    worked_at: float  # when it was last seen to do more than a heartbeat beside one that waits
     is_spinning: bool = False
     flowed_at: float | None = None  # when bytes were last seen to flow
     steps_seen: int = 0
+    has_stepped: bool = False  # between the last two looks
+    step_looks: int = 0  # in which it had
     step_moved_at: float = 0.0
     scope_moved_at: float = 0.0
 
@@ -132,10 +141,13 @@ class HangJudge:
         self._after_s = hang_after_s
         self._interval_s = interval_s
         self.learned = Learned()
+        self._scopes_missing_s = 0.0  # it is quiet because of that, for so long
         self.begin(1, 0.0)
 
     def begin(self, world_size: int, now: float) -> None:
         """A new generation: what was learned stays, a rhythm must be shown again."""
+        self.learned.longest_scope_s = max(self.learned.longest_scope_s, self._scopes_missing_s / PATIENCE)
+        self._scopes_missing_s = 0.0
         self._is_alone = world_size == 1
         self._workers: dict[int, _Worker] = {}
         self._looked_at = now
@@ -158,7 +170,8 @@ class HangJudge:
         for sample in samples:
             before = known.get(sample.local_rank)
             if before is None:
-                before = self._workers[sample.local_rank] = _Worker(sample, now, step_moved_at=now, scope_moved_at=now)
+                before = _Worker(sample, now, now, step_moved_at=now, scope_moved_at=now)
+                self._workers[sample.local_rank] = before
                 self._meet_steps(before, sample)
                 has_moved = True
                 continue
@@ -168,7 +181,7 @@ class HangJudge:
         if late:  # and how long they were still meanwhile is not known either
             self._last_moved_at = now
             for worker in self._workers.values():
-                worker.moved_at = worker.step_moved_at = worker.scope_moved_at = now
+                worker.moved_at = worker.worked_at = worker.step_moved_at = worker.scope_moved_at = now
         self.is_disturbed = False
         if has_moved:
             self._note_movement(now)
@@ -184,10 +197,11 @@ class HangJudge:
             if before.step is None:
                 self._meet_steps(worker, sample)
             else:
-                gap_s = min(max(0.0, sample.step_at - before.step_at), now - worker.step_moved_at + self._interval_s)
-                self.learned.longest_step_s = max(self.learned.longest_step_s, gap_s)
+                self.learned.longest_step_s = max(self.learned.longest_step_s, self._step_gap(worker, sample, now))
                 worker.steps_seen += 1
             worker.step_moved_at = now
+            worker.step_looks += 1
+        worker.has_stepped = has_stepped
         has_beaten = _beats(sample) > _beats(before)
         if has_beaten:
             if _beats(before):
@@ -199,10 +213,13 @@ class HangJudge:
         has_moved = has_stepped or has_beaten or is_in_phase
         if before.vitals is None or sample.vitals is None:
             has_moved = True
+            worker.worked_at = now
         elif not is_void:
             kind = _stillness(before.vitals, sample.vitals, elapsed_s)
             if _flows(before.vitals, sample.vitals, elapsed_s):
                 worker.flowed_at = now
+            if _works(before.vitals, sample.vitals, elapsed_s):
+                worker.worked_at = now
             if sample.vitals.disk_bytes - before.vitals.disk_bytes > _MANY_BYTES * elapsed_s:
                 worker.step_moved_at = worker.scope_moved_at = now
             if kind is None:
@@ -218,8 +235,22 @@ class HangJudge:
         """The first that is seen of its steps may be many."""
         if sample.step is not None:
             worker.steps_seen = max(1, sample.step - sample.first_step)
-            gap_s = min(max(0.0, sample.step_at - sample.first_step_at), self._interval_s)
-            self.learned.longest_step_s = max(self.learned.longest_step_s, gap_s)
+            worker.has_stepped = True
+            if worker.steps_seen == 1:
+                gap_s = min(max(0.0, sample.step_at - sample.first_step_at), self._interval_s)
+                self.learned.longest_step_s = max(self.learned.longest_step_s, gap_s)
+
+    def _step_gap(self, worker: _Worker, sample: Sample, now: float) -> float:
+        """Between two steps of one worker, as far as it is known: at most what lies between the last of two looks.
+
+        Of many steps from look to look, the time from the last of them until now is a part of such a gap, taken at
+        random: in the course of some looks the longest of them comes near the longest gap.
+        """
+        before = worker.last
+        gap_s = min(max(0.0, sample.step_at - before.step_at), now - worker.step_moved_at + self._interval_s)
+        are_many = worker.has_stepped and (sample.step or 0) - (before.step or 0) > 1
+        part_s = now - sample.step_at
+        return part_s if are_many and 0 <= part_s <= gap_s else gap_s
 
     def _note_movement(self, now: float) -> None:
         gap_s = now - self._last_moved_at
@@ -238,6 +269,7 @@ class HangJudge:
 
     def _opinion(self, now: float) -> Opinion:
         workers = self._workers.values()
+        self._scopes_missing_s = 0.0
         if not workers or any(worker.last.phase for worker in workers):
             return Opinion(is_quiet=False)
         steps_seen = max(worker.steps_seen for worker in workers)
@@ -252,7 +284,12 @@ class HangJudge:
         """Those that say steps decide; but not against what is plain to see."""
         workers = list(self._workers.values())
         since = max(worker.step_moved_at for worker in workers if worker.steps_seen)
-        wait_s = max(self._after_s, PATIENCE * self.learned.longest_step_s)
+        if self._is_alone:
+            since = max(since, *(worker.worked_at for worker in workers))
+        longest_s = self.learned.longest_step_s
+        if max(worker.step_looks for worker in workers) < _START_MOVES:
+            longest_s = max(longest_s, self._interval_s)  # what lay between the looks is not known yet
+        wait_s = max(self._after_s, PATIENCE * longest_s)
         quiet_s = now - since
         if self._have_bytes_flowed(now):
             patience = DOUBT_PATIENCE  # an evaluation, a download
@@ -268,11 +305,12 @@ class HangJudge:
             scopes.beats >= _FEW_MOVES and scopes.last_at - scopes.first_at >= _LONG * self._after_s
             for _, scopes in having
         )
-        if not is_rhythm or self._have_bytes_flowed(now):
+        if not is_rhythm or self._is_alone:
             return Opinion(is_quiet=False)
-        since = max(worker.scope_moved_at for worker, _ in having)
+        since = max(*(worker.scope_moved_at for worker, _ in having), *(worker.worked_at for worker in workers))
         if now - since < DOUBT_PATIENCE * max(self._after_s, PATIENCE * self.learned.longest_scope_s):
             return Opinion(is_quiet=False)
+        self._scopes_missing_s = now - since
         return Opinion(True, since, "no worker enters or leaves a scope any more", _stopped(workers))
 
     def _have_bytes_flowed(self, now: float) -> bool:
@@ -316,6 +354,20 @@ def _flows(before: Vitals, after: Vitals, elapsed_s: float) -> bool:
     """Bytes, in a quantity that only comes of work."""
     moved = abs(after.read_bytes - before.read_bytes) + abs(after.written_bytes - before.written_bytes)
     return moved > _MANY_BYTES * elapsed_s
+
+
+def _works(before: Vitals, after: Vitals, elapsed_s: float) -> bool:
+    """More than a thread that logs a heartbeat beside one that waits. One that spins may work."""
+    if _flows(before, after, elapsed_s) or after.faults - before.faults > _MANY_FAULTS * max(1.0, elapsed_s):
+        return True
+    most_s = _WORKS * elapsed_s + _TICKS_S
+    if abs(after.cpu_s - before.cpu_s) > most_s:  # what a child that ended had used is not counted any more
+        return True
+    if before.threads is None or after.threads is None:
+        return False
+    both = [(before.threads[number], after.threads[number]) for number in before.threads.keys() & after.threads.keys()]
+    wanted_s = sum(now.wanted_s - then.wanted_s for then, now in both)
+    return wanted_s > most_s or sum(now.runs - then.runs for then, now in both) > _MOST_WAKES * elapsed_s
 
 
 def _stillness(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tenax.core.run_state import CoordinatorState, NodeRecord
 
 _SIGTERM = 15
+_PLACES_SAID = 3
 _WHAT_FOLLOWS = {
     "report": "nothing is done about it (--on-hang report)",
     "restart": "its workers are ended and started again, if restarts are left (--on-hang restart)",
@@ -127,12 +128,25 @@ def hang_in_words(state: CoordinatorState, now: float) -> str:
     if hang is None:
         return ""
     still = f"generation {state.generation} seems to hang: nothing has moved for {now - hang.since:.0f} s"
+    return f"{still}; {where}" if (where := places_in_words(hang)) else still
+
+
+def places_in_words(hang: Suspicion) -> str:
+    """Who is elsewhere, as far as it is known; if nobody stands out, where all are."""
     if hang.report is None:
-        return f"{still}; asking where its workers are"
-    if not hang.report.places:
-        return still
-    odd = hang.report.places[0]
-    return f"{still}; {ranks_in_words(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {where_in_words(odd)}"
+        return "asking where its workers are"
+    places = hang.report.places
+    if hang.report.is_odd or len(places) < 2:
+        return "; ".join(_place_in_words(place) for place in places[:1])
+    said = [_place_in_words(place) for place in places[:_PLACES_SAID]]
+    more = len(places) - len(said)
+    if more:
+        said.append("1 more place" if more == 1 else f"{more} more places")
+    return f"no rank stands out: {'; '.join(said)}"
+
+
+def _place_in_words(place: word.StackPlace) -> str:
+    return f"{ranks_in_words(place.ranks)}{f' on {place.host}' if place.host else ''}: {where_in_words(place)}"
 
 
 def _present(state: CoordinatorState) -> list[str]:

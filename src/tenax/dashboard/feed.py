@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 # The same moment is not always written as the same number: the clock of the day may have been set meanwhile.
 _SAME_MOMENT_S = 0.25
-_SAME_EVENT_S = 0.0005  # when that has been allowed for
-_TIMES = frozenset({"since", "step_at", "at", "formed_at", "running_at", "ended_at", "settled_at"})
-_TOLD_APART = frozenset({"now", "nodes", "generations", "failures", "earlier", "events", "goodput"})
+_TIMES = frozenset({"since", "step_at", "at", "formed_at", "running_at", "ended_at", "settled_at", "hang_since"})
+# The last is told by since when nothing moves, and where workers are: the seconds in it go by.
+_TOLD_APART = frozenset({"now", "nodes", "generations", "failures", "earlier", "events", "goodput", "hang"})
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,8 +61,10 @@ def change(before: RunStatus, after: RunStatus) -> Change | None:
     run = {
         name: getattr(after, name)
         for name in after.__struct_fields__
-        if name not in _TOLD_APART and getattr(before, name) != getattr(after, name)
+        if name not in _TOLD_APART and not _is_same_value(name, getattr(before, name), getattr(after, name))
     }
+    if after.hang_since is not None:
+        run.pop("doing", None)  # is that in words
     nodes = tuple(node for node in after.nodes if not _is_same(known_nodes.pop(node.node_id, None), node))
     generations = tuple(
         entry for entry in after.generations if not _is_same_generation(known_generations.get(entry.number), entry)
@@ -93,13 +95,16 @@ def _is_same(known: msgspec.Struct | None, found: msgspec.Struct, *, but: str = 
         return False
     if known == found:
         return True
-    for name in found.__struct_fields__:
-        ours, theirs = getattr(known, name), getattr(found, name)
-        if ours == theirs or name == but:
-            continue
-        if name not in _TIMES or ours is None or theirs is None or abs(ours - theirs) >= _SAME_MOMENT_S:
-            return False
-    return True
+    return all(
+        name == but or _is_same_value(name, getattr(known, name), getattr(found, name))
+        for name in found.__struct_fields__
+    )
+
+
+def _is_same_value(name: str, ours: Any, theirs: Any) -> bool:
+    if ours == theirs:
+        return True
+    return name in _TIMES and None not in (ours, theirs) and bool(abs(ours - theirs) < _SAME_MOMENT_S)
 
 
 def _is_same_generation(known: GenerationStatus | None, found: GenerationStatus) -> bool:
@@ -120,19 +125,5 @@ def _are_same(known: Sequence[FailureStatus], found: Sequence[FailureStatus]) ->
 def _new_events(before: RunStatus, after: RunStatus) -> tuple[EventStatus, ...]:
     if not before.events:
         return after.events
-    last_at = before.events[-1].at + _drift(before, after) + _SAME_EVENT_S
-    return tuple(event for event in after.events if event.at > last_at)
-
-
-def _drift(before: RunStatus, after: RunStatus) -> float:
-    """How much later the same moment is in the second: by something that both speak of."""
-    formed = {entry.number: entry.formed_at for entry in before.generations}
-    for entry in reversed(after.generations):
-        if entry.number in formed:
-            return entry.formed_at - formed[entry.number]
-    since = {(node.node_id, node.state): node.since for node in before.nodes}
-    drifts = [
-        node.since - since[node.node_id, node.state] for node in after.nodes if (node.node_id, node.state) in since
-    ]
-    drift = min(drifts, key=abs, default=0.0)
-    return drift if abs(drift) < _SAME_MOMENT_S else 0.0
+    last = before.events[-1].moment
+    return tuple(event for event in after.events if event.moment > last)

@@ -11,11 +11,11 @@
   const GENERATIONS_SHOWN = 8;
   const SILENT_MS = 40_000; // the other side says something every 15 s
   const GIVE_UP_MS = 60_000;
-  const STATES = ["draining", "stopping", "starting", "waiting", "joined", "working", "spare", "done"];
+  const STATES = ["hanging", "draining", "stopping", "starting", "waiting", "joined", "working", "spare", "done"];
   const GLYPHS = {
     working: "●", running: "●", starting: "◐", waiting: "◌", gathering: "◌", recovering: "◌", paused: "‖",
     stopping: "◑", ending: "◑", draining: "▽", done: "✓", joined: "○", spare: "◇", over: "■",
-    failed: "✕", succeeded: "✓", cancelled: "■",
+    hanging: "⚠", failed: "✕", succeeded: "✓", cancelled: "■",
   };
   const PHASES = {
     gathering: "gathering nodes", recovering: "recovering", running: "running", ending: "stopping workers",
@@ -147,7 +147,7 @@
   function takeChange(change) {
     if (run === null) return;
     heardAt(change.now);
-    const before = { phase: run.phase, generation: run.generation, hangs: Boolean(run.hang) };
+    const before = { phase: run.phase, generation: run.generation, hangs: hangs() };
     Object.assign(run, change.run || {});
     goodput = change.goodput;
     for (const node of change.nodes || []) {
@@ -172,6 +172,10 @@
     if (change.earlier) { earlier = change.earlier; changed.failures = true; }
     changed.events.push(...(change.events || []));
     changed.run = true;
+    if (before.hangs !== hangs()) {
+      changed.allNodes = true;
+      changed.generations.add(run.generation);
+    }
     tellOf(before);
     schedule();
   }
@@ -182,9 +186,21 @@
       slots: 1, rank: -1, first_rank: -1, pids: [], steps: [], phases: [], failed: [], step_at: null,
       is_coordinator: false, ...node,
     };
-    full.words = `${full.name} ${full.host} ${full.state} ${full.node_id}`.toLowerCase();
+    full.words = `${full.name} ${full.host} ${full.node_id}`.toLowerCase();
     return full;
   }
+
+  // --- a hang ------------------------------------------------------------------------------------------------------
+
+  const hangs = () => run.phase !== "over" && run.hang_since != null;
+
+  function hangInWords() {
+    const still = `generation ${run.generation} seems to hang: nothing has moved for ${duration(now() - run.hang_since, false)}`;
+    return run.hang_where ? `${still}; ${run.hang_where}` : still;
+  }
+
+  /** What is shown of a node: one that works is still there in a hang, but it does not work. */
+  const stateOf = (node) => (node.state === "working" && hangs() ? "hanging" : node.state);
 
   // --- drawing -----------------------------------------------------------------------------------------------------
 
@@ -214,6 +230,7 @@
   /** What only the passing of time changes. */
   function drawTimes() {
     if (run === null) return;
+    if (hangs()) write($("doing"), hangInWords());
     drawAges();
     drawLedger();
     drawCurrentGeneration();
@@ -225,12 +242,12 @@
     const isOver = run.phase === "over";
     const shown = isOver ? run.outcome || "over" : run.phase;
     write($("run-id"), run.run_id || "this run");
-    const hang = isOver ? "" : run.hang || "";
+    const hang = hangs();
     const words = hang ? "seems to hang" : isOver ? shown : PHASES[shown] || shown;
     write($("phase"), `${hang ? "⚠" : GLYPHS[shown] || "○"} ${words}`);
     $("phase").className = `badge is-${hang ? "hanging" : shown}`;
-    write($("doing"), hang || (isOver ? run.why || run.doing : run.doing));
-    $("doing").classList.toggle("hangs", Boolean(hang));
+    write($("doing"), hang ? hangInWords() : isOver ? run.why || run.doing : run.doing);
+    $("doing").classList.toggle("hangs", hang);
     document.title = `${words} · ${run.run_id || "tenax"}`;
     const workers = [...nodes.values()].reduce((sum, node) => sum + (node.rank >= 0 ? node.slots : 0), 0);
     const bounds = run.min_nodes === run.max_nodes ? run.max_nodes : `${run.min_nodes} to ${run.max_nodes}`;
@@ -309,7 +326,7 @@
     const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const found = [];
     for (const node of nodes.values()) {
-      if (onlyState && (onlyState === "failed" ? !node.failed.length : node.state !== onlyState)) continue;
+      if (onlyState && (onlyState === "failed" ? !node.failed.length : stateOf(node) !== onlyState)) continue;
       if (words.every((word) => isLike(node, word))) found.push(node);
     }
     return found.sort(byRank);
@@ -320,7 +337,7 @@
       const rank = Number(word);
       if (node.first_rank >= 0 && rank >= node.first_rank && rank < node.first_rank + node.slots) return true;
     }
-    return node.words.includes(word);
+    return node.words.includes(word) || stateOf(node).includes(word);
   }
 
   function byRank(one, other) {
@@ -334,7 +351,7 @@
   function drawChips() {
     const numbers = new Map();
     for (const node of nodes.values()) {
-      numbers.set(node.state, (numbers.get(node.state) || 0) + 1);
+      numbers.set(stateOf(node), (numbers.get(stateOf(node)) || 0) + 1);
       if (node.failed.length) numbers.set("failed", (numbers.get("failed") || 0) + 1);
     }
     const place = $("states");
@@ -386,10 +403,11 @@
 
   function fillCard(card, node) {
     card.node = node;
-    card.element.className = `node is-${node.failed.length ? "failed" : node.state}`;
-    attribute(card.element, "aria-label", `${node.name}, ${node.state}`);
+    const shown = stateOf(node);
+    card.element.className = `node is-${node.failed.length ? "failed" : shown}`;
+    attribute(card.element, "aria-label", `${node.name}, ${shown}`);
     write(card.name, node.name);
-    card.state.className = `state is-${node.state}`;
+    card.state.className = `state is-${shown}`;
     const last = node.first_rank + node.slots - 1;
     const ranks = last > node.first_rank ? `ranks ${node.first_rank}–${last}` : `rank ${node.first_rank}`;
     write(card.ranks, node.rank >= 0 ? `node ${node.rank}, ${ranks}` : many(node.slots, "worker"));
@@ -432,8 +450,8 @@
 
   function workerState(node, local) {
     if (node.failed.includes(local)) return ["failed", "failed"];
-    if (node.state === "working") return node.phases[local] ? ["phase", node.phases[local]] : ["running", "running"];
-    return [node.state, node.state];
+    if (stateOf(node) === "working") return node.phases[local] ? ["phase", node.phases[local]] : ["running", "running"];
+    return [stateOf(node), stateOf(node)];
   }
 
   function drawAges() {
@@ -442,7 +460,9 @@
 
   function drawAge(card) {
     const node = card.node;
-    write(card.state, `${GLYPHS[node.state] || "○"} ${node.state} for ${duration(now() - node.since, false)}`);
+    const shown = stateOf(node);
+    const since = shown === "hanging" ? run.hang_since : node.since;
+    write(card.state, `${GLYPHS[shown] || "○"} ${shown} for ${duration(now() - since, false)}`);
     const said = node.steps.filter((step) => step >= 0);
     let text = "";
     if (said.length) {
@@ -459,8 +479,8 @@
   function drawGroups(found) {
     const byState = new Map();
     for (const node of found) {
-      if (!byState.has(node.state)) byState.set(node.state, []);
-      byState.get(node.state).push(node);
+      if (!byState.has(stateOf(node))) byState.set(stateOf(node), []);
+      byState.get(stateOf(node)).push(node);
     }
     keepOnly(tiles, new Set(found.map((node) => node.node_id)));
     const order = [...STATES, ...[...byState.keys()].filter((state) => !STATES.includes(state))];
@@ -499,9 +519,9 @@
       return tile;
     }
     const hasFailed = node.failed.length > 0;
-    const className = `tile is-${node.state}${hasFailed ? " has-failed" : ""}`;
+    const className = `tile is-${stateOf(node)}${hasFailed ? " has-failed" : ""}`;
     if (tile.className !== className) tile.className = className;
-    const about = `${node.name}, ${node.state}${hasFailed ? `, ${many(node.failed.length, "failed worker")}` : ""}`;
+    const about = `${node.name}, ${stateOf(node)}${hasFailed ? `, ${many(node.failed.length, "failed worker")}` : ""}`;
     write(tile, `${hasFailed ? "✕" : ""}${node.rank >= 0 ? node.rank : node.name}`);
     attribute(tile, "title", about);
     attribute(tile, "aria-label", node.rank >= 0 ? `node ${node.rank}, ${about}` : about);
@@ -647,6 +667,7 @@
   function drawRow(row) {
     const spent = spentBy(row.entry);
     const current = spending(row.entry);
+    const isHanging = current === "training" && hangs();
     for (const name of SPANS) {
       grow(row.spans[name], spent[name]);
       row.texts[name].hidden = spent[name] <= 0 && current !== name;
@@ -654,9 +675,9 @@
       if (row.texts[name].lastChild.data !== text) row.texts[name].lastChild.data = text;
     }
     const by = row.entry.ended_by;
-    const state = current || (by === "failure" || by === "loss" ? "failed" : "done");
-    const words = { training: "training", starting: "starting", stopping: "stopping" }[current] || ENDS[by] || by || "over";
-    const glyph = { training: "●", starting: "◐", stopping: "◑" }[current] || GLYPHS[state];
+    const state = isHanging ? "hanging" : current || (by === "failure" || by === "loss" ? "failed" : "done");
+    const words = isHanging ? "seems to hang" : { training: "training", starting: "starting", stopping: "stopping" }[current] || ENDS[by] || by || "over";
+    const glyph = (!isHanging && { training: "●", starting: "◐", stopping: "◑" }[current]) || GLYPHS[state];
     row.state.className = `state is-${state === "training" ? "working" : state}`;
     write(row.state, `${glyph} ${words}`);
   }
@@ -860,7 +881,7 @@
   }
 
   function tellOf(before) {
-    if (run.hang && !before.hangs) return announce(run.hang);
+    if (hangs() && !before.hangs) return announce(hangInWords());
     if (before.phase === run.phase && before.generation === run.generation) return;
     if (run.phase === "over") announce(`The run is over: ${OUTCOMES[run.outcome] || "it ended"}.`);
     else if (run.phase === "running") announce(`Generation ${run.generation} has been formed, with ${many(run.world_size, "worker")}.`);
@@ -983,8 +1004,8 @@
         if (log !== mine) return;
         if (answer.error) {
           write($("log-state"), `${answer.error}.`);
-          if (!isLive && answer.isGone) return;
-          await pause(mine, 3000);
+          await pause(mine, isLive ? 3000 : 500);
+          if (answer.isGone) await until(mine, () => isLive);
           continue;
         }
         const value = answer.value;

@@ -1,6 +1,5 @@
 """The sampler: looks at the workers of this node every few seconds while a generation runs, and posts what it sees.
 
-    progress   what workers say of their steps, for the status and the page   (``events.ProgressSeen``)
     stillness  that nothing moves any more, or again                          (``events.QuietSeen``, ``MovementSeen``)
     stacks     what workers have written down about their threads, as ordered (``events.StacksRead``)
 
@@ -76,18 +75,14 @@ class Sampler:
         self._loop = loop
         self._logs = logs
         self._scopes = scopes
-        self._is_judging = settings.on_hang != "off"
-        self._interval_s = _EVERY_S
-        if self._is_judging:
-            self._interval_s = max(_AT_LEAST_S, min(_EVERY_S, settings.hang_after_s / _SAMPLES_PER_HANG))
+        self._interval_s = max(_AT_LEAST_S, min(_EVERY_S, settings.hang_after_s / _SAMPLES_PER_HANG))
         self._judge = HangJudge(settings.hang_after_s, self._interval_s)
         self._state: AgentState | None = None
         self._generation = 0
         self._timer: Timer | None = None
         self._readers: dict[int, VitalsReader] = {}
-        self._progress: tuple[WorkerProgress, ...] = ()
-        self._progress_at = float("-inf")
         self._is_quiet = False  # as posted
+        self._is_broken = False
         self._read_until: dict[int, int] = {}  # how much of a worker's stacks is old
 
     def observe(self, step: Step, state: AgentState) -> None:
@@ -102,7 +97,7 @@ class Sampler:
                     self._read_stacks(command)
         if state.phase is not Phase.RUNNING:
             self._rest()
-        elif self._timer is None or state.generation != self._generation:
+        elif not self._is_broken and (self._timer is None or state.generation != self._generation):
             self._begin(state)
 
     def close(self) -> None:
@@ -117,7 +112,7 @@ class Sampler:
         self._rest()
         now = self._loop.now()
         self._generation = state.generation
-        self._readers, self._progress, self._read_until = {}, (), {}
+        self._readers, self._read_until = {}, {}
         self._is_quiet = False
         world_size = state.assignment.world_size if state.assignment is not None else 1
         self._judge.begin(world_size, now)
@@ -131,7 +126,7 @@ class Sampler:
             self._timer = None
             if self._is_quiet:
                 self._loop.post(fact.MovementSeen(self._generation))
-            self._is_judging = self._is_quiet = False
+            self._is_quiet, self._is_broken = False, True
             self._logs.say(f"tenax: workers are not looked at any more: {type(error).__name__}: {error}")
             return
         self._timer = self._loop.at(now + self._interval_s, self._on_time)
@@ -139,13 +134,9 @@ class Sampler:
     # --- one look -----------------------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> None:
-        progress = self._logs.progress()
-        if progress != self._progress and now - self._progress_at >= _EVERY_S:
-            self._progress, self._progress_at = progress, now
-            self._loop.post(fact.ProgressSeen(self._generation, progress))
-        if not self._is_judging or self._state is None:
+        if self._state is None:
             return
-        said, scopes = {each.local_rank: each for each in progress}, self._scopes()
+        said, scopes = {each.local_rank: each for each in self._logs.progress()}, self._scopes()
         samples = [
             self._sample(rank, worker.pid, said.get(rank), scopes.get(rank))
             for rank, worker in self._state.workers.items()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.coordinator import NodePhase, RunPhase
+from tenax.core.coordinator import Heard, NodePhase, RunPhase
 from tenax.core.ledger import Goodput, Spent
-from tenax.core.suspicion import hang_in_words
+from tenax.core.messages import NodeDraining
+from tenax.core.suspicion import hang_in_words, places_in_words
 from tenax.view.endings import how_it_ended
 from tenax.view.run_story import RunStory
 
@@ -88,6 +89,7 @@ class GenerationStatus(Value, frozen=True):
 class EventStatus(Value, frozen=True):
     at: float
     text: str
+    moment: float = 0.0  # on the coordinator's own clock, which nobody sets: it only grows
 
 
 class RunStatus(Value, frozen=True, omit_defaults=False):
@@ -113,7 +115,9 @@ class RunStatus(Value, frozen=True, omit_defaults=False):
     goodput: Goodput
     outcome: str = ""  # once it is over
     why: str = ""
-    hang: str = ""  # that nothing moves, and who is elsewhere, if that is suspected or found
+    hang: str = ""  # that nothing moves, for how long, and who is elsewhere, if that is suspected or found
+    hang_since: float | None = None  # the same for who counts by himself: nothing has moved since then
+    hang_where: str = ""  # ... and who is elsewhere
     mark: str = ""  # another one: something has changed
 
 
@@ -123,6 +127,8 @@ def status_of(
     """``wall_offset``: what to add to the coordinator's clock to get seconds since the epoch."""
     settings, verdict = state.settings, state.verdict
     failed = _failed_by_host_rank(state)
+    recent = list(recent)
+    draining = _draining_since(recent)
     return RunStatus(
         run_id=settings.run_id,
         now=now + wall_offset,
@@ -137,7 +143,7 @@ def status_of(
         membership_changes=state.membership_changes,
         drains=state.drains,
         requests=state.requests,
-        nodes=tuple(_node(state, record, failed, wall_offset) for record in state.nodes.values()),
+        nodes=tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values()),
         generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
         generations_forgotten=state.ledger.forgotten,
         failures=tuple(failure_status(each, wall_offset) for each in state.failures[:_MOST_FAILURES]),
@@ -147,6 +153,8 @@ def status_of(
         outcome=verdict.outcome.value if verdict is not None else "",
         why=verdict.why if verdict is not None else "",
         hang=hang_in_words(state, now),
+        hang_since=state.hang.since + wall_offset if state.hang is not None else None,
+        hang_where=places_in_words(state.hang) if state.hang is not None else "",
     )
 
 
@@ -163,8 +171,24 @@ def _failed_by_host_rank(state: CoordinatorState) -> dict[int, int]:
     return {failure.global_rank: failure.local_rank for failure in state.failures}
 
 
-def _node(state: CoordinatorState, record: NodeRecord, failed: dict[int, int], wall_offset: float) -> NodeStatus:
+def _draining_since(recent: Iterable[RecentStep]) -> dict[str, float]:
+    """When each node said that it was asked to leave, as far as that is remembered."""
+    since: dict[str, float] = {}
+    for at, event, _ in recent:
+        if isinstance(event, Heard) and isinstance(event.message, NodeDraining):
+            since.setdefault(event.node_id, at)  # over a new link it says so again
+    return since
+
+
+def _node(
+    state: CoordinatorState,
+    record: NodeRecord,
+    failed: dict[int, int],
+    draining: dict[str, float],
+    wall_offset: float,
+) -> NodeStatus:
     info = record.info
+    since = draining.get(info.node_id, record.since) if record.is_draining else record.since
     is_member = info.node_id in state.members and record.part is not None
     first_rank = record.part.first_global_rank if is_member and record.part is not None else -1
     slots = info.slots if record.progress else 0  # a node may say any number: nothing is made so large in vain
@@ -179,7 +203,7 @@ def _node(state: CoordinatorState, record: NodeRecord, failed: dict[int, int], w
         name=record.label,
         host=info.host,
         state=state_of_node(state, record),
-        since=record.since + wall_offset,
+        since=since + wall_offset,
         slots=info.slots,
         rank=state.members[info.node_id] if is_member else -1,
         first_rank=first_rank,
@@ -255,6 +279,8 @@ def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
 def _events(state: CoordinatorState, recent: Iterable[RecentStep], wall_offset: float) -> list[EventStatus]:
     story = RunStory({node_id: record.label for node_id, record in state.nodes.items()})
     told = [
-        EventStatus(at + wall_offset, text.strip()) for at, event, says in recent for text in story.tell(event, says)
+        EventStatus(at + wall_offset, text.strip(), at)
+        for at, event, says in recent
+        for text in story.tell(event, says)
     ]
     return told[-_MOST_EVENTS:]

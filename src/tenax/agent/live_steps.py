@@ -1,0 +1,64 @@
+"""Live steps: what workers say of their progress (``tenax.progress``), told while they run.
+
+A look now and then whether a file is there: no thread, no import and no word before a worker says something.
+"""
+
+from __future__ import annotations
+
+from tenax.core.agent import Phase
+from tenax.core.events import ProgressSeen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Protocol
+
+    from tenax.core.agent import AgentState
+    from tenax.core.messages import WorkerProgress
+    from tenax.loop import Loop, Timer
+
+    class Said(Protocol):
+        """What workers have said of their steps (``tenax.runtime.worker_logs.WorkerLogs``)."""
+
+        def progress(self) -> tuple[WorkerProgress, ...]: ...
+
+
+_FIRST_S, _EVERY_S = 1.0, 5.0
+
+
+class LiveSteps:
+    """Of one node, for a whole run. ``observe`` the state after every step of the agent machine."""
+
+    def __init__(self, loop: Loop, said: Said, complain: Callable[[str], None]) -> None:
+        self._loop = loop
+        self._said = said
+        self._complain = complain
+        self._generation = 0
+        self._told: tuple[WorkerProgress, ...] = ()
+        self._timer: Timer | None = None
+        self._is_broken = False
+
+    def observe(self, state: AgentState) -> None:
+        if state.phase is not Phase.RUNNING:
+            self._rest()
+        elif not self._is_broken and (self._timer is None or state.generation != self._generation):
+            self._rest()
+            self._generation, self._told = state.generation, ()
+            self._timer = self._loop.at(self._loop.now() + _FIRST_S, self._look)
+
+    def _look(self) -> None:
+        try:
+            progress = self._said.progress()
+        except Exception as error:  # nothing here is needed to train
+            self._timer, self._is_broken = None, True
+            self._complain(f"the steps of workers are not told any more: {type(error).__name__}: {error}")
+            return
+        if progress and progress != self._told:
+            self._told = progress
+            self._loop.post(ProgressSeen(self._generation, progress))
+        self._timer = self._loop.at(self._loop.now() + _EVERY_S, self._look)
+
+    def _rest(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
