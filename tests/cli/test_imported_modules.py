@@ -18,19 +18,19 @@ import tenax
 
 OURS = """
 tenax tenax.agent tenax.agent.abandonment tenax.agent.live_steps tenax.agent.node tenax.agent.outlets
-tenax.agent.watchdog tenax.channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options tenax.cli.run
-tenax.cli.script tenax.cli.world tenax.core tenax.core.agent tenax.core.commands tenax.core.coordinator tenax.core.environment
-tenax.core.events tenax.core.ledger tenax.core.messages tenax.core.model tenax.core.policy tenax.core.ranks
-tenax.core.record tenax.core.run_state tenax.core.text tenax.failures tenax.failures.exit_codes tenax.failures.hook
-tenax.failures.out_of_memory tenax.failures.plain_text tenax.failures.words tenax.helper_process tenax.launcher
-tenax.launcher.api tenax.launcher.config tenax.listening tenax.logs tenax.logs.prefix tenax.logs.scribe
+tenax.agent.watchdog tenax.channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options
+tenax.cli.run tenax.cli.script tenax.cli.world tenax.core tenax.core.agent tenax.core.commands tenax.core.coordinator
+tenax.core.environment tenax.core.events tenax.core.ledger tenax.core.messages tenax.core.model tenax.core.policy
+tenax.core.ranks tenax.core.record tenax.core.run_state tenax.core.text tenax.failures tenax.failures.exit_codes
+tenax.failures.hook tenax.failures.out_of_memory tenax.failures.plain_text tenax.failures.words tenax.helper_process
+tenax.launcher tenax.launcher.api tenax.launcher.config tenax.listening tenax.logs tenax.logs.prefix tenax.logs.scribe
 tenax.logs.specs tenax.logs.std tenax.loop tenax.numa tenax.numa.binding tenax.numa.sysfs tenax.numa.topology
 tenax.ports tenax.processes tenax.processes.descendants tenax.processes.devices tenax.processes.entrypoint
 tenax.processes.keeper tenax.processes.placement tenax.rendezvous tenax.rendezvous.api tenax.rendezvous.engine
 tenax.rendezvous.local tenax.rendezvous.registry tenax.rendezvous.seat tenax.rendezvous.store_place tenax.runtime
 tenax.runtime.entrypoints tenax.runtime.journal tenax.runtime.notice_file tenax.runtime.places
-tenax.runtime.run_journal tenax.runtime.signals tenax.runtime.story tenax.runtime.supervisor
-tenax.runtime.worker_logs tenax.store tenax.store.host
+tenax.runtime.run_journal tenax.runtime.signals tenax.runtime.story tenax.runtime.supervisor tenax.runtime.worker_logs
+tenax.store tenax.store.host
 """
 # Without those that every interpreter has before the first line of a program. Only to name a newcomer: other versions
 # of Python have others.
