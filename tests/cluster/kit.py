@@ -29,7 +29,9 @@ from places import own_endpoint
 from tenax.rendezvous.tcp import wire
 
 _HERE = Path(__file__).parent
-_OF_THE_NODE = {"log_dir", "journal", "host"}  # what a report says about the node that wrote it
+# What a report says about the node that wrote it; and times, for each has a clock of its own.
+_OF_THE_NODE = {"log_dir", "journal", "host", "began_at", "failed_at"}
+_SAME_TIME_S = 10.0  # what a message may have been under way on a busy machine
 _numbers = itertools.count(1)
 
 
@@ -197,6 +199,9 @@ def told_alike(agents: Sequence[Agent], code: int) -> dict[str, Any]:
     )
     for other in others:
         assert other == first
+    times = [agent.report["failed_at"] for agent in agents]
+    assert len({time is None for time in times}) == 1, times
+    assert None in times or max(times) - min(times) < _SAME_TIME_S, times
     return first
 
 
