@@ -1,6 +1,7 @@
-"""Live steps: what workers say of their progress (``tenax.progress``), told while they run.
+"""Live steps: what workers say of their progress (``tenax.progress``), told while they run, once somebody asks for it.
 
-A look now and then whether a file is there: no thread, no import and no word before a worker says something.
+Nothing tells us when a worker has said a step, so this looks at files every few seconds. Law: not before somebody has
+asked, by a flag or at the door of this agent. An agent that nobody looks at does not wake up.
 """
 
 from __future__ import annotations
@@ -29,22 +30,35 @@ _FIRST_S, _EVERY_S = 1.0, 5.0
 class LiveSteps:
     """Of one node, for a whole run. ``observe`` the state after every step of the agent machine."""
 
-    def __init__(self, loop: Loop, said: Said, complain: Callable[[str], None]) -> None:
+    def __init__(self, loop: Loop, said: Said, complain: Callable[[str], None], *, is_wanted: bool = False) -> None:
         self._loop = loop
         self._said = said
         self._complain = complain
         self._generation = 0
         self._told: tuple[WorkerProgress, ...] = ()
         self._timer: Timer | None = None
+        self._is_running = False
+        self._is_wanted = is_wanted
         self._is_broken = False
 
+    def want(self) -> bool:
+        """From now on. Whether there is something to tell at once, which is posted."""
+        if self._is_wanted:
+            return False
+        self._is_wanted = True
+        if self._is_running:
+            self._look()
+        return bool(self._told)
+
     def observe(self, state: AgentState) -> None:
-        if state.phase is not Phase.RUNNING:
+        was_running, self._is_running = self._is_running, state.phase is Phase.RUNNING
+        if not self._is_running:
             self._rest()
-        elif not self._is_broken and (self._timer is None or state.generation != self._generation):
+        elif not was_running or state.generation != self._generation:
             self._rest()
             self._generation, self._told = state.generation, ()
-            self._timer = self._loop.at(self._loop.now() + _FIRST_S, self._look)
+            if self._is_wanted and not self._is_broken:
+                self._timer = self._loop.at(self._loop.now() + _FIRST_S, self._look)
 
     def _look(self) -> None:
         try:

@@ -137,8 +137,9 @@ class Node:
                         now=loop.now(),
                     )
                     self._open_seeing(loop, logs)
-                    steps = LiveSteps(loop, logs, lambda line: self._complain(line, logs))
-                    supervisor = self._supervisor(loop, logs, self._watcher(views, logs, steps, observe))
+                    is_watched = bool(plan.dashboard) or plan.settings.on_hang != "off"
+                    steps = LiveSteps(loop, logs, lambda line: self._complain(line, logs), is_wanted=is_watched)
+                    supervisor = self._supervisor(loop, logs, self._watcher(views, logs, steps, observe), steps.want)
                     if plan.narrate:
                         outlets.speak_through(lambda line: loop.soon(lambda: logs.say(line)))
                     for place in outlets.places:
@@ -229,7 +230,13 @@ class Node:
         else:
             _say_on_stderr(line)
 
-    def _supervisor(self, loop: Loop, logs: WorkerLogs, observe: Callable[[Step, AgentState], None]) -> Supervisor:
+    def _supervisor(
+        self,
+        loop: Loop,
+        logs: WorkerLogs,
+        observe: Callable[[Step, AgentState], None],
+        want_steps: Callable[[], bool],
+    ) -> Supervisor:
         plan = self._plan
         self._journal_complains = lambda line: self._complain(line, logs)
         journal = self._open_journal()
@@ -260,6 +267,7 @@ class Node:
             scopes=self.scopes,
             log_dir=self.log_dir,
             has_door=True,
+            want_steps=want_steps,
             serves=self._seeing.serves if self._seeing is not None else lambda _: None,
         )
 

@@ -62,6 +62,7 @@ class Supervisor:
         serves: Callable[[Callable[[], Desk] | None], None] = lambda _: None,
         log_dir: str = "",
         has_door: bool = False,
+        want_steps: Callable[[], bool] = lambda: False,
     ) -> None:
         self.machine = AgentMachine(settings)
         self._loop = loop
@@ -84,6 +85,7 @@ class Supervisor:
         self._log_dir, self._journal_path = (path and os.path.abspath(path) for path in (log_dir, journal.path))
         self._is_coordinator = False
         self._has_door = has_door
+        self._want_steps = want_steps  # somebody asks about the run; whether there is something new of steps
         self._door: Door | None = None
 
     def run(self) -> Verdict:
@@ -176,10 +178,12 @@ class Supervisor:
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """To somebody at the door."""
-        from tenax.core.requests import AgentWanted
+        from tenax.core.requests import AgentWanted, StatusWanted, answer_safely
 
         if isinstance(request, AgentWanted):
             reply(self._who_we_are(), "")
+        elif isinstance(request, StatusWanted) and self._want_steps():
+            self._loop.soon(lambda: answer_safely(self._control.ask, request, reply))  # after the steps were told
         else:
             self._control.ask(request, reply)
 
