@@ -81,10 +81,11 @@ def test_a_hang_without_a_restart_left_is_a_failure_with_a_reason(job: Job) -> N
 
 def test_a_job_that_spins_is_found_too(job: Job) -> None:
     """As a collective that polls: everybody uses a whole processor, and nothing happens."""
-    (agent,) = job.start("--on-hang", "report", "--hang-after", "0.8", workers=3)
+    # Looks are far apart: three that spin keep everybody waiting, and who looks too late knows nothing.
+    (agent,) = job.start("--on-hang", "report", "--hang-after", "3", workers=3)
     members = job.hub.meet(3)
     job.hub.step(members, dict.fromkeys(range(3), "s"))
-    job.hub.steps_for(2.0, members)
+    job.hub.steps_for(5.0, members)
     job.hub.step(members, {1: "x"})
     agent.until_said("nothing is done about it", MUCH_PATIENCE_S)
     told = hang_report(agent)
