@@ -1,7 +1,7 @@
 """docs/concepts/security.md lists everything that a run opens. The kernel is asked whether that is true.
 
-Runs with everything enabled are started, one for each engine. Every listening socket and named pipe of their processes must be a row of the
-page's table, and every row must be seen; every file that they write must be a row.
+Runs with everything enabled are started, one for each engine. Every listening socket and named pipe of their processes
+must be a row of the page's table, and every row must be seen; every file that they write must be a row.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_a_run_opens_what_the_security_page_lists(bench: Bench) -> None:
     nodes = [
         _start(
             bench, number, "--nnodes", "2", "--rdzv-endpoint", endpoint,
-            *(["--dashboard", str(dashboard)] if number == 0 else []),
+            "--dashboard", str(dashboard),
             "--metrics", f"prometheus:{metrics[number]},jsonl:metrics-{number}.jsonl",
         )
         for number in range(2)
@@ -81,7 +81,8 @@ def test_a_run_through_etcd_opens_what_the_security_page_lists(bench: Bench, etc
 def _start(bench: Bench, number: int, *words: str) -> Running:
     return bench.start(
         *words, "--rdzv-id", "exposed", "--tee", "3", "--log-dir", "logs", "--on-hang", "report",
-        "--event-log-handler", f"jsonl:events-{number}.jsonl", "--report", f"report-{number}.json", bench.script(WORKER),
+        "--event-log-handler", f"jsonl:events-{number}.jsonl", "--report", f"report-{number}.json",
+        bench.script(WORKER),
         env={
             "TORCHELASTIC_HEALTH_CHECK_PORT": "0",
             "TORCHELASTIC_ENABLE_FILE_TIMER": "1",
@@ -108,8 +109,9 @@ def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without:
     assert rows
     patterns = {(kind, what): _pattern(what, names) for kind, what in rows}
     opened = set(_opened(bench))
-    for node in reversed(nodes):
+    for node in nodes:
         node.send(signal.SIGTERM)
+    for node in nodes:
         node.wait()
     opened |= {("file", str(path)) for path in _files(bench)}
     fits = {
