@@ -119,6 +119,9 @@ class RunChecker:
         if self._is_nothing(event):
             self._check_silence(state, event, says)
             return
+        if isinstance(event, run.Resumed):
+            self._check_resumed(state, says, now)
+            return
         self._check_drains(state, event, says)
         if isinstance(event, run.DrainRequested):
             return
@@ -193,6 +196,24 @@ class RunChecker:
                 raise InvariantBroken(f"C6: {told} was said after the end")
         if newcomer and not says:
             raise InvariantBroken(f"C6: {newcomer} came after the end and was not told of it")
+
+    def _check_resumed(self, state: CoordinatorState, says: list[Say], now: float | None) -> None:
+        """Nothing is judged and nothing is sent; deadlines that nodes must keep are not due for a full period."""
+        if says or state.phase is not self._phase:
+            raise InvariantBroken(f"C10: resumed, and at once {state.phase.value}: {says}")
+        self._check_deadlines(state)
+        settings = self._settings
+        periods = {
+            RunDeadline.JOIN: settings.join_timeout_s,
+            RunDeadline.LAST_CALL: settings.last_call_s,
+            RunDeadline.RECOVER: state.recover_period_s,
+            RunDeadline.STACKS: settings.stacks_timeout_s,
+        }
+        for deadline, at in state.deadlines.items():
+            if now is not None and at < now + periods.get(deadline, 0.0):
+                raise InvariantBroken(f"C10: resumed, and {deadline.value} is due in {at - now:g} s")
+        if self._is_thorough:
+            self._written = _encode(state)
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
