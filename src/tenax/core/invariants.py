@@ -7,6 +7,8 @@ message names the promise by its number (see ``agent.py``).
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from tenax.core import commands as order
@@ -35,6 +37,17 @@ class InvariantBroken(AssertionError):
     """A promise of the machine does not hold: a bug in tenax."""
 
 
+_NEGATIVE = re.compile(r"(?<![\w.-])-\d[\d.]* (?:ms|s|min|h)\b")
+
+
+def check_text(message: object) -> None:
+    """Raise ``InvariantBroken`` if a text for people in a message or command contains a negative duration."""
+    for name in ("why", "reason"):
+        text = getattr(message, name, "")
+        if "-" in text and _NEGATIVE.search(text):
+            raise InvariantBroken(f"{type(message).__name__} contains a negative duration: {text}")
+
+
 class InvariantChecker:
     """Watches one run. ``check`` is called after every step."""
 
@@ -61,6 +74,7 @@ class InvariantChecker:
             self._is_wanted = True
         formed = event.assignment.generation if isinstance(event, fact.GenerationFormed) else 0
         for command in commands:
+            check_text(command.message if isinstance(command, order.Tell) else command)
             self._check_command(state, command, formed)
         self._check_ladder(state)
         self._check_deadlines(state)

@@ -18,7 +18,7 @@ from tenax.core import coordinator as run
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunPhase, RunSettings, Say
-from tenax.core.invariants import InvariantBroken
+from tenax.core.invariants import InvariantBroken, check_text
 from tenax.core.model import Assignment, Outcome, Verdict, by_cause
 from tenax.core.policy import GiveUp
 from tenax.core.record import RunRecord
@@ -107,6 +107,8 @@ class RunChecker:
         self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], now: float | None = None
     ) -> None:
         """Raise ``InvariantBroken`` unless the step that took ``event`` and said ``says`` kept every promise."""
+        for say in says:
+            check_text(say.event.verdict if isinstance(say.event, fact.RunEnded) else say.event)
         if now is not None and self._verdict is None:
             self._check_time(state, event, now)
         if self._verdict is not None:
@@ -256,9 +258,9 @@ class RunChecker:
                     at_work = {each for each in last.ranks if last.has(each)} - last.done if last is not None else set()
                     if self._settings.on_hang == "off" or not at_work <= self._quiet or set(say.to) != at_work:
                         raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
-                case fact.HangFound(report=report) if self._settings.on_hang == "restart" and report.places:
-                    if last is not None:
-                        self._note_failures(last, {report.places[0].ranks[0]})
+                case fact.HangFound(report=report) if self._settings.on_hang == "restart":
+                    if last is not None:  # of a member that was adopted and does not answer no rank is known
+                        self._note_failures(last, {report.places[0].ranks[0] if report.places else 0})
                     must_end = True
                 case fact.HangFound():
                     self._is_hang_said = True
