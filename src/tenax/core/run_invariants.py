@@ -100,8 +100,15 @@ class RunChecker:
         self._phase = RunPhase.GATHERING
         self._verdict: Verdict | None = None
         self._written = b""
+        self._is_written_before = False
         self._quiet: set[str] = set()  # nodes that said so of the last generation
         self._is_hang_said = False
+
+    def expect(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
+        """Called before a step, this saves writing the state down after every one."""
+        must_change_nothing = isinstance(event, run.DrainRequested) or self._is_nothing(event)
+        self._is_written_before = True
+        self._written = _encode(state) if self._is_thorough and must_change_nothing else b""
 
     def check(
         self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], now: float | None = None
@@ -145,7 +152,7 @@ class RunChecker:
             )
         self._phase = state.phase
         self._ledger = _ledger(state)
-        if self._is_thorough:
+        if self._is_thorough and not self._is_written_before:
             self._written = _encode(state)
 
     # --- what must change nothing -------------------------------------------------------------------------------------
@@ -214,7 +221,7 @@ class RunChecker:
         for deadline, at in state.deadlines.items():
             if now is not None and at < now + periods.get(deadline, 0.0):
                 raise InvariantBroken(f"C10: resumed, and {deadline.value} is due in {at - now:g} s")
-        if self._is_thorough:
+        if self._is_thorough and not self._is_written_before:
             self._written = _encode(state)
 
     # --- what was heard -----------------------------------------------------------------------------------------------

@@ -110,11 +110,14 @@ class AgentProcess(Process):
     def step(self, event: AnyEvent, at: float = 0.0) -> None:
         if self.has_left:
             return
+        is_checked = self.cluster.parts.are_checked_inside
+        if is_checked:
+            self._checker.expect(self.state, event)
         commands = self.machine.step(event, max(self.clock(), at))
         if self.cluster.history is not None:
             answers = "; ".join(describe(command) for command in commands) or "-"
             self._say(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
-        if self.cluster.parts.are_checked_inside:
+        if is_checked:
             self._checker.check(self.state, event, commands)
         for command in commands:
             self._obey(command)

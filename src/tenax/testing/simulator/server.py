@@ -84,6 +84,8 @@ class Server:
     def _step(self, event: AnyCoordinatorEvent, at: float = 0.0) -> None:
         now = max(self.agent.clock(), at)
         before = self.state.phase
+        if self.cluster.parts.are_checked_inside:
+            self.checker.expect(self.state, event)
         says = self.machine.step(event, now)
         if self.cluster.history is not None:
             answers = "; ".join(f"{describe(say.event)} to {','.join(say.to)}" for say in says) or "-"
