@@ -69,7 +69,7 @@ def test_everybody_hears_the_same_verdict() -> None:
 def test_the_random_world_visits_every_phase_and_event() -> None:
     """The histories above mean something: together they tell every kind of word, in every phase."""
     seen = set()
-    for seed in range(1_500):
+    for seed in range(2_500):
         world = play(seed, lies=True)
         machine = CoordinatorMachine(world.settings, world.policy)
         for event, now, _ in world.steps:
@@ -77,7 +77,7 @@ def test_the_random_world_visits_every_phase_and_event() -> None:
                 machine = CoordinatorMachine(world.settings, world.policy)
             seen.add((machine.state.phase, type(event.message if isinstance(event, run.Heard) else event)))
             machine.step(event, now)
-    others = {run.NodeLost, run.TimeWentBy, run.CancelRequested, run.RestartRequested, run.DrainRequested}
+    others = {run.NodeLost, run.TimeWentBy, run.Resumed, run.CancelRequested, run.RestartRequested, run.DrainRequested}
     assert seen >= {(phase, kind) for phase in RunPhase for kind in {*word.FromNode.__args__, *others}}
 
 
@@ -182,6 +182,7 @@ any_event = st.one_of(
     st.builds(run.DrainRequested, node_ids, st.just("why")),
     st.builds(run.RestartRequested, st.just("why")),
     st.just(run.TimeWentBy()),
+    st.builds(run.Resumed, st.floats(0, 100)),
 )
 
 

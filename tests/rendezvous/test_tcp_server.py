@@ -14,8 +14,8 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 
-from tenax.core.coordinator import CancelRequested, Heard, NodeLost
-from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded
+from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed
+from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
 from tenax.core.model import Failure, Outcome
@@ -530,3 +530,25 @@ def test_a_node_for_another_number_of_nodes_is_told_so() -> None:
         client.join(nodes=(2, 2))
         reason: Any = client.until(JoinRefused).reason
         assert "--nnodes" in reason
+
+
+def test_a_server_that_was_frozen_while_it_recovered_waits_a_full_period() -> None:
+    """Its deadline has passed, and a member may be alive: nothing is formed until it had the time to join."""
+    ahead = 0.0
+    terms = LeaseTerms(0.1, 1.5)
+    opened = Opened(recover_s=1.5, generation=4)
+    clock = lambda: time.monotonic() + ahead  # noqa: E731
+    with served(terms=terms, clock=clock, opened=opened) as server, server.member("new") as new:
+        new.until(Waiting)
+
+        def sleep_and_wake() -> None:
+            nonlocal ahead
+            ahead = 100_000.0
+
+        server.thread.call(sleep_and_wake)
+        resumed = server.until_heard(Resumed)
+        begun = time.monotonic()
+        assert resumed.absent_s > 1000.0
+        with beating(new, 0.05):
+            assert new.until(GenerationFormed).assignment.generation == 5
+        assert time.monotonic() - begun > 1.0

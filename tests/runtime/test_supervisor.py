@@ -410,9 +410,12 @@ def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
 class Elsewhere:
     """Implements ``ports.Control``: a coordinator that says what a test wants it to, when it hears a kind of word."""
 
-    def __init__(self, answers: dict[type, list[fact.AnyEvent]] | None = None) -> None:
+    def __init__(
+        self, answers: dict[type, list[fact.AnyEvent]] | None = None, after: list[fact.AnyEvent] | None = None
+    ) -> None:
         self.told: list[word.FromNode] = []
         self.answers = answers or {}
+        self.after = after or []  # arrives together with each answer
         self.asked: list[AnyRequest] = []
         self.needed_by_others = 0
         self.closed = 0
@@ -428,6 +431,8 @@ class Elsewhere:
         answers = self.answers.get(type(message), [])
         if answers:
             self.emit(answers.pop(0))
+            for event in self.after:
+                self.emit(event)
 
     def cancel(self, why: str) -> None: ...
 
@@ -482,6 +487,15 @@ def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callab
     ]
     assert [worker.signals for worker in made.processes.workers.values()] == [[15], [15], [], []]
     assert sorted(made.processes.workers) == [(1, 0), (1, 1), (3, 0), (3, 1)]
+
+
+def test_a_generation_that_is_read_together_with_the_end_of_the_run_is_not_started(stage: Callable[..., Stage]) -> None:
+    """The link had stalled: what it held back arrives at once, and no worker is started for a run that is over."""
+    made = stage()
+    ended = fact.RunEnded(Verdict(Outcome.CANCELLED, "an operator ended the run"), 5.0)
+    made.control = Elsewhere({word.NodeReady: [formed(1)]}, after=[ended])
+    assert made.run().outcome is Outcome.CANCELLED
+    assert made.processes.workers == {}
 
 
 def test_a_verdict_is_told_on_this_nodes_clock(stage: Callable[..., Stage]) -> None:

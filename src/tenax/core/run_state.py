@@ -104,6 +104,12 @@ class TimeWentBy(CoordinatorEvent, frozen=True):
     """Some deadline may be due."""
 
 
+class Resumed(CoordinatorEvent, frozen=True):
+    """The coordinator's process did not run for ``absent_s`` (SIGSTOP, a paused VM, a suspended host)."""
+
+    absent_s: float
+
+
 AnyCoordinatorEvent = (
     Opened
     | Heard
@@ -113,6 +119,7 @@ AnyCoordinatorEvent = (
     | RestartRequested
     | DrainRequested
     | TimeWentBy
+    | Resumed
 )
 
 
@@ -242,6 +249,7 @@ class CoordinatorState(msgspec.Struct):
     is_deserted: bool = False  # nobody answers them any more but we
     return_s: float = 0.0  # as opened with
     recover_s: float = 0.0
+    recover_period_s: float = 0.0  # the whole period of the deadline RECOVER
     is_free: bool = False  # it had ended it because a node came or went
     superseded: list[str] = []  # nodes whose new self is here: should they come back, they are refused
     ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
@@ -258,3 +266,7 @@ class CoordinatorState(msgspec.Struct):
 
     def next_deadline(self) -> float | None:
         return min(self.deadlines.values(), default=None)
+
+    def seconds_left(self, deadline: RunDeadline, now: float) -> float:
+        """How long until a deadline; 0 if it has passed or is not set."""
+        return max(0.0, self.deadlines.get(deadline, now) - now)

@@ -105,6 +105,8 @@ class Supervisor:
             self._control.open(loop, loop.post, self._node())
             while self._verdict is None:
                 event = loop.next_event(self._next_deadline)
+                if isinstance(event, fact.GenerationFormed) and loop.has_posted((fact.RunEnded, fact.JoinRefused)):
+                    continue  # the run ended before this node heard of the generation: start nothing
                 if event is not None:
                     self._step(event)
                 else:

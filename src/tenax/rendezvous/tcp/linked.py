@@ -412,7 +412,7 @@ class LinkedRendezvous(ABC):
 
     def _on_event(self, event: object) -> None:
         match event:
-            case GenerationFormed() if not self._holds_lease():
+            case GenerationFormed() if not self._holds_lease() or not self._is_answered():
                 if self._link is not None:  # we were away for so long that the others may have gone on
                     self._link.close("its answer came too late")
             case GenerationFormed(part) if part == self._part:
@@ -483,6 +483,10 @@ class LinkedRendezvous(ABC):
     def _holds_lease(self) -> bool:
         return self._is_alone_in_charge or self._lease.ends_at() > self._loop.now()
 
+    def _is_answered(self) -> bool:
+        """Whether what is received now is recent: it may have been under way for long, or waited to be read."""
+        return self._is_alone_in_charge or self._lease.is_answered(self._loop.now())
+
     def _guard(self) -> None:
         """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
         if self._is_finished or self._is_alone_in_charge:
@@ -491,7 +495,8 @@ class LinkedRendezvous(ABC):
         if left > 0:
             self._later("guard", left, self._guard)
             return
-        if self._link is not None and self._believes_acknowledgements and self._link.all_has_arrived():
+        link = self._link if self._is_linked else None  # an acknowledged greeting says nothing about beats
+        if link is not None and self._believes_acknowledgements and link.all_has_arrived():
             self._lease.all_has_arrived()
             if self._lease.ends_at() > self._loop.now():
                 self._hold()

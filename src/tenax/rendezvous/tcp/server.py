@@ -3,7 +3,8 @@
 It lives in an agent's loop as one watched thing (its own selector is a descriptor), so that a thousand links cost the
 agent nothing when they are quiet. What a node's link says becomes a fact for the coordinator; a link that closes, or is
 silent for the length of the lease, is a node lost. Before anybody is judged to be silent everything that has arrived is
-read: a pause of our own is nobody's silence.
+read, and what this process missed while it did not run is added to everybody's time. If that was long, everybody gets
+a full lease again, and the coordinator's deadlines a full period: see decision 0042.
 
 Strangers get little: few bytes, few seconds, a bounded number of places, one sentence of refusal. What they cost is
 counted.
@@ -18,7 +19,7 @@ import socket
 
 import msgspec
 
-from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, RunPhase
+from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
 from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeProgress, NodeStopped
 from tenax.rendezvous.desk import Desk
@@ -154,7 +155,9 @@ class CoordinatorServer:
         self._nodes: dict[str, _Peer] = {}
         # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
         self._absent: dict[str, tuple[float, str]] = {}
-        self._seat = CoordinatorSeat(settings, policy, loop, self._say_if_known, self._before_saying)
+        self._seat = CoordinatorSeat(
+            settings, policy, loop, self._say_if_known, self._before_saying, freeze_s=terms.freeze_s
+        )
         self.desk = Desk(self._seat, loop, self._pass_on)
         self._asked: dict[int, _Asked] = {}  # by our number
         self._asks = 0
@@ -479,6 +482,9 @@ class CoordinatorServer:
                 break
         now = self._loop.now()
         absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
+        if absent_s > self._terms.freeze_s:
+            self._seat.step(Resumed(absent_s))
+            absent_s = float("inf")  # everybody gets a full lease
         self._absent = {each: (min(now, heard_at + absent_s), why) for each, (heard_at, why) in self._absent.items()}
         for peer in list(self._peers):
             peer.heard_at = min(now, peer.heard_at + absent_s)
