@@ -7,6 +7,8 @@ decision before it is written; ``mark_of`` tells cheaply whether there is a new 
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from tenax.core.ledger import Goodput
@@ -19,31 +21,46 @@ if TYPE_CHECKING:
 Mark = tuple[int, int, int, bool, int, str]
 
 
+# Records are read from a place that others may write to.
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
+_Name = Annotated[str, msgspec.Meta(max_length=1024)]
+_MAX_S = 1e10  # about 300 years
+
+
 class RecordedMember(msgspec.Struct, frozen=True):
-    node_id: str
-    rank: int
-    label: str  # what people call it
+    node_id: _Name
+    rank: _Count
+    label: _Name  # what people call it
 
 
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One value, replaced as a whole."""
 
-    generation: int = 0  # the last that was formed
+    generation: _Count = 0  # the last that was formed
     members: tuple[RecordedMember, ...] = ()  # of that one
-    settled: int = 0  # the last one that has ended everywhere, and was charged or not
-    world_size: int = 0
-    store: str = ""
+    settled: _Count = 0  # the last one that has ended everywhere, and was charged or not
+    world_size: _Count = 0
+    store: _Name = ""
     next_why: str = "first generation"
     # The ledger.
-    restarts_used: int = 0
-    membership_changes: int = 0
-    drains: int = 0
-    requests: int = 0
+    restarts_used: _Count = 0
+    membership_changes: _Count = 0
+    drains: _Count = 0
+    requests: _Count = 0
     cost: Goodput = Goodput()  # what the time was spent on, as far as generations have settled
     earlier: tuple[Failure, ...] = ()
     longest_s: float = 0.0
-    ranks_by_name: dict[str, int] = {}
+    ranks_by_name: dict[str, _Count] = {}
     verdict: Verdict | None = None
+
+    def __post_init__(self) -> None:
+        """Reject what no coordinator writes. msgspec calls this for every record that it reads."""
+        if self.settled > self.generation:
+            raise ValueError("a generation has ended that was not formed")
+        if len({member.node_id for member in self.members}) < len(self.members):
+            raise ValueError("one node is a member twice")
+        if not 0 <= self.longest_s <= _MAX_S:
+            raise ValueError("a duration out of bounds")
 
     @property
     def is_at_work(self) -> bool:

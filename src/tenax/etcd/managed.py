@@ -35,7 +35,7 @@ from tenax.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
 from tenax.etcd.member_command import first_cluster, member_command, present_cluster
 from tenax.etcd.member_place import MemberPlace
 from tenax.etcd.member_scout import MemberScout
-from tenax.etcd.operations import AddMember, Members, PromoteMember, Put, Range, RemoveMember
+from tenax.etcd.operations import AddMember, Members, PromoteMember, Put, Range, RemoveMember, key_part, run_prefix
 from tenax.etcd.server import ServerProcess
 from tenax.etcd.server_guard import GRACE_S
 from tenax.etcd.settings import EtcdSettings
@@ -124,7 +124,7 @@ def managed_settings(
 
 def member_key(run_id: str, name: str) -> bytes:
     """Is put when the member serves for the first time, and stays: this name was started."""
-    return f"/tenax/{run_id}/members/{name}".encode()
+    return run_prefix(run_id) + b"members/" + key_part(name)
 
 
 class ManagedMember:

@@ -18,6 +18,16 @@ CompareTarget = Literal["create", "mod", "version", "value", "lease"]
 CompareResult = Literal["=", "!=", ">", "<"]
 
 
+def run_prefix(run_id: str) -> bytes:
+    """Return what all keys of one run begin with. No two runs have prefixes of which one begins with the other."""
+    return b"/tenax/" + key_part(run_id) + b"/"
+
+
+def key_part(text: str) -> bytes:
+    """Return the text as one part of a key, without a slash. Different texts have different parts."""
+    return text.replace("%", "%25").replace("/", "%2F").encode("utf-8", "surrogatepass")
+
+
 def prefix_end(prefix: bytes) -> bytes:
     """The end of the range of all keys that begin so. Of no prefix at all: every key."""
     kept = prefix.rstrip(b"\xff")

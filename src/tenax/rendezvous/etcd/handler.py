@@ -40,17 +40,37 @@ def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSett
             "the rendezvous backend 'etcd' needs to know where etcd is; name its members with "
             "--rdzv-endpoint HOST:PORT,HOST:PORT,..."
         )
-    is_old = any(params.get(name) for name in ("cert", "key", "cacert"))  # the oldest backend's names
-    etcd = etcd_settings_from(params, "cert", "key", "cacert") if is_old else etcd_settings_from(params)
+    etcd = etcd_settings_from(params)
+    if etcd.tls is not None:
+        etcd.tls.for_client()  # say now what is wrong with the files
+    linked = linked_settings(params, AuthorityTerms().lease)
+    link_tls = bool(params.get_as_bool("link_tls", True))
     settings = EtcdRendezvousSettings(
-        **linked_settings(params, AuthorityTerms().lease),
+        **linked,
         etcd=etcd,
         outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),
         managed=_managed(params, etcd),
+        link_port=_link_port(params, linked["store_port"]),
+        link_tls=link_tls,
+        tls=etcd.tls if link_tls and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca else None,
     )
-    if etcd.tls is not None:
-        etcd.tls.for_client()  # say now what is wrong with the files
+    if settings.tls is not None:
+        from tenax.rendezvous.etcd.link_tls import OwnCertificate
+
+        OwnCertificate(settings.tls)  # say now why other nodes would not accept it
     return settings
+
+
+def _link_port(params: RendezvousParameters, store_port: int) -> int:
+    link_port = params.get_as_int("link_port", 0) or 0
+    if not 0 <= link_port < 65536:
+        raise ValueError(f"the rendezvous option 'link_port' is {link_port}; expected a port below 65536")
+    if link_port and link_port == store_port:
+        raise ValueError(
+            f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two ports, since one "
+            "node may need both"
+        )
+    return link_port
 
 
 def _managed(params: RendezvousParameters, etcd: EtcdSettings) -> ManagedSettings | None:
