@@ -283,9 +283,10 @@ def test_the_name_of_a_run_whose_agents_were_all_killed(cluster: Cluster, etcd: 
 class Managed:
     """Agents on this host, started on the command line, with a member of etcd each."""
 
-    def __init__(self, cluster: Cluster, nnodes: str) -> None:
+    def __init__(self, cluster: Cluster, nnodes: str, secret: str = "") -> None:
         self._cluster = cluster
         self._nnodes = nnodes
+        self._secret = secret
         self.names = [own_endpoint() for _ in range(3)]
 
     def start(self, number: int) -> Running:
@@ -295,6 +296,7 @@ class Managed:
         words += ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", "managed"]
         words += ["--rdzv-conf", f"managed=true,managed_only={name},last_call_timeout=60", script]
         env = {"CLUSTER_DESK": self._cluster.desk.name, "CLUSTER_AGENT": str(number)}
+        env |= {"TENAX_RDZV_TOKEN": self._secret} if self._secret else {}
         return self._cluster.bench.start(*words, env=env)
 
     def servers(self) -> list[int]:
@@ -323,9 +325,10 @@ def test_a_run_that_brings_its_etcd_along(cluster: Cluster) -> None:
     assert managed.servers() == []
 
 
-def test_a_run_that_brings_its_etcd_along_and_loses_an_agent(cluster: Cluster) -> None:
+@pytest.mark.parametrize("secret", ["", "the secret of the run"], ids=["open", "with users"])
+def test_a_run_that_brings_its_etcd_along_and_loses_an_agent(cluster: Cluster, secret: str) -> None:
     """The one that leads, with its member of etcd."""
-    managed = Managed(cluster, "2:3")
+    managed = Managed(cluster, "2:3", secret)
     agents = [managed.start(number) for number in range(3)]
     cluster.desk.generation(3)
     (leader,) = [agent for agent in agents if SERVES in agent.err]

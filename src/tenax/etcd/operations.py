@@ -137,6 +137,12 @@ class AuthenticateAnswer(msgspec.Struct, frozen=True):
         return "AuthenticateAnswer(token=...)"
 
 
+class UsersAnswer(msgspec.Struct, frozen=True):
+    """The names of all users, where they were asked for."""
+
+    users: tuple[str, ...] = ()
+
+
 # --- operations -------------------------------------------------------------------------------------------------------
 
 
@@ -254,6 +260,19 @@ class Authenticate(Operation[AuthenticateAnswer], frozen=True):
         return f"Authenticate(user={self.user!r}, password=...)"
 
 
+UserStep = Literal["add user", "add role", "grant role", "enable", "list users"]
+
+
+class SetUpUsers(Operation[UsersAnswer], frozen=True):
+    """One step of giving etcd its user ``root``. Each may be repeated: what is there already is success."""
+
+    step: UserStep
+    password: str = ""
+
+    def __repr__(self) -> str:
+        return f"SetUpUsers(step={self.step!r}, password=...)"
+
+
 AnyOperation = (
     Range
     | Put
@@ -269,6 +288,7 @@ AnyOperation = (
     | RemoveMember
     | PromoteMember
     | Authenticate
+    | SetUpUsers
 )
 AnyAnswer = (
     RangeAnswer
@@ -280,6 +300,7 @@ AnyAnswer = (
     | StatusAnswer
     | MembersAnswer
     | AuthenticateAnswer
+    | UsersAnswer
 )
 
 # --- what a watch tells -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tenax.core.coordinator import Opened
 from tenax.core.events import Fenced, TimePassed
 from tenax.endpoint import Endpoint, Lookup, is_loopback
 from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax.etcd.following import Following
 from tenax.etcd.held_lease import HeldLease
 from tenax.etcd.operations import Delete, Put, Range, Transaction
@@ -248,7 +248,9 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._is_finished:
             return
         if not isinstance(error, EtcdUnavailable) and not self._was_linked:
-            self._refused(error.sentence)
+            is_secret = isinstance(error, EtcdRefused) and self._etcd.managed is not None
+            hint = "; give every node of the run the same secret (token_file)" if is_secret else ""
+            self._refused(error.sentence + hint)
         elif not self._is_linked:
             self._goes_on_trying(error.sentence)
         elif not isinstance(error, EtcdUnavailable):
