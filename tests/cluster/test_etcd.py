@@ -222,8 +222,15 @@ def test_who_is_not_let_in_is_told_why(cluster: Cluster, make_etcd: MakeEtcd) ->
         f"etcd at {place} refuses this client: authentication failed, invalid user ID or password": {
             "password": "not the root password"
         },
-        f"etcd at {place}: it refused the certificate that this client showed": {"ssl_cert": cert, "ssl_cert_key": key},
-        f"etcd at {place}: its certificate is not trusted": {"ca_cert": etcd.certificates.strange_ca},
+        f"etcd at {place}: it refused the certificate that this client showed": {
+            "ssl_cert": cert,
+            "ssl_cert_key": key,
+            "link_tls": "false",  # it would be refused before etcd is asked
+        },
+        f"etcd at {place}: its certificate is not trusted": {
+            "ca_cert": etcd.certificates.strange_ca,
+            "link_tls": "false",
+        },
     }
     agents = {why: cluster.start(conf=conf)[0] for why, conf in tries.items()}
     for why, agent in agents.items():

@@ -86,7 +86,7 @@ def test_a_certificate_of_another_authority_is_refused(authority: Authority, tmp
     """Other nodes would not accept it, so it is refused before anything starts."""
     (tmp_path / "other").mkdir()
     other = Authority(tmp_path / "other").issue("strange")
-    with pytest.raises(ValueError, match=r"expected a valid certificate that an authority in .*ca\.pem has signed"):
+    with pytest.raises(ValueError, match=r"expected a valid one that an authority in .*ca\.pem has signed"):
         OwnCertificate(TlsFiles(other.cert, "", authority.ca))
 
 

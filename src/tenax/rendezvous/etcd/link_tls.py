@@ -48,7 +48,7 @@ def _unusable(files: TlsFiles, error: ssl.SSLError, usage: str) -> str:
         reason = f"its extended key usage lacks {usage}"
         remedy = "any node may lead, so every certificate needs serverAuth and clientAuth; issue one with both"
     else:
-        remedy = f"expected a valid certificate that an authority in {files.ca} has signed"
+        remedy = f"expected a valid one that an authority in {files.ca} has signed (the file may hold several)"
     return f"the certificate {files.cert} cannot be used between agents: {reason}; {remedy}, {_UNENCRYPTED}"
 
 
