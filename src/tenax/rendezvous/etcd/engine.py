@@ -70,6 +70,7 @@ class EtcdRendezvousSettings(LinkedSettings, frozen=True):
     managed: ManagedSettings | None = None
     link_port: int = 0
     link_tls: bool = True  # False: the user wants links without TLS
+    unused: tuple[str, ...] = ()  # options that were given and mean nothing to this engine
 
     @property
     def authority(self) -> AuthorityTerms:
@@ -200,6 +201,8 @@ class EtcdRendezvous(LinkedRendezvous):
     # --- finding ------------------------------------------------------------------------------------------------------
 
     def _find(self) -> None:
+        if self._etcd.unused:
+            self._node.say(f"note: these rendezvous options have no effect with etcd: {', '.join(self._etcd.unused)}")
         if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
             self._node.say(
                 "the links between agents are not encrypted: TLS there needs this node's certificate as well; add "

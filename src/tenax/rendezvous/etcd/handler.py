@@ -18,6 +18,19 @@ if TYPE_CHECKING:
     from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
 
 
+# Options of torchrun that this engine does not need, and the value that a launcher sets by itself.
+_UNUSED = {
+    "timeout": 900,
+    "close_timeout": None,
+    "heartbeat_timeout": None,
+    "read_timeout": None,
+    "use_libuv": None,
+    "etcd_prefix": None,
+    "is_host": None,
+    "store_type": None,
+}
+
+
 class EtcdEngineHandler(AskedRendezvousHandler):
     """Nodes meet through etcd, and none of them is special; who asks, through a backend there."""
 
@@ -58,6 +71,7 @@ def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSett
         managed=managed,
         link_port=_link_port(params, linked["store_port"]),
         link_tls=link_tls,
+        unused=tuple(name for name, default in _UNUSED.items() if params.get(name) not in (None, "", default)),
         tls=etcd.tls if link_tls and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca else None,
     )
     if settings.tls is not None:
