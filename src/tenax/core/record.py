@@ -7,8 +7,6 @@ decision before it is written; ``mark_of`` tells cheaply whether there is a new 
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import msgspec
 
 from tenax.core.ledger import Goodput
@@ -21,46 +19,31 @@ if TYPE_CHECKING:
 Mark = tuple[int, int, int, bool, int, str]
 
 
-# Records are read from a place that others may write to.
-_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
-_Name = Annotated[str, msgspec.Meta(max_length=1024)]
-_MAX_S = 1e10  # about 300 years
-
-
 class RecordedMember(msgspec.Struct, frozen=True):
-    node_id: _Name
-    rank: _Count
-    label: _Name  # what people call it
+    node_id: str
+    rank: int
+    label: str  # what people call it
 
 
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One value, replaced as a whole."""
 
-    generation: _Count = 0  # the last that was formed
+    generation: int = 0  # the last that was formed
     members: tuple[RecordedMember, ...] = ()  # of that one
-    settled: _Count = 0  # the last one that has ended everywhere, and was charged or not
-    world_size: _Count = 0
-    store: _Name = ""
+    settled: int = 0  # the last one that has ended everywhere, and was charged or not
+    world_size: int = 0
+    store: str = ""
     next_why: str = "first generation"
     # The ledger.
-    restarts_used: _Count = 0
-    membership_changes: _Count = 0
-    drains: _Count = 0
-    requests: _Count = 0
+    restarts_used: int = 0
+    membership_changes: int = 0
+    drains: int = 0
+    requests: int = 0
     cost: Goodput = Goodput()  # what the time was spent on, as far as generations have settled
     earlier: tuple[Failure, ...] = ()
     longest_s: float = 0.0
-    ranks_by_name: dict[str, _Count] = {}
+    ranks_by_name: dict[str, int] = {}
     verdict: Verdict | None = None
-
-    def __post_init__(self) -> None:
-        """Reject what no coordinator writes. msgspec calls this for every record that it reads."""
-        if self.settled > self.generation:
-            raise ValueError("a generation has ended that was not formed")
-        if len({member.node_id for member in self.members}) < len(self.members):
-            raise ValueError("one node is a member twice")
-        if not 0 <= self.longest_s <= _MAX_S:
-            raise ValueError("a duration out of bounds")
 
     @property
     def is_at_work(self) -> bool:
@@ -72,6 +55,13 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """As ``mark_of`` of a state that has this record."""
         count = len(self.members) if self.generation > self.settled else 0
         return self.generation, self.settled, self.restarts_used, self.verdict is not None, count, self.store
+
+    def __post_init__(self) -> None:
+        """Reject what no coordinator writes: others may have written the record that is read."""
+        if not 0 <= self.settled <= self.generation:
+            raise ValueError("a generation has ended that was not formed")
+        if len({member.node_id for member in self.members}) < len(self.members):
+            raise ValueError("one node is a member twice")
 
 
 def mark_of(state: CoordinatorState) -> Mark:

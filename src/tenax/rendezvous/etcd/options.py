@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from tenax.etcd.settings import EtcdSettings, etcd_settings
-from tenax.rendezvous.tcp.handler import TOKEN_VARIABLE
 from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
@@ -13,6 +12,7 @@ if TYPE_CHECKING:
     from tenax.rendezvous.api import RendezvousParameters
 
 PASSWORD_VARIABLE = "TENAX_ETCD_PASSWORD"  # noqa: S105 - the variable's name
+_TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
 _MOST_PASSWORD_BYTES = 4096
 
 
@@ -58,8 +58,8 @@ def _tls_files(params: RendezvousParameters) -> TlsFiles:
 def refuse_engine_options(params: RendezvousParameters) -> None:
     """Raise ValueError if an option was given that means nothing where nodes meet through keys in etcd alone."""
     given = [name for name in _ENGINE_OPTIONS if params.get(name) not in (None, "")]
-    if os.environ.get(TOKEN_VARIABLE):
-        given.append(TOKEN_VARIABLE)
+    if os.environ.get(_TOKEN_VARIABLE):
+        given.append(_TOKEN_VARIABLE)
     if given:
         raise ValueError(
             f"{given[0]} has no effect for an agent with hooks or handlers of its own, whose nodes meet through keys "

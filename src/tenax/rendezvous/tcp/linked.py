@@ -135,11 +135,6 @@ class LinkedRendezvous(ABC):
     def _secret(self) -> bytes:
         return self._settings.secret
 
-    def _link_tls(self) -> ssl.SSLContext | None:
-        """The TLS context of the next link. Raises ValueError if the files cannot be used."""
-        tls = self._settings.tls
-        return tls.for_client() if tls is not None else None
-
     @property
     def _host_for_tls(self) -> str:
         """The name that the coordinator's certificate must have."""
@@ -159,6 +154,11 @@ class LinkedRendezvous(ABC):
     def _is_alone_in_charge(self) -> bool:
         """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
         return False
+
+    def _link_tls(self) -> ssl.SSLContext | None:
+        """The TLS context of the next link. Raises ValueError if the files cannot be used."""
+        tls = self._settings.tls
+        return tls.for_client() if tls is not None else None
 
     # --- ports.Control ------------------------------------------------------------------------------------------------
 
