@@ -210,7 +210,8 @@ def test_a_backend_and_a_store_from_parameters(etcd: EtcdCluster, client: Blocki
         asked = params(endpoint, read_timeout="20")
         use(asked)
         assert client.call(Range(f"/torch/elastic/rendezvous/{asked.run_id}".encode())).kvs[0].value == b"hello"
-        assert client.call(Range(f"/torch/elastic/store/{asked.run_id}".encode())).kvs[0].value == b"value"
+        name = f"/torch/elastic/store/{asked.run_id.replace('/', '%2F')}/{asked.run_id}"
+        assert client.call(Range(name.encode())).kvs[0].value == b"value"
 
 
 def test_etcd_that_is_not_there() -> None:

@@ -241,7 +241,7 @@ def test_a_stranger_does_not_lead_what_it_was_not_started_for(bench: Bench) -> N
     bench.ask(Delete(bench.keys.leader))
     bench.stands("stranger", fit="something else")
     bench.until(lambda: bench.failed)
-    assert "another --nnodes or another secret" in str(bench.failed[0])
+    assert "another --nnodes, another secret" in str(bench.failed[0])
     assert bench.recorded() == before
     bench.stands("a member that was linked", fit="something else", must_fit=False)
     bench.until(lambda: bench.won.get("a member that was linked"))

@@ -56,6 +56,13 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         count = len(self.members) if self.generation > self.settled else 0
         return self.generation, self.settled, self.restarts_used, self.verdict is not None, count, self.store
 
+    def __post_init__(self) -> None:
+        """Reject what no coordinator writes: others may have written the record that is read."""
+        if not 0 <= self.settled <= self.generation:
+            raise ValueError("a generation has ended that was not formed")
+        if len({member.node_id for member in self.members}) < len(self.members):
+            raise ValueError("one node is a member twice")
+
 
 def mark_of(state: CoordinatorState) -> Mark:
     """Two states with the same mark have the same record."""

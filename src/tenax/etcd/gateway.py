@@ -43,15 +43,18 @@ from tenax.etcd.operations import (
     RangeAnswer,
     RemoveMember,
     RevokeLease,
+    SetUpUsers,
     Status,
     StatusAnswer,
     Transaction,
     TransactionAnswer,
+    UsersAnswer,
 )
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 WATCH_PATH = "/v3/watch"
+ROOT = "root"  # the user, and the role, without which etcd has no users
 _RESULTS = {"=": "EQUAL", "!=": "NOT_EQUAL", ">": "GREATER", "<": "LESS"}
 _TARGETS = {
     "create": "create_revision",
@@ -110,6 +113,16 @@ def _request(operation: AnyOperation) -> tuple[str, dict[str, Any]]:
             return "/v3/cluster/member/promote", {"ID": str(operation.id)}
         case Authenticate():
             return "/v3/auth/authenticate", {"name": operation.user, "password": operation.password}
+        case SetUpUsers("add user"):
+            return "/v3/auth/user/add", {"name": ROOT, "password": operation.password}
+        case SetUpUsers("add role"):
+            return "/v3/auth/role/add", {"name": ROOT}
+        case SetUpUsers("grant role"):
+            return "/v3/auth/user/grant", {"user": ROOT, "role": ROOT}
+        case SetUpUsers("enable"):
+            return "/v3/auth/enable", {}
+        case SetUpUsers():
+            return "/v3/auth/user/list", {}
 
 
 def _key_request(operation: AnyKeyOperation) -> tuple[str, dict[str, Any]]:
@@ -182,6 +195,7 @@ class _Answer(msgspec.Struct):
     lease_id: int = msgspec.field(default=0, name="ID")
     ttl_s: int = msgspec.field(default=0, name="TTL")
     token: str = ""
+    users: tuple[str, ...] = ()
 
 
 class _Response(msgspec.Struct):
@@ -316,6 +330,8 @@ def _plain_answer(operation: AnyOperation, answer: _Answer) -> AnyAnswer:
             return CompactAnswer(revision)
         case Authenticate():
             return AuthenticateAnswer(answer.token)
+        case SetUpUsers():
+            return UsersAnswer(answer.users)
         case _:
             raise AssertionError(operation)
 
@@ -360,6 +376,8 @@ def _forgive(operation: AnyOperation, fault: Fault) -> AnyAnswer | None:
         return LeaseAnswer(0, operation.id, operation.ttl_s)
     if isinstance(operation, RevokeLease) and "requested lease not found" in fault.message:
         return LeaseAnswer(0, operation.id)
+    if isinstance(operation, SetUpUsers) and "name already exists" in fault.message:
+        return UsersAnswer()
     return None
 
 

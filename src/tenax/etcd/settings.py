@@ -15,6 +15,8 @@ class EtcdSettings(msgspec.Struct, frozen=True):
 
     ``attempt_s`` is how long one member may take for an answer before the next one is asked. Short, because a member
     that lost its leader holds a write for seconds; a call that finds everybody slow takes more time per attempt.
+
+    ``waits_for_users``: etcd that has no users yet is not used before it has.
     """
 
     endpoints: tuple[str, ...]
@@ -22,6 +24,7 @@ class EtcdSettings(msgspec.Struct, frozen=True):
     password: str = ""
     tls: TlsFiles | None = None
     attempt_s: float = 0.5
+    waits_for_users: bool = False
 
     def __repr__(self) -> str:
         password = "..." if self.password else ""

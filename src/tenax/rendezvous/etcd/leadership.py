@@ -18,6 +18,7 @@ from tenax.rendezvous.tcp.server import CoordinatorServer
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable
 
     from tenax.core.authority import AuthorityTerms
@@ -50,6 +51,7 @@ class Leadership:
         node: ControlledNode,
         listener: socket.socket,
         secret: bytes,
+        tls: ssl.SSLContext | None,
         run: RunSettings,
         terms: AuthorityTerms,
         deposed: Callable[[str], None],
@@ -77,6 +79,7 @@ class Leadership:
             secret,
             loop,
             policy=node.policy,
+            tls=tls,
             record=self._after_step,
             on_fewer=on_change,
             counts=self._counts,

@@ -34,6 +34,7 @@ from tenax.tls import TlsFiles
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable
 
     from tenax.core.messages import FromNode
@@ -153,6 +154,11 @@ class LinkedRendezvous(ABC):
     def _is_alone_in_charge(self) -> bool:
         """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
         return False
+
+    def _link_tls(self) -> ssl.SSLContext | None:
+        """The TLS context of the next link. Raises ValueError if the files cannot be used."""
+        tls = self._settings.tls
+        return tls.for_client() if tls is not None else None
 
     # --- ports.Control ------------------------------------------------------------------------------------------------
 
@@ -313,12 +319,17 @@ class LinkedRendezvous(ABC):
     # --- a link -------------------------------------------------------------------------------------------------------
 
     def _greet(self, sock: socket.socket) -> None:
-        tls = self._settings.tls
+        try:
+            tls = self._link_tls()
+        except ValueError as error:  # a file was replaced by one that cannot be used
+            sock.close()
+            self._find_again(str(error), was_linked=False)
+            return
         link = self._link = Link(
             sock,
             self._on_body,
             self._on_link_closed,
-            tls.for_client() if tls is not None else None,
+            tls,
             server_hostname=self._host_for_tls if tls is not None else None,
             resets=True,  # in good order it is closed only when nothing of ours is alive
         )
@@ -455,7 +466,7 @@ class LinkedRendezvous(ABC):
                 f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
                 "is another program, choose another port"
             )
-        if link is not None and link.is_misfit and self._part is None:
+        if link is not None and link.is_misfit and self._part is None and self._is_refusal_final:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return
         self._find_again(unreachable, was_linked=was_linked)
