@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ipaddress
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import tenax
 from tenax.core.admission import Admission, peer_group
 
 CORE = settings.get_profile("core")
@@ -109,3 +113,32 @@ def test_ipv4_addresses_are_groups_of_their_own() -> None:
     assert peer_group("10.0.0.1") == peer_group("::ffff:10.0.0.1") == "10.0.0.1"
     assert peer_group("127.0.0.1") != peer_group("127.0.0.2")
     assert peer_group("") == ""
+
+
+def test_from_the_middle_neither_the_oldest_nor_the_newest_of_a_flood_are_evicted() -> None:
+    """A connection that was idle before a flood outlasts it, and one that comes during it has time for half a group."""
+    admission: Admission[int] = Admission(8, 8, from_middle=True)
+    evicted = [key for number in range(100) for key in admission.admit(number, "a", float(number))]
+    assert [number in admission for number in range(4)] == [True] * 4
+    assert [number in admission for number in range(96, 100)] == [True] * 4
+    assert evicted == list(range(4, 96))
+
+
+def test_a_connection_can_be_evicted_for_another_reason_than_the_limits() -> None:
+    """The caller has no descriptors left: one connection of the largest group gives up its place."""
+    admission: Admission[int] = Admission(8, 8)
+    assert admission.evict_one() == []
+    assert admission.oldest_since() is None
+    for number, group in enumerate("abba"):
+        admission.admit(number, group, float(number))
+    admission.admit(4, "b", 4.0)
+    assert admission.evict_one() == [1]
+    assert admission.oldest_since() == 0.0
+    assert len(admission) == 4
+
+
+def test_importing_it_imports_nothing_that_is_slow() -> None:
+    """The store's process imports it when the first worker connects, which waits for that."""
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import tenax.core.admission; print('typing' in sys.modules)"
+    command = [sys.executable, "-S", "-I", "-c", code, str(Path(tenax.__file__).parents[1])]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"

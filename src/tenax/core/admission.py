@@ -4,23 +4,40 @@ Places are limited, in all and per group of peers (``peer_group``: one address, 
 always gets a place: if there is none, the oldest connection of the group that has most of them is evicted. So a flood
 from one address evicts its own connections, and an honest peer has as much time as the flood needs to fill every place.
 
-Every operation takes constant time, whatever the number of connections and groups. ``expired`` takes time for what it
-returns. Times are the caller's; they must not decrease from one ``admit`` to the next.
+With ``from_middle`` not the oldest connection of a group is evicted but the one in the middle, by age: neither those
+that were there before a flood, and may honestly be idle for long, nor those that have just come.
+
+Every operation takes constant time, whatever the number of connections and groups; an eviction from the middle takes
+time for half of a group, ``expired`` for what it returns. Times are the caller's; they must not decrease from one
+``admit`` to the next.
 """
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from itertools import islice
 
-Key = TypeVar("Key")  # what the caller names a connection by; hashable
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Generic, TypeVar
+
+    Key = TypeVar("Key")  # what the caller names a connection by; hashable
+
+    class _ByKey(Generic[Key]):
+        """Importing ``typing`` would take longer than everything else that a process of the store imports."""
+else:
+
+    class _ByKey:
+        __class_getitem__ = classmethod(lambda cls, _: cls)
+
+    Key = object
 
 _NETWORK_WORDS = 4  # of an IPv6 address: its first 64 bits, which one host may choose the rest of
 
 
-class Admission(Generic[Key]):
+class Admission(_ByKey[Key]):
     """The connections that hold a place, by group, the oldest first."""
 
-    def __init__(self, max_total: int, max_per_group: int) -> None:
+    def __init__(self, max_total: int, max_per_group: int, *, from_middle: bool = False) -> None:
         if not 1 <= max_per_group <= max_total:
             raise ValueError(
                 f"1 <= max_per_group <= max_total must hold, not max_per_group={max_per_group} and "
@@ -28,6 +45,7 @@ class Admission(Generic[Key]):
             )
         self._max_total = max_total
         self._max_per_group = max_per_group
+        self._from_middle = from_middle
         self._places: dict[Key, tuple[str, float]] = {}  # the group, and when it was admitted; the oldest first
         self._groups: dict[str, dict[Key, None]] = {}
         self._by_size: dict[int, dict[str, None]] = {}  # groups by the number of their connections
@@ -46,11 +64,19 @@ class Admission(Generic[Key]):
         if len(self._groups.get(group, ())) >= self._max_per_group:
             evicted.append(self._evict(group))
         elif len(self._places) >= self._max_total:
-            evicted.append(self._evict(next(iter(self._by_size[self._largest]))))
+            evicted += self.evict_one()
         self._places[key] = (group, now)
         self._groups.setdefault(group, {})[key] = None
         self._resize(group, len(self._groups[group]) - 1)
         return evicted
+
+    def evict_one(self) -> list[Key]:
+        """Evict a connection of the largest group, because something else is used up; return it if there is one."""
+        return [self._evict(next(iter(self._by_size[self._largest])))] if self._places else []
+
+    def oldest_since(self) -> float | None:
+        """Return when the oldest connection was admitted, or None if there is none."""
+        return next((since for _, since in self._places.values()), None)
 
     def release(self, key: Key) -> None:
         """``key`` needs its place no longer: it was closed, or has authenticated. Does nothing if it has none."""
@@ -80,7 +106,8 @@ class Admission(Generic[Key]):
             self._places[key] = (group, min(now, since + by_s))
 
     def _evict(self, group: str) -> Key:
-        key = next(iter(self._groups[group]))
+        members = self._groups[group]
+        key = next(islice(members, len(members) // 2 if self._from_middle else 0, None))
         self.release(key)
         self.evicted += 1
         return key
