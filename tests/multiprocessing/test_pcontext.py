@@ -488,3 +488,51 @@ def test_a_process_killed_while_it_waits_is_a_failure(start: Maker, tmp_path: Pa
     result = context.wait(PATIENCE_S)
     assert result is not None
     assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {0: -signal.SIGKILL}
+
+
+# --- who failed first -------------------------------------------------------------------------------------------------
+
+RAISE_AND_LINGER = """
+import atexit, os, signal, sys
+from pathlib import Path
+from tenax.multiprocessing.errors import record
+
+@record
+def main(rank, folder):
+    if rank == 0:
+        atexit.register(signal.pause)  # it is still exiting when the signal comes
+        atexit.register(Path(folder, "raised").touch)
+        raise RuntimeError("the first")
+    while not Path(folder, "raised").exists():
+        signal.sigtimedwait([], 0.005)
+    raise RuntimeError("the second")
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+def raise_and_linger(rank: int, folder: str) -> None:
+    """Rank 0 raises and takes long to exit; rank 1 then raises and exits."""
+    scope: dict[str, Any] = {"__name__": "worker"}
+    exec(RAISE_AND_LINGER, scope)
+    scope["main"](rank, folder)
+
+
+@pytest.mark.parametrize("kind", ["function", "program"])
+def test_who_raised_first_and_was_stopped_on_the_way_out_exited_with_1(
+    start: Maker, tmp_path: Path, kind: str
+) -> None:
+    """The process got our SIGTERM while it was exiting; it failed by its exception, not by that signal."""
+    if kind == "function":
+        context = start(raise_and_linger, *[(rank, str(tmp_path)) for rank in range(2)])
+    else:
+        script = tmp_path / "script.py"
+        script.write_text(RAISE_AND_LINGER)
+        context = start(sys.executable, *[(str(script), str(rank), str(tmp_path)) for rank in range(2)])
+    result = context.wait(PATIENCE_S)
+    assert result is not None
+    first = min(result.failures.values(), key=lambda failure: failure.raised_at)
+    assert (first.local_rank, first.exitcode) == (0, 1)
+    assert isinstance(first.message, dict)
+    assert first.message["message"] == "RuntimeError: the first"
