@@ -66,6 +66,9 @@ class Entrypoint(Protocol):
     def collect(self, local_rank: int, exit_code: int) -> str:
         """The worker ended. Returns why this is a failure although the exit code is 0, or nothing."""
 
+    def end_wait(self) -> None:
+        """Let workers exit that have done their work and wait for the others of this node: all are being stopped."""
+
     def return_values(self) -> dict[int, Any]:
         """What the workers of the last generation returned, by local rank."""
 

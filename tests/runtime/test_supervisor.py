@@ -117,6 +117,8 @@ class Named:
         self.values[local_rank] = exit_code
         return self.faults.get(local_rank, "")
 
+    def end_wait(self) -> None: ...
+
     def return_values(self) -> dict[int, Any]:
         return self.values
 

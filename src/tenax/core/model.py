@@ -129,7 +129,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     seen_at: float
     reason: str = ""  # why it is a failure when the exit code alone does not say so ("could not be started: ...")
     evidence: Evidence = Evidence()
-    asked_to_end: bool = False  # it had failed, and then it was we who ended it: the exit code is our doing
+    asked_to_end: bool = False  # it had failed before we stopped it; the exit code is that of its failure
     host: str = ""  # where it ran
     was_late: bool = False  # it had not left a scope in time, and was ended for that
 

@@ -320,6 +320,7 @@ class Supervisor:
             case order.ExamineFailure(generation, local_rank):
                 self._logs.examine(command, self._examined(generation, local_rank))
             case order.SignalWorkers(generation, number):
+                self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
             case order.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
