@@ -224,7 +224,8 @@ class Logs(Watchable, Protocol):
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        """Show a line of the agent; with ``after_output``, below everything that the workers wrote."""
 
     def live(self, text: str) -> None: ...
 

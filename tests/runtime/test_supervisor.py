@@ -49,6 +49,7 @@ class QuietLogs:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.said_after_output: list[str] = []
         self.evidence: dict[int, Evidence | None] = {}  # None: there will never be an answer
         self.refuses = False
         self.steps: tuple[word.WorkerProgress, ...] = ()
@@ -76,8 +77,10 @@ class QuietLogs:
         if evidence is not None:
             done(evidence)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, after_output: bool = False) -> None:
         self.said.append(text)
+        if after_output:
+            self.said_after_output.append(text)
 
     def live(self, text: str) -> None: ...
 
@@ -392,6 +395,7 @@ def test_the_story_is_told_as_it_happens(stage: Callable[..., Stage]) -> None:
         "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]
+    assert made.logs.said_after_output == made.logs.said[-1:]
 
 
 def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:

@@ -245,12 +245,15 @@ def _launch_by_asking(
     outlets: Outlets,
 ) -> int:
     """With a handler of others: the agent for old hooks asks it, and tells no story; the exit codes are the same."""
+    import signal
     import sys
 
     from tenax.failures.exit_codes import FAILED, SIGNAL_BASE, SUCCEEDED
     from tenax.multiprocessing.api import SignalException
     from tenax.multiprocessing.errors import ChildFailedError
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set for the start; this handler may have to clean up
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _run_agent(handler, config, entrypoint, args, outlets)
     except ChildFailedError as error:

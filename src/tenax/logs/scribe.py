@@ -193,8 +193,13 @@ class Scribe:
 
     # -- our own lines
 
-    def say(self, text: str) -> None:
-        """Lines of our own, to the console's standard error."""
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        """Write the agent's own lines to standard error.
+
+        By default they are shown at once, above what workers write in answer to them. With ``after_output`` everything
+        that was written before is shown and flushed first: to standard output, to standard error and to the log files.
+        A device that is stuck is not waited for.
+        """
         if self._channel is not None and self._channel.queued_bytes > _MOST_QUEUED_BYTES:
             self._dropped_lines += text.count("\n") + 1
             return
@@ -202,7 +207,7 @@ class Scribe:
             text = f"tenax: {self._dropped_lines} of tenax's own lines were not shown: they came too fast\n{text}"
             self._losses = msgspec.structs.replace(self._losses, own_lines=self._losses.own_lines + self._dropped_lines)
             self._dropped_lines = 0
-        self._send(("say", text))
+        self._send(("say", text, after_output))
 
     def live(self, text: str) -> None:
         """The one live line at the bottom of a terminal; empty for none."""
@@ -374,7 +379,7 @@ class Scribe:
         for stream in self._streams.values():
             self._send((*stream.order, True), [stream.read_end])
         self._send(("live", self._live))
-        self._send(("say", self._restart_notice()))
+        self._send(("say", self._restart_notice(), False))
         for number, (message, _) in list(self._requests.items()):
             if number not in self._requests:
                 continue  # answered meanwhile: this one may have died, too

@@ -145,8 +145,8 @@ class Supervisor:
             for expired in self._scopes.expired():
                 self._loop.post(expired)
 
-    def _say(self, text: str) -> None:
-        self._logs.say(f"tenax: {harmless(text)}")
+    def _say(self, text: str, *, after_output: bool = False) -> None:
+        self._logs.say(f"tenax: {harmless(text)}", after_output=after_output)
 
     def _node(self) -> ControlledNode:
         return ControlledNode(
@@ -301,9 +301,10 @@ class Supervisor:
             if isinstance(command, order.Tell):
                 self._control.tell(command.message)
         # The person hears before the workers do, so that the console shows an order before what they answer to it.
+        is_end = any(isinstance(command, order.Finish) for command in commands)
         for line in tell(event, commands, state):
             if line.important:
-                self._say(line.text)
+                self._say(line.text, after_output=is_end)
         if self._scopes is not None:
             self._scopes.heard(event, commands)
         for command in commands:

@@ -234,9 +234,16 @@ class WorkerLogs:
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        """Show a line of the agent; with ``after_output``, no worker is left and all output is delivered first."""
+        if after_output:
+            self._end_streams()
         if self._narrate:
-            self._scribe.say(text)
+            self._scribe.say(text, after_output=after_output)
+
+    def _end_streams(self) -> None:
+        """No worker is left: whoever still holds one of their pipes open is not waited for."""
+        self._scribe.close_stream_duplicates(self._open_keys)
 
     def live(self, text: str) -> None:
         if self._live_line:
@@ -250,10 +257,10 @@ class WorkerLogs:
         if not self._is_open:
             return
         self._is_open = False
-        self._scribe.close_stream_duplicates(self._open_keys)
+        self._end_streams()
         self._scribe.drain_now(_DRAIN_S)
         if last_words:
-            self._scribe.say(last_words)
+            self._scribe.say(last_words, after_output=True)
         self._scribe.finish(_FINISH_S, hurry_descriptor)
         if self._memory is not None:
             self._memory.close()
