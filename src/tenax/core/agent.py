@@ -359,7 +359,7 @@ class AgentMachine:
         ):
             return  # our own doing: nothing to find out
         state.unexamined.add(worker.local_rank)
-        state.deadlines.setdefault(Deadline.EXAMINE, now + state.settings.examine_s)
+        state.deadlines[Deadline.EXAMINE] = now + state.settings.examine_s  # the last one has the full time, too
         self._orders.append(
             order.ExamineFailure(
                 generation=state.generation,
