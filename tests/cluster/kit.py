@@ -143,6 +143,11 @@ class Agent:
         with self._said:
             assert self._said.wait_for(lambda: text in self.text, PATIENCE_S), f"{text!r} was not said\n{self}"
 
+    def wait_for_output(self, seconds: float) -> None:
+        """Until it prints something, or the time is over."""
+        with self._said:
+            self._said.wait(seconds)
+
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 

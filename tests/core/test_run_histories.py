@@ -51,6 +51,16 @@ def test_promises_hold_in_random_runs(block: int, lies: bool) -> None:
     assert outcomes == OUTCOMES, "the world has become too tame to reach every outcome"
 
 
+@pytest.mark.parametrize(
+    ("seed", "lies"),
+    [(4706, True), (9471, True), (10458, False), (13589, False), (15176, True), (19477, True), (30335, True)],
+)
+def test_what_was_found_once_stays_mended(seed: int, lies: bool) -> None:
+    """Runs in which the machine and its checker once disagreed: a hang without a known rank, a recorded generation
+    without members, a member of a generation that is older than one that was claimed."""
+    assert play(seed, lies=lies).machine.state.verdict is not None
+
+
 @given(dice=st.randoms(use_true_random=False), lies=st.booleans())
 @settings(CORE, max_examples=80)
 def test_promises_hold_in_runs_that_hypothesis_shrinks(dice: random.Random, lies: bool) -> None:

@@ -427,7 +427,7 @@ class RunChecker:
 
     def _inherit(self, record: RunRecord) -> None:
         self._ledger = (record.restarts_used, record.membership_changes, record.drains, record.requests)
-        if record.is_at_work:
+        if record.is_at_work and record.members:  # else only its number is known
             self._last = _Generation(record.generation)
             self._last.ranks = {member.node_id: member.rank for member in record.members}
             self._last.expected, self._last.is_recorded = len(record.members), True
@@ -443,9 +443,11 @@ class RunChecker:
                 self._at_work.pop(node_id, None)
             return
         is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
-        if joined.is_running and node_id not in self._clear and not is_alien:
+        # Workers of an older generation ended with their lease, before the later one was formed: C2 is about the last.
+        is_latest = joined.generation == self._latest
+        if joined.is_running and is_latest and node_id not in self._clear and not is_alien:
             self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
-            if joined.generation == self._latest and not (last is not None and is_of_last and last.has(node_id)):
+            if not (last is not None and is_of_last and last.has(node_id)):
                 self._await_latecomer(node_id, joined.group_rank)
         self._check_told_one(node_id, joined.generation, says)
 
