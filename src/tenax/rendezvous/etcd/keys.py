@@ -110,7 +110,7 @@ def read_leader(kv: KeyValue) -> Leader:
 def _read(kv: KeyValue, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(kv.value, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EtcdRejected(
             f"the key {kv.key.decode(errors='backslashreplace')!r} in etcd holds what this tenax does not understand "
             f"({error}); use the same tenax on every node, or another --rdzv-id"
