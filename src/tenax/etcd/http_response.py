@@ -28,10 +28,9 @@ class HttpError(Exception):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The status, and the headers by their names in lower case."""
+    """The status. Its headers only matter to the parser."""
 
     status: int
-    headers: dict[str, str] = {}
 
 
 class End(msgspec.Struct, frozen=True):
@@ -92,8 +91,7 @@ class ResponseReader:
                 if isinstance(event, h11.Data):
                     parts.append(bytes(event.data))
                 elif isinstance(event, h11.Response):
-                    headers = {name.decode("ascii"): value.decode("latin-1") for name, value in event.headers}
-                    parts.append(Head(event.status_code, headers))
+                    parts.append(Head(event.status_code))
                 elif isinstance(event, h11.EndOfMessage):
                     self._is_over = True
                 elif not isinstance(event, h11.InformationalResponse):  # the connection was closed or switched

@@ -43,11 +43,6 @@ class RequestReader:
         self._head: h11.Request | None = None
         self._body = bytearray()
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether anything was received."""
-        return self._head_bytes > 0
-
     def feed(self, data: bytes) -> Request | Response | None:
         """Return the request once it is complete, a response if it is unacceptable, None if more must come.
 

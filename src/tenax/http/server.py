@@ -66,11 +66,11 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class _Connection:
-    def __init__(self, sock: socket.socket, peer: str, until: float, limits: Limits) -> None:
+    def __init__(self, sock: socket.socket, peer: str, until: float) -> None:
         self.sock = sock
         self.peer = peer  # its address without the port; empty for a Unix socket
         self.until: float | None = until  # None: for as long as the client wants
-        self.reader = RequestReader(limits)
+        self.reader: RequestReader | None = None  # until the first byte has come
         self.to_say = bytearray()
         self.has_asked = False
         self.wants_body = True  # not so after a HEAD
@@ -207,7 +207,7 @@ class HttpServer:
             if len(self._connections) >= self._patience.connections:
                 self._make_room()
             peer = str(address[0]) if isinstance(address, tuple) else ""
-            connection = _Connection(sock, peer, self._now() + self._patience.ask_s, self._limits)
+            connection = _Connection(sock, peer, self._now() + self._patience.ask_s)
             self._connections[sock.fileno()] = connection
             self._selector.register(sock, selectors.EVENT_READ)
             self._go_on(connection)  # who asks in the same breath is not made to wait behind those who do not
@@ -244,6 +244,8 @@ class HttpServer:
             if connection.thrown_away > _MOST_THROWN_AWAY:
                 self._end(connection)
             return
+        if connection.reader is None:
+            connection.reader = RequestReader(self._limits)
         found = connection.reader.feed(data)
         if found is None:
             return
@@ -401,7 +403,7 @@ class HttpServer:
                 sentence = f"no answer was found within {connection.later.within_s:g} s; ask again"
                 self._give(connection, text(UNAVAILABLE, sentence))
                 continue
-            if connection.has_asked or not connection.reader.has_begun:
+            if connection.has_asked or connection.reader is None:
                 self._end(connection)
                 continue
             connection.has_asked = True
