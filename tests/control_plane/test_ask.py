@@ -158,7 +158,9 @@ def test_ours_speaks_as_torchs_does(program: Callable[..., Program], tmp_path: P
             with socket.socket(socket.AF_UNIX) as sock:
                 sock.settimeout(PATIENCE_S)
                 sock.connect(path)
-                sock.sendall(f"{request} HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode())
+                sock.sendall(
+                    f"{request} HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 0\r\n\r\n".encode()
+                )
                 head, _, body = sock.makefile("rb").read().partition(b"\r\n\r\n")
                 kind = [line for line in head.split(b"\r\n") if line.lower().startswith(b"content-type")]
                 is_json = any(b"json" in line for line in kind)

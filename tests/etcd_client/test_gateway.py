@@ -257,6 +257,20 @@ def test_bodies_that_are_not_etcds(status: int, body: bytes, kind: str) -> None:
     assert gateway.decode_fault(status, body).kind == kind
 
 
+DEEP = 100_000
+
+
+@pytest.mark.parametrize("within", [b'{"kvs":%b}', b'{"unknown":%b}', b'{"result":%b}', b'{"error":%b}', b"%b"])
+@pytest.mark.parametrize("nested", [b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP])
+def test_deep_nesting_is_rejected_as_any_other_malformed_body(within: bytes, nested: bytes) -> None:
+    """It never leaves the decoder as a RecursionError."""
+    body = within % nested
+    for decode in (lambda: gateway.decode(Range(b"k"), 200, body), lambda: gateway.decode_watch(body)):
+        with pytest.raises(gateway.Nonsense):
+            decode()
+    assert gateway.decode_fault(503, body).kind == "again"
+
+
 @CALM
 @given(st.binary(), st.sampled_from([200, 400, 404, 500, 503]))
 def test_any_body_is_answered_somehow(body: bytes, status: int) -> None:

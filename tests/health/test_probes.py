@@ -103,7 +103,7 @@ def test_a_stopped_agent_does_not_answer_and_a_tcp_probe_still_connects(bench: B
     until(lambda: is_stopped(run.pid), "every thread of it to stop")
     try:
         with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
-            sock.sendall(b"GET /livez HTTP/1.1\r\n\r\n")
+            sock.sendall(b"GET /livez HTTP/1.1\r\nHost: h\r\n\r\n")
             sock.settimeout(0.2)
             try:
                 answer = sock.recv(1)

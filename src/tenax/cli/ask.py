@@ -192,7 +192,7 @@ def _listed(said: str) -> str:
     """The names of handlers, one per line."""
     try:
         return "\n".join(msgspec.json.decode(said, type=list[str]))
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return said
 
 

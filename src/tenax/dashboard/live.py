@@ -273,7 +273,7 @@ class Dashboard:
             return text(FORBIDDEN, "what changes the run needs the key of its link in the header X-Tenax-Key")
         try:
             wish = msgspec.json.decode(request.body, type=_Wish)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return text(BAD_REQUEST, f"the body is no wish, such as {{'do': 'restart'}}: {error}")
         later = Later(_ANSWER_S)
         match wish:
