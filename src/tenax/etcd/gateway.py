@@ -276,7 +276,8 @@ _watch_decoder = msgspec.json.Decoder(_WatchLine, strict=False)
 _fault_decoder = msgspec.json.Decoder(_UnaryFault, strict=False)
 
 
-_DECODE_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: it is nested too deeply
+# What a decoder raises for a body of others: it is malformed, or nested too deeply.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class Nonsense(Exception):
@@ -291,7 +292,7 @@ def decode(operation: AnyOperation, status: int, body: bytes) -> AnyAnswer | Fau
         return fault if forgiven is None else forgiven
     try:
         return _decode(operation, body)
-    except _DECODE_ERRORS as error:
+    except _UNREADABLE as error:
         raise Nonsense(f"an answer that is none of etcd's: {error}") from error
 
 
@@ -400,7 +401,7 @@ def decode_watch(line: bytes) -> WatchNews:
     """One line of the stream. Raises Nonsense."""
     try:
         message = _watch_decoder.decode(line)
-    except _DECODE_ERRORS as error:
+    except _UNREADABLE as error:
         raise Nonsense(f"a watch that is none of etcd's: {error}") from error
     result = message.result
     if message.error is not None:
@@ -490,7 +491,7 @@ def decode_fault(status: int, body: bytes) -> Fault:
     """What a body that comes with another status than 200 says, in any version's words."""
     try:
         found = _fault_decoder.decode(body)
-    except _DECODE_ERRORS:
+    except _UNREADABLE:
         return _without_words(status, body)
     if isinstance(found.error, _Fault):
         return _fault_of(found.error)
