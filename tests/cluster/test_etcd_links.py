@@ -173,3 +173,19 @@ def test_two_runs_with_the_same_fixed_port(cluster: Cluster, etcd: EtcdCluster) 
     assert "Traceback" not in second.text
     first.send(signal.SIGTERM)
     assert first.wait() == 128 + signal.SIGTERM
+
+
+# --- settings that have no effect -------------------------------------------------------------------------------------
+
+
+def test_settings_without_effect_are_announced(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """A user of an etcd that has none, and options of torchrun that the engine does not read."""
+    cluster.use_etcd(etcd)
+    (agent,) = cluster.start(nodes=(1, 2), conf={"user": "me", "password": "unused", "etcd_prefix": "/mine"})
+    agent.until_said(SERVES)
+    agent.send(signal.SIGTERM)
+    assert agent.wait() == 128 + signal.SIGTERM
+    said = in_one_line(agent.text)
+    assert "etcd has no users, so everyone who reaches it may use it, and user=me has no effect" in said
+    assert "these rendezvous options have no effect with etcd: etcd_prefix" in said
+    assert "unused" not in said

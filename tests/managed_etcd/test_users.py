@@ -24,6 +24,8 @@ from tenax.etcd.operations import (
 from tenax.etcd.settings import EtcdSettings
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.etcd.handler import etcd_rendezvous_settings
+from tenax.rendezvous.etcd.operator import line_through_etcd
+from tenax.rendezvous.tcp.operator import Unreachable
 from watching import PATIENCE_S, on_linux
 
 from .kit import Party
@@ -166,6 +168,22 @@ def test_the_password_is_of_the_run_and_the_secret() -> None:
     assert password("run", b"") == ""
     assert len({password("run", SECRET), password("run2", SECRET), password("run", SECRET + b"x")}) == 3
     assert password("run", SECRET) == password("run", SECRET)
+
+
+def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> None:
+    """It reads who leads; without managed=true, or without the secret, the message names what is missing."""
+    there = party(1, secret=SECRET)
+    there.add_all()
+    name = f"{there.names[0]}:2379"
+
+    def attempt(**conf: str) -> str:
+        with pytest.raises(Unreachable) as raised:
+            line_through_etcd(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf))
+        return str(raised.value)
+
+    assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())
+    assert "if tenax runs this etcd, add managed=true to --rdzv-conf" in attempt(token=SECRET.decode())
+    assert "wants a user and a password" in attempt(managed="true")
 
 
 def parameters(**conf: str) -> RendezvousParameters:

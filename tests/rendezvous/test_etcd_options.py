@@ -128,7 +128,7 @@ ENGINE_ONLY: dict[str, str] = {
 @pytest.mark.parametrize("create", [create_backend, create_rdzv_handler, client_from])
 def test_without_the_engine_its_options_are_refused(create: Any, key: str, files: dict[str, str]) -> None:
     """A secret, above all: nothing would ask for it where nodes meet through keys in etcd."""
-    with pytest.raises(ValueError, match=f"^{key} has no effect for an agent with hooks") as raised:
+    with pytest.raises(ValueError, match=rf"\b{key}\b") as raised:
         create(params("127.0.0.1:1", **{key: files.get(ENGINE_ONLY[key], ENGINE_ONLY[key])}))
     assert MARK not in str(raised.value)
 
@@ -137,11 +137,11 @@ def test_an_agent_with_hooks_does_not_start_with_a_secret() -> None:
     """The handler of the engine refuses to be used by polling, with a token or with the variable for one."""
     handler = EtcdEngineHandler(params("127.0.0.1:1", token=MARK))
     for use in (handler.next_rendezvous, handler.num_nodes_waiting, lambda: handler.use_agent_store):
-        with pytest.raises(ValueError, match=r"^token has no effect"):
+        with pytest.raises(ValueError, match=r"\btoken\b"):
             use()
     os.environ["TENAX_RDZV_TOKEN"] = MARK
     try:
-        with pytest.raises(ValueError, match=r"^TENAX_RDZV_TOKEN has no effect"):
+        with pytest.raises(ValueError, match="TENAX_RDZV_TOKEN"):
             EtcdEngineHandler(params("127.0.0.1:1")).next_rendezvous()
     finally:
         del os.environ["TENAX_RDZV_TOKEN"]

@@ -182,7 +182,12 @@ def _meeting_at_etcd(options: Options) -> Iterable[str]:
     yield from _terms(options, settings)
     yield f"a generation of a single node goes on for {settings.outage_s:g} s without etcd (outage_timeout)"
     user = f"as user {settings.etcd.user!r}" if settings.etcd.user else "without a user (user, password_file)"
+    if settings.managed is not None:
+        user = "as root, with the secret" if settings.etcd.user else "without a user, so it is open to all (token_file)"
     yield f"etcd is asked {user}, {'with' if settings.etcd.tls is not None else 'without'} TLS"
+    port = f"port {settings.link_port}" if settings.link_port else "a port that the system chooses"
+    tls = "with TLS" if settings.tls is not None else "without TLS (ssl_cert, ssl_cert_key and ca_cert)"
+    yield f"nodes link to the leader at {port} (link_port), {tls}"
 
 
 def _terms(options: Options, settings: LinkedSettings) -> Iterable[str]:

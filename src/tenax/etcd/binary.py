@@ -96,10 +96,10 @@ def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     kept = {
         name: value
         for name, value in (os.environ if environ is None else environ).items()
-        if not name.startswith("ETCD_")
-        and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
-        and name not in _SECRETS
+        if not name.startswith("ETCD_") and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
     }
     if platform.machine() in ("aarch64", "arm64"):
         kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # else 3.4 refuses to start there; later ones support it
+    for name in _SECRETS:
+        kept.pop(name, None)
     return kept

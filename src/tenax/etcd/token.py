@@ -36,6 +36,7 @@ class Token:
         self._password = password
         self._ask = ask
         self._waits_for_users = waits_for_users
+        self.is_without_users = False  # etcd has none: the user and the password were not asked for
         self._token: str | None = None if user else ""
         self._waits: list[TokenWait] = []
 
@@ -68,6 +69,7 @@ class Token:
     def _refused(self, error: EtcdError) -> None:
         if isinstance(error, EtcdRejected) and "not enabled" in error.sentence:
             if not self._waits_for_users:
+                self.is_without_users = True
                 self._arrived(AuthenticateAnswer(""))  # etcd knows no users (yet): it serves everybody
                 return
             error = EtcdUnavailable("etcd has no users yet", is_certain=True)

@@ -277,6 +277,11 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _on_begun(self, answer: RangeAnswer) -> None:
         if self._presence is None:
+            if self._client.token.is_without_users:
+                self._node.say(
+                    f"etcd has no users, so everyone who reaches it may use it, and user={self._etcd.etcd.user} has no "
+                    "effect; to change that: etcdctl auth enable"
+                )
             self._show_presence()
         self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
 

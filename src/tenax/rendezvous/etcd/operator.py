@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tenax.endpoint import is_loopback, literal
 from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.errors import EtcdError
+from tenax.etcd.errors import EtcdError, EtcdRefused
 from tenax.etcd.operations import Range
 from tenax.rendezvous.etcd.handler import etcd_rendezvous_settings
 from tenax.rendezvous.etcd.keys import Keys, read_leader
@@ -33,7 +33,9 @@ def line_through_etcd(parameters: RendezvousParameters) -> OperatorLine:
         answer = etcd.call(Range(Keys(settings.run_id).leader))
         leader = read_leader(answer.kvs[0]) if answer.kvs else None
     except EtcdError as error:
-        raise Unreachable(error.sentence) from error
+        is_hint = isinstance(error, EtcdRefused) and settings.secret and not settings.etcd.user
+        hint = "; if tenax runs this etcd, add managed=true to --rdzv-conf" if is_hint else ""
+        raise Unreachable(error.sentence + hint) from error
     finally:
         etcd.close()
     if leader is None:

@@ -27,12 +27,16 @@ if TYPE_CHECKING:
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of nobody, kept for documents: the way there is the way out
 
 
+# One line: these are printed.
+_Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
+
+
 class Place(msgspec.Struct, frozen=True):
-    node_id: Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
-    host: Annotated[str, msgspec.Meta(max_length=256)]  # for people
-    addr: Annotated[str, msgspec.Meta(max_length=256)]
+    node_id: _Text
+    host: _Text  # for people
+    addr: _Text
     port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
-    machine: Annotated[str, msgspec.Meta(max_length=256)] = ""  # whose loopback addresses are meant
+    machine: _Text = ""  # whose loopback addresses are meant
 
 
 class Knock:
