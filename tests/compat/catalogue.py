@@ -6,6 +6,7 @@ The questions know nothing of who answers; ``test_behaviours.py`` compares.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import io
@@ -428,6 +429,19 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
             specs = processes.DefaultLogsSpecs(folder)
             return processes.start_processes("x", "/bin/true", args, envs, specs).close()
 
+    def teed(stream: str) -> Any:
+        shown = io.StringIO()
+        redirect = contextlib.redirect_stdout if stream == "stdout" else contextlib.redirect_stderr
+        with tempfile.TemporaryDirectory() as folder, redirect(shown):
+            specs = processes.DefaultLogsSpecs(folder, tee=std.ALL)
+            words = ("-c", f"import sys; print('a\\nb', file=sys.{stream})")
+            started = processes.start_processes("x", sys.executable, {0: words, 1: words}, {0: {}, 1: {}}, specs)
+            started.wait()
+            started.close()
+        return sorted(shown.getvalue().splitlines())
+
+    yield "tee: redirect_stdout", lambda: teed("stdout")
+    yield "tee: redirect_stderr", lambda: teed("stderr")
     for ranks in [(0, 1), (1, 2), (0,), (0, 1, 2), ()]:
         yield (
             f"_validate_full_rank: {ranks}",
