@@ -322,8 +322,8 @@ def test_forgetting_to_close_leaves_nothing_once_it_ended(tmp_path: Path) -> Non
     [
         ({1: ()}, {0: {}}, "args has the keys"),
         ({0: ()}, {2: {}}, "envs has the keys"),
-        ({}, {}, "expected the local ranks 0 to n-1"),
-        ({0: (), 1: ()}, {0: {}}, "args for 2 processes but envs for 1"),
+        ({}, {}, "args has the keys"),
+        ({0: (), 1: ()}, {0: {}}, "envs has the keys .0.; expected the local ranks 0 to 1"),
     ],
 )
 def test_ranks_that_do_not_fit(tmp_path: Path, args: Any, envs: Any, sentence: str) -> None:
@@ -520,9 +520,7 @@ def raise_and_linger(rank: int, folder: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["function", "program"])
-def test_who_raised_first_and_was_stopped_on_the_way_out_exited_with_1(
-    start: Maker, tmp_path: Path, kind: str
-) -> None:
+def test_who_raised_first_and_was_stopped_on_the_way_out_exited_with_1(start: Maker, tmp_path: Path, kind: str) -> None:
     """The process got our SIGTERM while it was exiting; it failed by its exception, not by that signal."""
     if kind == "function":
         context = start(raise_and_linger, *[(rank, str(tmp_path)) for rank in range(2)])

@@ -31,6 +31,10 @@ class UsageError(ValueError):
     """What was asked for cannot be done as it was asked. Its text is one sentence, for the person at the keyboard."""
 
 
+class OutOfRange(UsageError):
+    """A number that the flag does not allow."""
+
+
 class Flag(msgspec.Struct, frozen=True):
     """One flag. A ``switch`` takes no value; the other kinds take one."""
 
@@ -502,13 +506,9 @@ def _whole(flag: Flag, text: str, source: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = None
-    if (
-        value is None
-        or (flag.least is not None and value < flag.least)
-        or (flag.most is not None and value > flag.most)
-    ):
-        raise UsageError(f"{source} takes {_range(flag)}, not {text!r}")
+        raise UsageError(f"{source} takes {_range(flag)}, not {text!r}") from None
+    if (flag.least is not None and value < flag.least) or (flag.most is not None and value > flag.most):
+        raise OutOfRange(f"{source} takes {_range(flag)}, not {text!r}")
     return value
 
 
@@ -519,12 +519,13 @@ def _range(flag: Flag) -> str:
 
 
 def _number(text: str, source: str) -> float:
+    expected = f"{source} takes a number of seconds greater than 0, not {text!r}"
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
+        raise UsageError(expected) from None
     if not 0 < value < float("inf"):
-        raise UsageError(f"{source} takes a number of seconds greater than 0, not {text!r}")
+        raise OutOfRange(expected)
     return value
 
 

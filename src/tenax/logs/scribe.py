@@ -73,6 +73,7 @@ class Scribe:
         self._channel: Channel | None = None
         self.pid = 0
         self._streams: dict[Any, _Stream] = {}
+        self._consoles: dict[int, int] = {}  # those of ``open_console``: number -> descriptor
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
         self._asked_again: set[int] = set()  # of the scribe that came after the one that was asked first
@@ -102,6 +103,11 @@ class Scribe:
 
     # -- streams
 
+    def open_console(self, number: int, descriptor: int) -> None:
+        """Allow streams to be shown at this descriptor, as console ``number`` (from 3 on). It stays the caller's."""
+        self._consoles[number] = descriptor
+        self._send(("console", number), [descriptor])
+
     def open_stream(
         self,
         key: Hashable,
@@ -115,11 +121,12 @@ class Scribe:
     ) -> int:
         """A pipe for one worker's stdout or stderr; returns the end to write to, which the caller closes.
 
-        ``path`` is the file for the bytes, ``console`` 1 or 2 to show the lines there (0: nowhere). Lines that contain
-        one of the ``filters`` are also collected in ``filter_path``. Without ``whole_lines``, for a worker that has the
-        console to itself, half a line is shown at once: a prompt. The key is made of plain values.
+        ``path`` is the file for the bytes, ``console`` 1 or 2 to show the lines there (0: nowhere; from 3 on: one of
+        ``open_console``). Lines that contain one of the ``filters`` are also collected in ``filter_path``. Without
+        ``whole_lines``, for a worker that has the console to itself, half a line is shown at once: a prompt. The key is
+        made of plain values.
         """
-        assert console in (0, 1, 2)
+        assert console in (0, 1, 2, *self._consoles)
         assert key not in self._streams, f"stream {key!r} is open already"
         read_end, write_end = os.pipe()
         _enlarge(read_end)
@@ -376,6 +383,8 @@ class Scribe:
                 "look at the limits on processes and memory (ulimit -u, the container's limits)"
             )
         self.start()
+        for number, descriptor in self._consoles.items():
+            self._send(("console", number), [descriptor])
         for stream in self._streams.values():
             self._send((*stream.order, True), [stream.read_end])
         self._send(("live", self._live))

@@ -12,7 +12,8 @@ for a failure report and for whoever asks. It decides nothing about the run. Its
 
 One thread runs the loop and never blocks on a device; each device has a ``Lane``. Messages (see ``scribe``):
 
-    from the agent:  settings, open (with a descriptor), tail, recall, hurry, say, live, drain, forget, finish
+    from the agent:  settings, console, open (both with a descriptor), tail, recall, hurry, say, live, drain, forget,
+                     finish
     to the agent:    tails, recalled, drained, flushing, finished, crashed
 """
 
@@ -126,6 +127,8 @@ class ScribeProcess:
         self._consoles = [self._out] if self._err is self._out else [self._out, self._err]
         self._lanes = [self._file_lane, *(console.lane for console in self._consoles)]
         self._output_lanes = [lane for lane in self._lanes if lane is not self._err.lane]
+        self._by_number: dict[int, Console | None] = {0: None, 1: self._out, 2: self._err}
+        self._limits = (queue_bytes, stuck_after_s)
         self._is_configured = True
 
     # -- the loop
@@ -376,6 +379,8 @@ class ScribeProcess:
             self._configure(*values)
         elif order == "open":
             self._open_stream(descriptors[0], *values)
+        elif order == "console":
+            self._open_console(descriptors[0], *values)
         elif order == "say":
             self._say(values[0].encode("utf-8", "replace"), after_output=values[1])
         elif order == "live":
@@ -398,6 +403,15 @@ class ScribeProcess:
         else:
             raise ValueError(f"The scribe got an order that it does not know: {order!r}.")
 
+    def _open_console(self, descriptor: int, number: int) -> None:
+        """A pipe to the agent, which writes the lines to an object of its own."""
+        queue_bytes, stuck_after_s = self._limits
+        console = Console(descriptor, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
+        self._by_number[number] = console
+        self._consoles.append(console)
+        self._lanes.append(console.lane)
+        self._output_lanes.append(console.lane)
+
     def _open_stream(
         self,
         descriptor: int,
@@ -411,7 +425,7 @@ class ScribeProcess:
         is_resumed: bool,
     ) -> None:
         os.set_blocking(descriptor, False)
-        shown = {0: None, 1: self._out, 2: self._err}[console]
+        shown = self._by_number[console]
         file, filtered = self._use(path), self._use(filter_path)
         stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_resumed)
         if shown is not None:
@@ -532,9 +546,10 @@ class ScribeProcess:
         self._flush(
             [self._file_lane], patience_s, until
         )  # first, so that what is said of lost bytes is the whole truth
-        if self._out is not self._err:  # before standard error, which tells what this one did not take
-            self._flush([self._out.lane], patience_s, until)
-            self._out.give_up()
+        for console in self._consoles:  # before standard error, which tells what the others did not take
+            if console is not self._err:
+                self._flush([console.lane], patience_s, until)
+                console.give_up()
         self._say_waiting_lines()
         self._say_final_losses()
         self._flush([self._err.lane], patience_s, until)
