@@ -26,7 +26,14 @@ def joined(generation: int = 0, restarts_used: int = 0, group_rank: int = -1, **
 
 
 def failure(**fields: Any) -> word.FailureSeen:
-    told: dict[str, Any] = {"generation": 1, "local_rank": 0, "global_rank": 0, "pid": 7, "exit_code": 1, "seen_at": 1.0}
+    told: dict[str, Any] = {
+        "generation": 1,
+        "local_rank": 0,
+        "global_rank": 0,
+        "pid": 7,
+        "exit_code": 1,
+        "seen_at": 1.0,
+    }
     return word.FailureSeen(1, Failure(**{**told, **fields}), 1.0)
 
 

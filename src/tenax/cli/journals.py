@@ -10,6 +10,8 @@ import os
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,6 +146,6 @@ def _beginning(path: str, kinds: Any) -> list[object]:
                 if its_format is not None and (lines or its_format != FORMAT):
                     break
                 lines.append(line)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DECODE_ERRORS):
         pass  # said by whoever read it first
     return lines

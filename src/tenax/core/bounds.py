@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import DecodeError, Meta
 
 MAX_NODES = 1 << 16
 MAX_SLOTS = 1 << 12  # workers of one node
@@ -31,6 +31,9 @@ MAX_TOLD = 1 << 14  # failures, or stopped workers, in one message
 # Generations that a joining node may be ahead of the coordinator. A coordinator that lost its state learns the
 # generation from its members; a member that reports an absurd one must not exhaust the numbers.
 MAX_GENERATIONS_AHEAD = 1_000_000
+
+# What decoding of foreign JSON raises: it is malformed, not UTF-8, out of bounds, or nested too deeply.
+DECODE_ERRORS = (DecodeError, UnicodeDecodeError, RecursionError)
 
 # The characters that end a line or control a terminal. All others are escaped before they are printed.
 _ONE_LINE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"

@@ -25,7 +25,7 @@ import msgspec
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.bounds import Pid, SumSeconds, Text
+from tenax.core.bounds import DECODE_ERRORS, Pid, SumSeconds, Text
 from tenax.core.hang import Scopes
 
 TYPE_CHECKING = False
@@ -89,7 +89,7 @@ class RequestLines:
 def _request(line: bytes) -> Request | None:
     try:
         request = _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return None
     # Signal numbers and pids of 0 and below mean something else to the system than one process and one signal.
     is_sound = request.version == 1 and request.pid > 0 and request.signal <= _LAST_SIGNAL

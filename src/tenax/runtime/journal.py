@@ -18,6 +18,7 @@ from contextlib import suppress
 import msgspec
 
 from tenax import __version__
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent, ProgressSeen
 from tenax.core.model import AgentSettings
@@ -171,7 +172,7 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
     for number, raw in enumerate(raw_lines, 1):
         try:
             lines.append(decoder.decode(raw))
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise JournalUnreadable(f"line {number} of {path!r} is not a line of a tenax journal: {error}") from error
     if not lines or not isinstance(lines[0], header):
         what = "is empty" if not lines and not torn else "does not begin with a header"
@@ -193,7 +194,7 @@ def _check_format(path: str, raw_lines: list[bytes]) -> None:
     """Say so if another tenax wrote this, before its lines are taken for nonsense."""
     try:
         header = msgspec.json.decode(raw_lines[0], type=_AnyHeader)
-    except (IndexError, msgspec.DecodeError):
+    except (IndexError, *DECODE_ERRORS):
         return  # not a header at all: the reader will say where
     if header.format != FORMAT:
         raise JournalUnreadable(

@@ -16,6 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from tenax.core.authority import AuthorityTerms
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.core.record import RunRecord
 from tenax.etcd.errors import EtcdRejected
 from tenax.etcd.operations import Compare, KeyValue, Range, Transaction
@@ -110,7 +111,7 @@ def read_leader(kv: KeyValue) -> Leader:
 def _read(kv: KeyValue, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(kv.value, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except DECODE_ERRORS as error:
         raise EtcdRejected(
             f"the key {kv.key.decode(errors='backslashreplace')!r} in etcd holds what this tenax does not understand "
             f"({error}); use the same tenax on every node, or another --rdzv-id"

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.bounds import Interval, LongText, Number, Reason, Time
+from tenax.core.bounds import DECODE_ERRORS, Interval, LongText, Number, Reason, Time
 from tenax.core.events import FromCoordinator
 from tenax.core.messages import FromNode
 from tenax.core.requests import AnyRequest
@@ -121,7 +121,6 @@ FromServer = Challenge | Accepted | Refused | Event | BeatAnswer | Ask | Answer
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
-_NOT_OURS = (msgspec.DecodeError, RecursionError, ValueError)
 
 
 def encode(frame: FromAgent | FromServer) -> bytes:
@@ -155,14 +154,14 @@ def encode_answer(number: int, value: object, error: str) -> bytes:
 def decode_from_agent(body: bytes) -> FromAgent:
     try:
         return _from_agent.decode(body)
-    except _NOT_OURS as error:
+    except DECODE_ERRORS as error:
         raise WireError(f"a frame that is not ours: {error}") from error
 
 
 def decode_from_server(body: bytes) -> FromServer:
     try:
         return _from_server.decode(body)
-    except _NOT_OURS as error:
+    except DECODE_ERRORS as error:
         raise WireError(f"a frame that is not ours: {error}") from error
 
 
