@@ -16,7 +16,7 @@ from tenax.agent.outlets import Outlets, Views
 from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, lasting_environment, worker_environment
 from tenax.core.model import AgentSettings
-from tenax.failures.plain_text import harmless
+from tenax.failures.plain_text import one_line
 from tenax.loop import Loop
 from tenax.runtime.journal import Journal
 from tenax.runtime.notice_file import VARIABLE as NOTICE_VARIABLE
@@ -307,7 +307,7 @@ class Node:
         standbys = plan.settings.local_world_size if plan.keep_standbys else 0
         template = template_of(first, launches, plan.preload, [*late, *_LATE], standbys)
         if isinstance(template, Template):
-            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {harmless(sentence)}"))
+            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {sentence}"))
         else:
             self._cold_because = template
 
@@ -348,7 +348,7 @@ class Node:
 
 
 def _say_on_stderr(line: str) -> None:
-    sys.stderr.write(f"tenax: {line}\n")
+    sys.stderr.write(f"tenax: {one_line(line)}\n")
 
 
 def _unused(path: str) -> str:

@@ -65,7 +65,9 @@ def report_command(argv: Sequence[str]) -> int:
         return WRONG_USAGE
     summary = summary_of(found.histories)
     if wish.as_json:
-        print_page(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+        from tenax.cli.status import print_json
+
+        print_json(summary, indent=2)
         return FAILED if found.troubles else SUCCEEDED
     from tenax.view.html.report_page import report_page
 

@@ -10,6 +10,7 @@ import os
 import time
 
 from tenax.core.model import Evidence
+from tenax.failures.plain_text import one_line
 from tenax.logs.prefix import line_prefix
 from tenax.logs.scribe import Scribe
 from tenax.logs.specs import LogsDest
@@ -236,11 +237,11 @@ class WorkerLogs:
 
     def say(self, text: str) -> None:
         if self._narrate:
-            self._scribe.say(text)
+            self._scribe.say(one_line(text))
 
     def live(self, text: str) -> None:
         if self._live_line:
-            self._scribe.live(text if _is_in_foreground() else "")
+            self._scribe.live(one_line(text) if _is_in_foreground() else "")
 
     def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:
         """Everything that was written is out; then the last words; then the scribe leaves.
