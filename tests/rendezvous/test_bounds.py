@@ -6,15 +6,18 @@ from typing import Any
 
 import msgspec
 import pytest
-from tcp_kit import Client, served
+from tcp_kit import Client, EngineNode, served
 
+from places import own_endpoint
 from tenax.core import messages as word
 from tenax.core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT
 from tenax.core.coordinator import NodeLost
-from tenax.core.events import GenerationFormed, RunEnded
+from tenax.core.events import GenerationFormed, JoinRefused, RunEnded
 from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.core.requests import DrainWanted, StatusWanted, StopWanted
+from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.handler import tcp_settings
 from tenax.view.status import RunStatus
 
 ME = "absurd"  # the node id of the peer that sends what no node sends
@@ -161,3 +164,20 @@ def test_a_verdict_shifted_between_clocks_stays_within_bounds() -> None:
     for by_s in (MAX_SECONDS, -MAX_SECONDS, float("nan")):
         event = wire.Event(RunEnded(Verdict(Outcome.FAILED, "why", (worst.shifted(by_s),)), 0.0))
         assert wire.decode_from_server(wire.encode(event)[4:])
+
+
+@pytest.mark.parametrize("name", ["a\nb", "n" * 256], ids=["line break", "too long"])
+def test_a_node_name_that_others_would_reject_is_refused_with_the_setting(name: str) -> None:
+    """What a user chose is checked where it is given, not by a connection that is closed."""
+    params = RendezvousParameters("tcp", "localhost:1", "run", 1, 2, node_name=name)
+    with pytest.raises(ValueError, match=r"option 'node_name' .* cannot be used"):
+        tcp_settings(params)
+
+
+def test_a_name_that_reaches_the_engine_ends_the_join_with_the_reason() -> None:
+    """An agent that is made in Python has no flag to check: the engine does it before it connects."""
+    agent = EngineNode(own_endpoint(), node_name="a\nb")
+    try:
+        assert "name" in agent.until(JoinRefused).reason
+    finally:
+        agent.close()

@@ -16,7 +16,7 @@ from tenax.agent.outlets import Outlets, Views
 from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, lasting_environment, worker_environment
 from tenax.core.model import AgentSettings
-from tenax.failures.plain_text import one_line
+from tenax.core.text import one_line
 from tenax.loop import Loop
 from tenax.runtime.journal import Journal
 from tenax.runtime.notice_file import VARIABLE as NOTICE_VARIABLE

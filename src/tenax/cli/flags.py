@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.bounds import MAX_SECONDS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -524,6 +526,8 @@ def _number(text: str, source: str) -> float:
         value = 0.0
     if not 0 < value < float("inf"):
         raise UsageError(f"{source} takes a number of seconds greater than 0, not {text!r}")
+    if value > MAX_SECONDS:
+        raise UsageError(f"{source} takes at most {MAX_SECONDS:.0f} seconds, not {text!r}")
     return value
 
 

@@ -5,8 +5,9 @@ What a terminal may show is decided in ``core/text.py`` (``harmless``).
 
 from __future__ import annotations
 
-from tenax.core.text import harmless as harmless
-from tenax.core.text import one_line as one_line
+from tenax.core.text import harmless, one_line
+
+__all__ = ["decoded", "harmless", "one_line", "shortened", "storable", "without_middle"]
 
 
 def storable(text: str) -> str:

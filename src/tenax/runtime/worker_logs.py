@@ -10,7 +10,7 @@ import os
 import time
 
 from tenax.core.model import Evidence
-from tenax.failures.plain_text import one_line
+from tenax.core.text import one_line
 from tenax.logs.prefix import line_prefix
 from tenax.logs.scribe import Scribe
 from tenax.logs.specs import LogsDest

@@ -20,11 +20,13 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from tenax.core.bounds import MAX_NAME
 from tenax.core.coordinator import RunSettings
 from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
 from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.messages import NodeInfo, NodeReady
 from tenax.core.requests import OfNode, answer_safely
+from tenax.core.text import one_line
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
@@ -161,7 +163,7 @@ class LinkedRendezvous(ABC):
         self._loop, self._emit, self._node = loop, emit, node
         self._info = NodeInfo(
             node_id=os.urandom(16).hex(),
-            host=os.uname().nodename,
+            host=one_line(os.uname().nodename)[:MAX_NAME],
             slots=agent.local_world_size,
             role=agent.role,
             rank=settings.node_rank,
@@ -173,6 +175,11 @@ class LinkedRendezvous(ABC):
         self._lost_since = loop.now()
         self._lease = Lease(settings.terms, loop.now())
         self._place.open(loop, node.say)
+        try:  # with what the user chose, now: the coordinator would only close the connection
+            msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
+        except msgspec.ValidationError as error:
+            self._refused(f"this node cannot join with its settings: {error}")
+            return
         self._find()
 
     def tell(self, message: FromNode) -> None:
