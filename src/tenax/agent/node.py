@@ -242,6 +242,8 @@ class Node:
         journal = self._open_journal()
         self._notice.directory = self.log_dir
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
+        if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
+            logs.say(f"tenax: note: every user of this host may replace logs in {root}; restrict it (chmod o-w {root})")
         for note in plan.places.notes:
             logs.say(f"tenax: {note}")
         if self._cold_because:

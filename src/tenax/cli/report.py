@@ -69,10 +69,11 @@ def report_command(argv: Sequence[str]) -> int:
 
         print_json(summary, indent=2)
         return FAILED if found.troubles else SUCCEEDED
+    from tenax.named_file import create_named
     from tenax.view.html.report_page import report_page
 
     try:
-        with open(wish.output, "wb") as file:
+        with create_named(wish.output) as file:
             file.write(report_page(summary, found.histories, found.troubles).encode())
     except OSError as error:
         tell(f"tenax report: {wish.output!r} cannot be written: {error.strerror}")

@@ -26,6 +26,8 @@ from tenax.core.text import encodable
 
 FORMAT = 3
 _LIMIT_BYTES = 16 << 20
+_MAX_READ_BYTES = 256 << 20
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="line", omit_defaults=True):
@@ -82,7 +84,7 @@ class Journal:
         self._size = 0
         if path:
             try:
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._descriptor = os.open(path, _FLAGS, 0o644)
                 self._size = os.fstat(self._descriptor).st_size
             except OSError as error:  # a run is worth more than its journal; the story goes on without
                 self.path = ""
@@ -163,9 +165,12 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
     decoder = msgspec.json.Decoder(kinds)
     try:
         with open(path, "rb") as file:
-            raw_lines = file.read().split(b"\n")
+            data = file.read(_MAX_READ_BYTES + 1)
     except OSError as error:
         raise JournalUnreadable(f"{path!r} cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_READ_BYTES:
+        raise JournalUnreadable(f"{path!r} is longer than any journal: more than {_MAX_READ_BYTES >> 20} MiB")
+    raw_lines = data.split(b"\n")
     torn = raw_lines.pop()
     _check_format(path, raw_lines)
     lines: list[Any] = []

@@ -14,7 +14,7 @@ _TRIES = 8  # a reader may meet a writer; not eight times in a row
 def read_progress(path: str, local_rank: int) -> WorkerProgress | None:
     """None: it said nothing, or nothing that can be read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
