@@ -8,6 +8,7 @@ work (64 times) lie far apart, and the limit lies between them.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,8 +18,8 @@ T = TypeVar("T")
 GROWTH = 8
 _MAX_GROWTH = 24  # of the cost, when the input grows by GROWTH; quadratic work gives 64
 _FLOOR_S = 0.0002  # cheaper is not measured: fixed costs hide how the work grows
-_REPEATS = 3
-_MAX_REPEATS = 30  # while the minimum may still fall below the limit
+_REPEATS = 2
+_MAX_REPEATS = 20  # while the minimum may still fall below the limit
 
 
 def cpu_s(work: Callable[[], object]) -> float:
@@ -36,11 +37,11 @@ def assert_linear(work: Callable[[T], object], make: Callable[[int], T], *, size
     """
     small, large = make(size // GROWTH), make(size)
     gc.collect()
-    for repeats in range(_MAX_REPEATS):
-        low = cpu_s(lambda: work(small)) if repeats == 0 else min(low, cpu_s(lambda: work(small)))
-        high = cpu_s(lambda: work(large)) if repeats == 0 else min(high, cpu_s(lambda: work(large)))
-        limit = max(low, _FLOOR_S) * _MAX_GROWTH
-        if repeats + 1 >= _REPEATS and high <= limit:
+    low = high = math.inf
+    for repeats in range(1, _MAX_REPEATS + 1):
+        low = min(low, cpu_s(lambda: work(small)))
+        high = min(high, cpu_s(lambda: work(large)))
+        if repeats >= _REPEATS and high <= max(low, _FLOOR_S) * _MAX_GROWTH:
             return
     growth = high / max(low, _FLOOR_S)
     raise AssertionError(

@@ -195,9 +195,9 @@ def tell(text: str) -> None:
     """Print to stderr, escaped. A console that is closed, full or gone is no reason to fail, now or at exit."""
     if sys.stderr is None:
         return
-    from tenax.failures.plain_text import harmless
+    from tenax.core.text import harmless, without_passwords
 
-    text = harmless(text)
+    text = harmless(without_passwords(text))
     try:
         descriptor = sys.stderr.fileno()
     except OSError:  # it is not a file but an object in this process
@@ -215,9 +215,9 @@ def print_page(text: str, *, is_styled: bool = False) -> int:
     if sys.stdout is None:
         return 0
     if not is_styled:
-        from tenax.failures.plain_text import harmless
+        from tenax.core.text import harmless, without_passwords
 
-        text = harmless(text)
+        text = harmless(without_passwords(text))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a word that this terminal cannot show is still worth printing
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

@@ -66,6 +66,15 @@ def one_line(text: str) -> str:
     return text if text.isprintable() else harmless(text).replace("\n", "\\n")
 
 
+def without_passwords(text: str) -> str:
+    """Return the text with the user and the password of every address in it replaced: ``http://***@host``."""
+    if "://" not in text:
+        return text
+    import re
+
+    return re.sub(r"://[^\s/'\"]*@", "://***@", text)
+
+
 def encodable(value: Any) -> Any:
     """The same plain value, with every text in a form that can be encoded."""
     match value:

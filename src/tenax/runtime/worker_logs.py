@@ -10,7 +10,7 @@ import os
 import time
 
 from tenax.core.model import Evidence
-from tenax.core.text import one_line
+from tenax.core.text import one_line, without_passwords
 from tenax.logs.prefix import line_prefix
 from tenax.logs.scribe import Scribe
 from tenax.logs.specs import LogsDest
@@ -237,7 +237,7 @@ class WorkerLogs:
 
     def say(self, text: str) -> None:
         if self._narrate:
-            self._scribe.say(one_line(text))
+            self._scribe.say(one_line(without_passwords(text)))
 
     def live(self, text: str) -> None:
         if self._live_line:
