@@ -225,14 +225,14 @@ class SignalReceived(Event, frozen=True):
     """The agent was asked to stop, by the system or by a person."""
 
     signal: Signal
-    grace_s: SumSeconds | None = None  # None: what the settings say
+    grace_s: Seconds | None = None  # None: what the settings say
 
 
 class NoticeReceived(Event, frozen=True):
     """This node will be asked to stop later: a scheduler's advance notice."""
 
     why: LongText
-    in_s: SumSeconds | None = None
+    in_s: Seconds | None = None
 
 
 class KeeperLost(Event, frozen=True):

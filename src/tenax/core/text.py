@@ -87,6 +87,18 @@ def encodable(value: Any) -> Any:
     return value
 
 
+def shortened_texts(value: Any, limit: int) -> Any:
+    """The same plain value, with every text cut to so many characters: what is longer would be rejected by a reader."""
+    match value:
+        case str():
+            return value if len(value) <= limit else f"{value[: limit - 3]}..."
+        case dict():
+            return {name: shortened_texts(member, limit) for name, member in value.items()}
+        case list() | tuple():
+            return [shortened_texts(member, limit) for member in value]
+    return value
+
+
 def some_of(names: list[str], count: int = 0) -> str:
     """A few names, however many there are."""
     count = count or len(names)

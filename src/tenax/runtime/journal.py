@@ -18,11 +18,11 @@ from contextlib import suppress
 import msgspec
 
 from tenax import __version__
-from tenax.core.bounds import DECODE_ERRORS
+from tenax.core.bounds import DECODE_ERRORS, MAX_TEXT
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent, ProgressSeen
 from tenax.core.model import AgentSettings
-from tenax.core.text import encodable
+from tenax.core.text import encodable, shortened_texts
 
 FORMAT = 3
 _LIMIT_BYTES = 16 << 20
@@ -124,6 +124,8 @@ class Journal:
             data = self._encode(line) + b"\n"
         except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is
             data = self._encode(encodable(msgspec.to_builtins(line))) + b"\n"
+        if len(data) > MAX_TEXT:  # a text in it may be longer than a reader accepts
+            data = self._encode(shortened_texts(encodable(msgspec.to_builtins(line)), MAX_TEXT)) + b"\n"
         if self._lost > 0 and not isinstance(line, Footer):
             self._lost += 1
             return

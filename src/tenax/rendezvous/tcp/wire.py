@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.bounds import DECODE_ERRORS, Interval, LongText, Number, Reason, Time
+from tenax.core.bounds import DECODE_ERRORS, MAX_LONG_TEXT, MAX_TEXT, Interval, LongText, Number, Reason, Time
 from tenax.core.events import FromCoordinator
 from tenax.core.messages import FromNode
 from tenax.core.requests import AnyRequest
-from tenax.core.text import encodable
+from tenax.core.text import encodable, shortened_texts
 
 VERSION = 1
 MOST_BYTES_OF_STRANGERS = 4 << 10
@@ -128,6 +128,10 @@ def encode(frame: FromAgent | FromServer) -> bytes:
         body = _encoder.encode(frame)
     except UnicodeEncodeError:  # a worker's last words may be any bytes
         body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
+    limit = MAX_TEXT if isinstance(frame, Word) else MAX_LONG_TEXT
+    if len(body) > limit:  # a text in it may be longer than the other side accepts
+        plain = encodable(msgspec.to_builtins(frame)) if isinstance(frame, Word | Event) else None
+        body = _encoder.encode(shortened_texts(plain, limit)) if plain is not None else body
     return len(body).to_bytes(4, "big") + body
 
 
