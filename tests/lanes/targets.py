@@ -386,11 +386,15 @@ class TcpLinks:
         import tcp_kit
 
         self._kit = tcp_kit
-        self._served = tcp_kit.Served(nodes=(1, 4), max_restarts=1000)
-        self._honest = self._served.member("honest")
-        self._engine = tcp_kit.EngineNode(f"127.0.0.1:{self._served.port}")
-        self._engine.until(tcp_kit.GenerationFormed)
         self._cases = 0
+        self._open()
+
+    def _open(self) -> None:
+        kit = self._kit
+        self._served = kit.Served(nodes=(1, 4), max_restarts=1000)
+        self._honest = self._served.member("honest")
+        self._engine = kit.EngineNode(f"127.0.0.1:{self._served.port}")
+        self._engine.until(kit.GenerationFormed)
 
     def case(self, draw: Draw) -> None:
         dice = draw.dice
@@ -412,27 +416,39 @@ class TcpLinks:
         if event is not None:
             nodes = tuple(each for each in self._served.server.seat.state.nodes if each != "honest")
             self._served.thread.call(lambda: self._served.server.deliver(run.Say(nodes, event)))
-        if self._cases % 20 == 0:
-            self._check()
+        if self._served.server.is_over:  # its members may end a run: by success, or by failures
+            self._close()
+            self._open()
+        self._check()
 
     def _event(self, draw: Draw) -> Any:
         try:
             event = msgspec.convert(draw.of(FromCoordinator), FromCoordinator)
-        except msgspec.ValidationError:
+        except (msgspec.ValidationError, UnicodeEncodeError):
             return None
         return None if type(event).__name__ in ("RunEnded", "JoinRefused") else event
 
     def _check(self) -> None:
-        self._honest.send(wire.Beat(self._cases))
-        while self._honest.until(wire.BeatAnswer).number != self._cases:
-            pass
-        assert self._served.thread.raised is None, self._served.thread.raised
+        """The honest member is answered, unless the run has ended."""
+        try:
+            self._honest.send(wire.Beat(self._cases))
+            while (frame := self._honest.receive()) is not None:
+                if isinstance(frame, wire.BeatAnswer) and frame.number == self._cases:
+                    break
+        except OSError:
+            frame = None
+        for thread in (self._served.thread, self._engine.thread):
+            assert thread.raised is None, thread.raised
+        assert frame is not None or self._served.server.is_over, "the honest member was disconnected"
 
-    def close(self) -> None:
-        self._check()
+    def _close(self) -> None:
         self._engine.close()
         self._honest.close()
         self._served.close()
+
+    def close(self) -> None:
+        self._check()
+        self._close()
 
 
 TARGETS: dict[str, tuple[type[Any], float]] = {

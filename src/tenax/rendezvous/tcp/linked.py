@@ -97,6 +97,7 @@ class LinkedRendezvous(ABC):
         self._wants_cancel = ""  # an operator's wish, with its reason
         self._lease: Lease
         self._part: Assignment | None = None  # in the last generation that we were in
+        self._has_offered = False  # this node was ready since its last generation
         self._saw_it_die = False
         self._asked_at = 0.0  # when we last tried to connect, or proved ourselves
         self._seen = 0  # the last answer that we got on this link
@@ -411,6 +412,7 @@ class LinkedRendezvous(ABC):
         if isinstance(message, NodeReady):
             try:
                 message = self._place.offer(message)
+                self._has_offered = True
             except OSError as error:
                 self._refused(self._place.why_not(error))
                 return
@@ -424,7 +426,10 @@ class LinkedRendezvous(ABC):
                     self._link.close("its answer came too late")
             case GenerationFormed(part) if part == self._part:
                 """Said again, by one that did not know that it had been heard."""
+            case GenerationFormed() if not self._has_offered:
+                raise wire.WireError("a generation for which this node was not ready")
             case GenerationFormed(part):
+                self._has_offered = False
                 self._part = part
                 self._place.serve(part)
                 self._hold()
