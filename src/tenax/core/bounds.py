@@ -24,7 +24,7 @@ MAX_REASON = 1 << 12  # characters of a reason that an operator gives
 MAX_TEXT = 1 << 16  # characters of a reason that a node sends
 MAX_LONG_TEXT = 1 << 20  # characters of a traceback, and of a reason that a coordinator composes
 MAX_SECONDS = 1e10  # of a clock or of a duration
-MAX_SUM_SECONDS = 1e15
+MAX_SUM_SECONDS = 1e100  # so large that no duration added to it exceeds it
 MAX_NUMBER = 1 << 53  # JSON readers that use doubles hold it exactly
 MAX_FRAMES = 1 << 10
 MAX_TOLD = 1 << 14  # failures, or stopped workers, in one message
@@ -49,6 +49,7 @@ Rank = Annotated[int, Meta(ge=-1, lt=MAX_WORLD)]
 WorldSize = Annotated[int, Meta(ge=0, le=MAX_WORLD)]
 NodeRank = Annotated[int, Meta(ge=-1, lt=MAX_NODES)]
 NodeCount = Annotated[int, Meta(ge=0, le=MAX_NODES)]
+NodeLimit = Annotated[int, Meta(ge=1, le=MAX_NODES)]  # of a run
 Pid = Annotated[int, Meta(ge=0, lt=1 << 31)]
 ExitCode = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 32)]
 Signal = Annotated[int, Meta(ge=0, lt=128)]

@@ -21,6 +21,7 @@ from tenax.core.bounds import (
     Name,
     NodeCount,
     NodeId,
+    NodeLimit,
     NodeRank,
     Number,
     Pid,
@@ -49,8 +50,8 @@ class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
     rank: NodeRank = -1  # the group rank that was asked for; -1: any
     name: Name = ""  # a name that outlives the agent: a new node of that name takes the old one's place at once
     order: Name = ""  # where in the order of ranks this node belongs: switch, rack, SLURM_PROCID
-    min_nodes: NodeCount = 1
-    max_nodes: NodeCount = 1
+    min_nodes: NodeLimit = 1
+    max_nodes: NodeLimit = 1
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, tag_field="message", omit_defaults=True):
@@ -201,7 +202,7 @@ class NodeWillLeave(Message, frozen=True):
 class NodeLeft(Message, frozen=True):
     """We go."""
 
-    why: LongText
+    why: Text
     is_clear: bool = True  # False: a process of ours survived SIGKILL, and this host needs attention
 
 

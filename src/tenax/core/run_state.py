@@ -10,7 +10,18 @@ import enum
 import msgspec
 
 from tenax.core import messages as word
-from tenax.core.bounds import Address, Generation, LongText, NodeCount, NodeId, NodeRank, Number, SumSeconds, Text
+from tenax.core.bounds import (
+    Address,
+    Generation,
+    LongText,
+    NodeCount,
+    NodeId,
+    NodeLimit,
+    NodeRank,
+    Number,
+    SumSeconds,
+    Text,
+)
 from tenax.core.events import FromCoordinator
 from tenax.core.ledger import Ledger
 from tenax.core.model import Assignment, Failure, Stopped, Verdict
@@ -22,8 +33,8 @@ class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the coordinator is told before its first step."""
 
     run_id: Text
-    min_nodes: NodeCount = 1
-    max_nodes: NodeCount = 1
+    min_nodes: NodeLimit = 1
+    max_nodes: NodeLimit = 1
     max_restarts: Number = 0
     # How long fewer nodes than the least are waited for: at the first gathering, and whenever nodes were lost.
     join_timeout_s: float = 600.0
