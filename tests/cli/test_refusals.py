@@ -51,6 +51,12 @@ $ --numa-binding chip train.py
 --numa-binding takes node, socket, exclusive or core-complex, not 'chip'
 $ --nproc-per-node 0 train.py
 --nproc-per-node takes a number of at least 1, 'auto', 'cpu' or 'gpu', not '0'
+$ --nproc-per-node 5000 train.py
+--nproc-per-node takes at most 4096 workers, not '5000'
+$ --nnodes 1:100000 train.py
+--nnodes takes at most 65536 nodes, not '1:100000'
+$ --monitor-interval 1e300 train.py
+--monitor-interval takes at most 10000000000 seconds, not '1e300'
 $ --nproc-per-node -2 train.py
 --nproc-per-node takes a number of at least 1, 'auto', 'cpu' or 'gpu', not '-2'
 $ --nnodes two train.py
@@ -294,3 +300,16 @@ def test_the_clusters_place_is_not_ours() -> None:
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "29500"}
     options = parse(["--standalone", "train.py"], environ)
     assert (options.rdzv_backend, options.rdzv_endpoint) == ("local", "")
+
+
+@pytest.mark.parametrize(
+    ("role", "problem"),
+    [
+        ("a\nb", "it contains characters that cannot be printed"),
+        ("r" * 256, "it has 256 characters, and at most 255 are allowed"),
+    ],
+)
+def test_a_role_that_other_nodes_would_reject_is_refused(role: str, problem: str) -> None:
+    """At the flag, with the reason, and not by a connection that is closed."""
+    with pytest.raises(UsageError, match=problem):
+        parse(["--role", role, "train.py"], {})

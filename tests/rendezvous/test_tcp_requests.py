@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 
+from tenax.core.bounds import MAX_SLOTS
 from tenax.core.coordinator import Heard, NodeLost
 from tenax.core.events import GenerationFormed
 from tenax.core.messages import NodeReady
@@ -203,12 +204,13 @@ def test_nobody_on_the_way_makes_an_operator_of_a_node_or_the_other_way_round(
         assert client.until(wire.Refused).reason == WRONG_SECRET
 
 
-def test_a_node_with_more_workers_than_there_is_memory_can_be_shown() -> None:
+def test_a_node_with_as_many_workers_as_are_allowed_can_be_shown() -> None:
+    """More of them close the connection (``test_bounds.py``)."""
     with served(nodes=(2, 2)) as server, server.client("a") as node:
         node.greet()
-        node.join(nodes=(2, 2), slots=2**50)
+        node.join(nodes=(2, 2), slots=MAX_SLOTS)
         server.until_heard(Heard, kind_of_message=NodeReady)
         operator = Answers(server)
         operator.ask(StatusWanted())
         status, error = operator.until(1)[0]
-        assert (error, status.nodes[0].slots) == ("", 2**50)
+        assert (error, status.nodes[0].slots) == ("", MAX_SLOTS)

@@ -16,7 +16,7 @@ from tenax.agent.outlets import Outlets, Views
 from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, lasting_environment, worker_environment
 from tenax.core.model import AgentSettings
-from tenax.failures.plain_text import harmless
+from tenax.core.text import one_line
 from tenax.loop import Loop
 from tenax.runtime.journal import Journal
 from tenax.runtime.notice_file import VARIABLE as NOTICE_VARIABLE
@@ -242,6 +242,8 @@ class Node:
         journal = self._open_journal()
         self._notice.directory = self.log_dir
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
+        if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
+            logs.say(f"tenax: note: every user of this host may replace logs in {root}; restrict it (chmod o-w {root})")
         for note in plan.places.notes:
             logs.say(f"tenax: {note}")
         if self._cold_because:
@@ -307,7 +309,7 @@ class Node:
         standbys = plan.settings.local_world_size if plan.keep_standbys else 0
         template = template_of(first, launches, plan.preload, [*late, *_LATE], standbys)
         if isinstance(template, Template):
-            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {harmless(sentence)}"))
+            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {sentence}"))
         else:
             self._cold_because = template
 
@@ -348,7 +350,7 @@ class Node:
 
 
 def _say_on_stderr(line: str) -> None:
-    sys.stderr.write(f"tenax: {line}\n")
+    sys.stderr.write(f"tenax: {one_line(line)}\n")
 
 
 def _unused(path: str) -> str:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.bounds import MAX_SECONDS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -526,6 +528,8 @@ def _number(text: str, source: str) -> float:
         raise UsageError(expected) from None
     if not 0 < value < float("inf"):
         raise OutOfRange(expected)
+    if value > MAX_SECONDS:
+        raise OutOfRange(f"{source} takes at most {MAX_SECONDS:.0f} seconds, not {text!r}")
     return value
 
 

@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from tenax.cli.flags import UsageError
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.rendezvous.tcp.operator import Declined, LineLost, NotLetIn, OperatorError, Unreachable, at_door, at_endpoint
 
 TYPE_CHECKING = False
@@ -295,7 +296,7 @@ def _job_of(agents: list[AgentHere]) -> Job:
 def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except DECODE_ERRORS as error:
         raise LineLost(f"its answer is not ours ({error}); is that another version of tenax?") from error
 
 

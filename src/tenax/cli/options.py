@@ -17,6 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax.cli.flags import BY_DEST, UsageError
+from tenax.core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def decide(
         virtual_local_rank=values["virtual_local_rank"],
         numa_binding=values["numa_binding"],
         run_id="" if values["rdzv_id"] == "none" and most == 1 else values["rdzv_id"],
-        role=values["role"],
+        role=_name("--role", values["role"]),
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
@@ -270,6 +271,8 @@ def _least_and_most(asked: Asked) -> tuple[int, int]:
         smallest = biggest = 0
     if not 1 <= smallest <= biggest:
         raise UsageError(f"{asked.name('nnodes')} takes N, or MIN:MAX with 1 <= MIN <= MAX, not {text!r}")
+    if biggest > MAX_NODES:
+        raise UsageError(f"{asked.name('nnodes')} takes at most {MAX_NODES} nodes, not {text!r}")
     return smallest, biggest
 
 
@@ -424,6 +427,13 @@ def _settings(asked: Asked) -> dict[str, Any]:
     return settings
 
 
+def _name(what: str, name: str) -> str:
+    """Return a name that other nodes accept. Raises UsageError."""
+    if problem := name_problem(name):
+        raise UsageError(f"{what} {name[:MAX_NAME]!r} cannot be used: {problem}")
+    return name
+
+
 def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
     """How many workers --nproc-per-node means on this machine."""
     text = str(asked["nproc_per_node"]).strip()
@@ -442,6 +452,8 @@ def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
         raise UsageError(
             f"{asked.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
         )
+    if count > MAX_SLOTS:
+        raise UsageError(f"{asked.name('nproc_per_node')} takes at most {MAX_SLOTS} workers, not {text!r}")
     return count
 
 

@@ -192,9 +192,12 @@ def _print_help() -> int:
 
 
 def tell(text: str) -> None:
-    """Say something on stderr. A console that is closed, full or gone is no reason to fail, now or at exit."""
+    """Print to stderr, escaped. A console that is closed, full or gone is no reason to fail, now or at exit."""
     if sys.stderr is None:
         return
+    from tenax.core.text import harmless, without_passwords
+
+    text = harmless(without_passwords(text))
     try:
         descriptor = sys.stderr.fileno()
     except OSError:  # it is not a file but an object in this process
@@ -204,10 +207,17 @@ def tell(text: str) -> None:
         os.write(descriptor, f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"))
 
 
-def print_page(text: str) -> int:
-    """Print to stdout. A reader that has seen enough (``| head``) is no failure."""
+def print_page(text: str, *, is_styled: bool = False) -> int:
+    """Print to stdout, escaped. A reader that has seen enough (``| head``) is no failure.
+
+    A styled page contains escape sequences of ours; whoever composed it has escaped the rest.
+    """
     if sys.stdout is None:
         return 0
+    if not is_styled:
+        from tenax.core.text import harmless, without_passwords
+
+        text = harmless(without_passwords(text))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a word that this terminal cannot show is still worth printing
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

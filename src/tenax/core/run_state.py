@@ -10,6 +10,18 @@ import enum
 import msgspec
 
 from tenax.core import messages as word
+from tenax.core.bounds import (
+    Address,
+    Generation,
+    LongText,
+    NodeCount,
+    NodeId,
+    NodeLimit,
+    NodeRank,
+    Number,
+    SumSeconds,
+    Text,
+)
 from tenax.core.events import FromCoordinator
 from tenax.core.ledger import Ledger
 from tenax.core.model import Assignment, Failure, Stopped, Verdict
@@ -20,10 +32,10 @@ from tenax.core.record import RunRecord
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the coordinator is told before its first step."""
 
-    run_id: str
-    min_nodes: int = 1
-    max_nodes: int = 1
-    max_restarts: int = 0
+    run_id: Text
+    min_nodes: NodeLimit = 1
+    max_nodes: NodeLimit = 1
+    max_restarts: Number = 0
     # How long fewer nodes than the least are waited for: at the first gathering, and whenever nodes were lost.
     join_timeout_s: float = 600.0
     # How long strangers are waited for at the first gathering when there are enough nodes, but not all.
@@ -47,57 +59,57 @@ class Opened(CoordinatorEvent, frozen=True):
     """The first event. With ``recover_s``, an earlier coordinator of this run may have left a generation at work:
     its members have that long to show up before another one is formed."""
 
-    recover_s: float = 0.0
-    dead_rank: int = -1  # the group rank of a member that is known to be dead: the one that served
-    generation: int = 0  # what is known of the past
-    restarts_used: int = 0
-    store: str = ""  # of that generation
+    recover_s: SumSeconds = 0.0
+    dead_rank: NodeRank = -1  # the group rank of a member that is known to be dead: the one that served
+    generation: Generation = 0  # what is known of the past
+    restarts_used: Number = 0
+    store: Address = ""  # of that generation
     verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it
     # Where an elected coordinator keeps a record: then it is known who the members were, and how long each may be
     # at work without us (``authority.py``).
     record: RunRecord | None = None
-    return_s: float = 0.0  # since the first of them is here
-    alone_s: float = 0.0  # for a generation of one
+    return_s: SumSeconds = 0.0  # since the first of them is here
+    alone_s: SumSeconds = 0.0  # for a generation of one
 
 
 class Heard(CoordinatorEvent, frozen=True):
     """A node said something."""
 
-    node_id: str
+    node_id: NodeId
     message: word.FromNode
 
 
 class NodeLost(CoordinatorEvent, frozen=True):
     """A node's connection was closed, or it was silent for too long."""
 
-    node_id: str
-    why: str
+    node_id: NodeId
+    why: LongText
 
 
 class EarlierCoordinatorGone(CoordinatorEvent, frozen=True):
     """The agent in which an earlier coordinator lived is dead, and everything that it had started."""
 
-    node_id: str
-    others: int = 0  # earlier ones that may live, and answer members that are not here
+    node_id: NodeId
+    others: NodeCount = 0  # earlier ones that may live, and answer members that are not here
 
 
 class CancelRequested(CoordinatorEvent, frozen=True):
     """An operator ends the run for everybody."""
 
-    why: str
+    why: LongText
 
 
 class RestartRequested(CoordinatorEvent, frozen=True):
     """An operator wants all workers to be started again."""
 
-    why: str
+    why: LongText
 
 
 class DrainRequested(CoordinatorEvent, frozen=True):
     """An operator wants a node to leave the run."""
 
-    node_id: str
-    why: str
+    node_id: NodeId
+    why: LongText
 
 
 class TimeWentBy(CoordinatorEvent, frozen=True):

@@ -350,7 +350,9 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
     text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
     if report_path:
         try:
-            with open(report_path, "wb") as file:
+            from tenax.named_file import create_named
+
+            with create_named(report_path) as file:
                 file.write(to_json(report) + b"\n")
         except OSError as error:
             text += f"\ntenax: the report could not be written to {report_path!r}: {error.strerror}\n"

@@ -217,7 +217,9 @@ class LaunchConfig:
     def __repr__(self) -> str:
         shown = {**vars(self), "rdzv_configs": _without_secrets(self.rdzv_configs)}
         fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        return f"{type(self).__qualname__}({fields})"
+        from tenax.core.text import without_passwords
+
+        return without_passwords(f"{type(self).__qualname__}({fields})")
 
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not self.__class__:

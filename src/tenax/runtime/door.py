@@ -20,6 +20,8 @@ from contextlib import suppress
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -96,7 +98,7 @@ def _read_note(path: str) -> LastRun | None:
         with open(path, "rb") as file:
             note = msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=LastRun)
             return msgspec.structs.replace(note, since=os.fstat(file.fileno()).st_mtime)
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, *DECODE_ERRORS):
         return None
 
 

@@ -11,7 +11,7 @@ import os
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine, Phase, is_started, words_on_connecting
-from tenax.failures.plain_text import harmless
+from tenax.core.text import harmless
 from tenax.ports import ControlledNode
 from tenax.runtime.journal import Step
 from tenax.runtime.story import live_line, tell

@@ -11,6 +11,7 @@ import sys
 import time
 
 from tenax.core.model import Evidence
+from tenax.core.text import one_line, without_passwords
 from tenax.logs.prefix import line_prefix
 from tenax.logs.scribe import Scribe
 from tenax.logs.specs import LogsDest
@@ -255,7 +256,7 @@ class WorkerLogs:
         if after_output:
             self._end_streams()
         if self._narrate:
-            self._scribe.say(text, after_output=after_output)
+            self._scribe.say(one_line(without_passwords(text)), after_output=after_output)
 
     def _end_streams(self) -> None:
         """No worker is left: whoever still holds one of their pipes open is not waited for."""
@@ -263,7 +264,7 @@ class WorkerLogs:
 
     def live(self, text: str) -> None:
         if self._live_line:
-            self._scribe.live(text if _is_in_foreground() else "")
+            self._scribe.live(one_line(text) if _is_in_foreground() else "")
 
     def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:
         """Everything that was written is out; then the last words; then the scribe leaves.

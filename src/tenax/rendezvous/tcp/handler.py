@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from tenax.core.bounds import MAX_SECONDS, name_problem
 from tenax.core.lease import LeaseTerms
 from tenax.rendezvous.engine import AskedRendezvousHandler
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
@@ -71,13 +72,13 @@ def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str
         "min_nodes": params.min_nodes,
         "max_nodes": params.max_nodes,
         "secret": _secret(params),
-        "terms": LeaseTerms(beat_s, beat_s * attempts),
+        "terms": LeaseTerms(beat_s, min(beat_s * attempts, MAX_SECONDS)),
         "join_timeout_s": seconds(params, "join_timeout", 600.0),
         "last_call_s": seconds(params, "last_call_timeout", 5.0, least=0.0),
         "scale_up": scale_up == "now",
         "node_rank": params.get_as_int("rank", -1) or 0 if params.get("rank") is not None else -1,
-        "node_name": str(params.get("node_name", "") or os.environ.get("TENAX_NODE_NAME", "")),
-        "node_order": str(params.get("node_order", "") or os.environ.get("TENAX_NODE_ORDER", "")),
+        "node_name": _name(params, "node_name", "TENAX_NODE_NAME"),
+        "node_order": _name(params, "node_order", "TENAX_NODE_ORDER"),
         "local_addr": params.local_addr or "",
         "store_port": store_port,
         "use_agent_store": bool(params.get_as_bool("use_agent_store", not disabled)),
@@ -95,6 +96,14 @@ def seconds(params: RendezvousParameters, key: str, default: float, least: float
     if not least <= seconds < 1e9:
         raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected a positive number")
     return seconds
+
+
+def _name(params: RendezvousParameters, key: str, variable: str) -> str:
+    """Return a name that this node sends to the others."""
+    name = str(params.get(key, "") or os.environ.get(variable, ""))
+    if problem := name_problem(name):
+        raise ValueError(f"the rendezvous option {key!r} (or the variable {variable}) cannot be used: {problem}")
+    return name
 
 
 def _secret(params: RendezvousParameters) -> bytes:

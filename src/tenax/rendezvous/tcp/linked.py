@@ -20,11 +20,13 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from tenax.core.bounds import MAX_NAME
 from tenax.core.coordinator import RunSettings
 from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
 from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.messages import NodeInfo, NodeReady
 from tenax.core.requests import OfNode, answer_safely
+from tenax.core.text import one_line
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
@@ -96,6 +98,7 @@ class LinkedRendezvous(ABC):
         self._wants_cancel = ""  # an operator's wish, with its reason
         self._lease: Lease
         self._part: Assignment | None = None  # in the last generation that we were in
+        self._has_offered = False  # this node was ready since its last generation
         self._saw_it_die = False
         self._asked_at = 0.0  # when we last tried to connect, or proved ourselves
         self._seen = 0  # the last answer that we got on this link
@@ -167,7 +170,7 @@ class LinkedRendezvous(ABC):
         self._loop, self._emit, self._node = loop, emit, node
         self._info = NodeInfo(
             node_id=os.urandom(16).hex(),
-            host=os.uname().nodename,
+            host=one_line(os.uname().nodename)[:MAX_NAME],
             slots=agent.local_world_size,
             role=agent.role,
             rank=settings.node_rank,
@@ -179,6 +182,11 @@ class LinkedRendezvous(ABC):
         self._lost_since = loop.now()
         self._lease = Lease(settings.terms, loop.now())
         self._place.open(loop, node.say)
+        try:  # with what the user chose, now: the coordinator would only close the connection
+            msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
+        except msgspec.ValidationError as error:
+            self._refused(f"this node cannot join with its settings: {error}")
+            return
         self._find()
 
     def tell(self, message: FromNode) -> None:
@@ -415,6 +423,7 @@ class LinkedRendezvous(ABC):
         if isinstance(message, NodeReady):
             try:
                 message = self._place.offer(message)
+                self._has_offered = True
             except OSError as error:
                 self._refused(self._place.why_not(error))
                 return
@@ -428,7 +437,10 @@ class LinkedRendezvous(ABC):
                     self._link.close("its answer came too late")
             case GenerationFormed(part) if part == self._part:
                 """Said again, by one that did not know that it had been heard."""
+            case GenerationFormed() if not self._has_offered:
+                raise wire.WireError("a generation for which this node was not ready")
             case GenerationFormed(part):
+                self._has_offered = False
                 self._part = part
                 self._place.serve(part)
                 self._hold()

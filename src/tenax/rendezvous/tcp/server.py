@@ -19,6 +19,7 @@ import socket
 
 import msgspec
 
+from tenax.core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
 from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeProgress, NodeStopped
@@ -111,7 +112,7 @@ class _Clocks:
         """A word with the time at which it arrived, on its sender's clock: however long it was under way."""
         if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped | NodeProgress):
             return message
-        return msgspec.structs.replace(message, sent_at=max(message.sent_at, now + self._ahead_s))
+        return msgspec.structs.replace(message, sent_at=clamped_time(max(message.sent_at, now + self._ahead_s)))
 
 
 class CoordinatorServer:
@@ -372,13 +373,22 @@ class CoordinatorServer:
                 peer.answer(number, seen, self._loop.now())
                 self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
             case wire.Word(message):
-                if isinstance(message, NodeJoined) and message.node.node_id != peer.node_id:
-                    raise wire.WireError("the words of another node")
+                if isinstance(message, NodeJoined):
+                    self._check_joined(peer, message)
                 self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
             case wire.Cancel(why):
                 self._seat.step(CancelRequested(why))
             case _:
                 raise wire.WireError("the wrong frame for its place")
+
+    def _check_joined(self, peer: _Peer, joined: NodeJoined) -> None:
+        """Reject what cannot be true of any member, before the coordinator adopts a generation or a budget from it."""
+        if joined.node.node_id != peer.node_id:
+            raise wire.WireError("the words of another node")
+        if joined.generation > self._seat.state.generation + MAX_GENERATIONS_AHEAD:
+            raise wire.WireError(f"generation {joined.generation}, which is too far ahead")
+        if joined.restarts_used > max(0, joined.generation - 1):
+            raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
 
     def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
         """What a successor must know is written down before anybody hears of it."""
