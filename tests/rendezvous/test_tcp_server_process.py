@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import time
+from contextlib import suppress
 
 from tcp_kit import PATIENCE_S, beating, server_process
 
@@ -69,7 +70,8 @@ def test_without_descriptors_members_keep_their_leases_and_newcomers_wait_their_
         facts = server.facts()
         assert facts["descriptors"] <= 128 - 16, "there is a rest for files and workers"
         for stranger in strangers:
-            assert stranger.recv(1) == b""
+            with suppress(ConnectionResetError):  # evicted, to make room for the next one
+                assert stranger.recv(1) == b""
             stranger.close()
         with server.client("newcomer") as newcomer:
             newcomer.greet()
@@ -89,7 +91,7 @@ def test_two_thousand_connections_leave_no_descriptor_and_little_memory() -> Non
                         case 1:
                             stranger.sendall(b"\0\0\x0f\xff" + b"x" * 4000)  # all that may be kept, never whole
                         case 2:
-                            stranger.sendall(wire.encode(wire.Hello(1, "run", f"node-{number}", b"n" * 16)))
+                            stranger.sendall(wire.encode(wire.Hello(wire.VERSION, "run", f"node-{number}", b"n" * 16)))
                             stranger.recv(1000)
 
         def settled() -> dict[str, int]:
