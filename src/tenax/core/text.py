@@ -1,4 +1,4 @@
-"""Text: what can travel, since a worker or a file system may write what JSON cannot hold; and lists that stay short."""
+"""Text: what JSON can hold, whatever a worker or a file system wrote; short lists; addresses without passwords."""
 
 from __future__ import annotations
 
@@ -17,6 +17,13 @@ def encodable(value: Any) -> Any:
         case list() | tuple():
             return [encodable(member) for member in value]
     return value
+
+
+def hide_passwords(text: str) -> str:
+    """The same text without what stands before an ``@``: the user and the password of an address."""
+    *before, last = text.split("@")
+    shown = [part[: max(map(part.rfind, "/, \t\n'\"=")) + 1] + "***@" for part in before]
+    return "".join([*shown, last])
 
 
 def some_of(names: list[str], count: int = 0) -> str:

@@ -22,6 +22,7 @@ from tenax.rendezvous.api import (
 from tenax.rendezvous.dynamic.state import MOST_BYTES
 from tenax.rendezvous.dynamic.teller import Teller
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+from tenax.rendezvous.secret import check_nothing_is_ignored
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -154,6 +155,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     from tenax.store.etcd import EtcdStore
 
+    check_nothing_is_ignored(params, (), "an agent that calls next_rendezvous() itself meets the others in etcd alone")
     is_old = any(params.get(name) for name in OLD_TLS_OPTIONS)
     client = client_from(params, *(OLD_TLS_OPTIONS if is_old else TLS_OPTIONS))
     try:

@@ -56,6 +56,8 @@ def read_private_file(path: str, option: str, max_bytes: int) -> bytes:
             content = file.read(max_bytes + 1)
     except OSError as error:
         raise ValueError(f"the file of the rendezvous option {option!r} cannot be read: {error}") from error
+    if stat.S_ISCHR(about.st_mode):  # a terminal, or nothing
+        return content
     if about.st_mode & 0o077:
         raise ValueError(
             f"the file {path!r} of the rendezvous option {option!r} can be read or changed by other users; "
