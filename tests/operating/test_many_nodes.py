@@ -221,7 +221,7 @@ def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Pat
         line.say(hello)
         challenge = line.hear(FAR)
         assert isinstance(challenge, wire.Challenge)
-        line.say(wire.Proof(wire.prove(user_secret(), "agent", hello, challenge.nonce)))
+        line.say(wire.Proof(wire.prove(user_secret({"TENAX_DOORS": operator.doors}), "agent", hello, challenge.nonce)))
         assert isinstance(line.hear(FAR), wire.Refused)
     operator.cluster.finish(workers)
 

@@ -156,7 +156,7 @@ def may_have_descriptors(count: int) -> bool:
 def test_during_ten_thousand_silent_connections_an_honest_node_joins_within_a_second(source: str) -> None:
     """While they come and when all are there; and what they cost is limited, however many they are. The second is one
     of the server's own time, so that other programs of this machine do not count."""
-    with server_process(terms=LeaseTerms(), nodes=(1, 4)) as server:
+    with server_process(terms=LeaseTerms(), stranger_s=600.0) as server:
         before = server.facts()
         with subprocess.Popen(
             python(SILENT, 10_000, source, server.port), stdin=subprocess.PIPE, stdout=subprocess.PIPE
