@@ -7,11 +7,19 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tenax.rendezvous import (
+    c10d_rendezvous_backend,
+    etcd_rendezvous,
+    etcd_rendezvous_backend,
+    static_tcp_rendezvous,
+)
 from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.registry import get_rendezvous_handler
 from tenax.rendezvous.secret import MIN_BYTES, configured_secret, user_secret
 from tenax.rendezvous.tcp.handler import tcp_settings
 from watching import needs_root
@@ -203,3 +211,63 @@ def test_the_folder_of_another_user_is_not_used(environ: dict[str, str]) -> None
     os.chown(folder, 12345, -1)
     with pytest.raises(OSError, match="only this user can enter"):
         user_secret(environ)
+
+
+# --- agents with hooks ------------------------------------------------------------------------------------------------
+
+
+def _through_the_handler(params: RendezvousParameters) -> None:
+    get_rendezvous_handler(params).next_rendezvous()
+
+
+def _through_etcd(params: RendezvousParameters) -> None:
+    etcd = RendezvousParameters("etcd", "127.0.0.1:1", "run", 1, 2, **params.config)
+    get_rendezvous_handler(etcd).next_rendezvous()
+
+
+MEETINGS: dict[str, Callable[[RendezvousParameters], object]] = {
+    "next_rendezvous() of the tcp handler": _through_the_handler,
+    "the c10d backend": c10d_rendezvous_backend.create_backend,
+    "the static handler": static_tcp_rendezvous.create_rdzv_handler,
+    "next_rendezvous() of the etcd handler": _through_etcd,
+    "the etcd backend": etcd_rendezvous_backend.create_backend,
+    "the oldest etcd handler": etcd_rendezvous.create_rdzv_handler,
+}
+
+
+@pytest.mark.parametrize("meet", MEETINGS.values(), ids=MEETINGS.keys())
+@pytest.mark.parametrize("option", ["token", "token_file"])
+def test_a_secret_that_would_have_no_effect_is_refused(tmp_path: Path, meet, option: str) -> None:
+    """Agents with hooks meet in a store, or in etcd alone: nobody would be asked for the secret."""
+    value = GOOD if option == "token" else private(tmp_path / "token")
+    with pytest.raises(ValueError, match=f"^{option} would have no effect: .*remove it") as raised:
+        meet(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: value}))
+    assert GOOD not in str(raised.value)
+
+
+@pytest.mark.parametrize("meet", list(MEETINGS.values())[:3], ids=list(MEETINGS)[:3])
+@pytest.mark.parametrize("option", ["ssl_cert", "ssl_cert_key", "ca_cert"])
+def test_tls_that_would_have_no_effect_is_refused(tmp_path: Path, meet, option: str) -> None:
+    """A store of torch's protocol is not encrypted. (Links to etcd are.)"""
+    with pytest.raises(ValueError, match=r"would have no effect|cannot be used"):
+        meet(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: str(tmp_path / "file")}))
+
+
+SECRET_IN_ENVIRONMENT = """
+from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.c10d_rendezvous_backend import create_backend
+create_backend(RendezvousParameters("c10d", "127.0.0.1:1", "run", 1, 2))
+"""
+
+
+def test_a_secret_of_the_environment_that_would_have_no_effect_is_refused() -> None:
+    """Whoever sets the variable relies on it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SECRET_IN_ENVIRONMENT],
+        env={**os.environ, "TENAX_RDZV_TOKEN": GOOD},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ValueError: TENAX_RDZV_TOKEN would have no effect" in done.stderr
