@@ -248,6 +248,22 @@ def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster,
     operator.cluster.finish(workers)
 
 
+def test_through_an_open_etcd_a_run_without_a_secret_is_operated_on_its_nodes_only(
+    operator: Operator, etcd: EtcdCluster
+) -> None:
+    """Anyone who reaches etcd can read the secret of the leader's links there; that does not let an operator in."""
+    operator.cluster.use_etcd(etcd)
+    run_id = operator.cluster.told["run_id"]
+    agents = operator.cluster.start(2)
+    operator.until_found(*agents)
+    workers = operator.cluster.desk.generation(2)
+    rejected = operator.tenax("stop", run_id, "--yes", "--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
+    assert rejected.code == 1
+    assert "a run without a secret is operated only on its nodes" in rejected.err
+    assert len(operator.json("status", run_id)["nodes"]) == 2
+    operator.cluster.finish(workers)
+
+
 def test_through_etcd_with_tls_and_users(
     operator: Operator, make_etcd: Callable[..., EtcdCluster], tmp_path: Path
 ) -> None:

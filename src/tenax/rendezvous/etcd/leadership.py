@@ -50,6 +50,7 @@ class Leadership:
         node: ControlledNode,
         listener: socket.socket,
         secret: bytes,
+        accepts_operators: bool,
         run: RunSettings,
         terms: AuthorityTerms,
         deposed: Callable[[str], None],
@@ -81,6 +82,7 @@ class Leadership:
             on_fewer=on_change,
             counts=self._counts,
             hold_back=self._hold_back,
+            accepts_operators=accepts_operators,
         )
         self._decisions = Decisions(
             client,
