@@ -99,6 +99,9 @@ $ --rdzv-conf a=1,,b=2 train.py
 --rdzv-conf takes 'key=value,key=value', but it contains ''
 $ --rdzv-conf token=abc,def train.py
 --rdzv-conf takes 'key=value,key=value', but it contains a part that is not
+$ --rdzv-conf token=abc train.py
+every user of this host can read the token of --rdzv-conf in the process list; write it to a file that only you can \
+read and pass '--rdzv-conf token_file=FILE', or set the variable TENAX_RDZV_TOKEN
 $ --rdzv-conf endpoint=head train.py
 --rdzv-conf sets 'endpoint', which is no setting of a backend; it has a flag of its own
 $ -r 4 train.py
@@ -168,10 +171,7 @@ $ --monitor-interval 0.2 train.py
 $ --start-method fork train.py
 --start-method fork has no effect: each worker is a new interpreter (it is for --run-path)
 $ --rdzv-backend c10d --rdzv-conf jion_timeout=9,timeout=3 train.py
---rdzv-conf sets 'jion_timeout', which no backend of ours reads
-$ --rdzv-conf token=abc train.py
-everybody on this host can read the token of --rdzv-conf in the list of processes; '--rdzv-conf token_file=FILE' and \
-the variable TENAX_RDZV_TOKEN keep it to yourself
+unknown --rdzv-conf key 'jion_timeout', which has no effect
 $ --fatal-exit-codes 3 train.py
 --fatal-exit-codes 3 has no effect: no restarts are allowed (--max-restarts)
 $ --notice-seconds 60 train.py

@@ -239,6 +239,7 @@ def test_users(make_etcd: Callable[..., EtcdCluster], tmp_path: Path) -> None:
     use(params(cluster.endpoints, user=ROOT, password=ROOT_PASSWORD))
     file = tmp_path / "password"
     file.write_text(f"{ROOT_PASSWORD}\n")
+    file.chmod(0o600)
     use(params(cluster.endpoints, user=ROOT, password_file=str(file)))
     with pytest.raises(RendezvousConnectionError, match="etcd cannot be used") as raised:
         create_backend(params(cluster.endpoints, user=ROOT, password="a wrong one"))

@@ -17,6 +17,7 @@ from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, lasting_environment, worker_environment
 from tenax.core.model import AgentSettings
 from tenax.core.text import one_line
+from tenax.helper_process import inheritable_environ
 from tenax.loop import Loop
 from tenax.runtime.journal import Journal
 from tenax.runtime.notice_file import VARIABLE as NOTICE_VARIABLE
@@ -300,7 +301,7 @@ class Node:
         options = WorkerEnvironment(plan.virtual_local_rank, plan.places.omp_num_threads)
         lasting, late = lasting_environment(plan.settings, os.environ, options)
         launches = [
-            plan.places.place(rank, plan.entrypoint.launch(rank, {**os.environ, **lasting}))
+            plan.places.place(rank, plan.entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
             for rank in range(plan.settings.local_world_size)
         ]
         # The command line of a process cannot grow: the template has the longest.

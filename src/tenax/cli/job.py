@@ -484,8 +484,13 @@ def _job_at_endpoint(meant: Wanted) -> Job:
     from tenax.endpoint import Endpoint
 
     endpoint = Endpoint.parse(settings.endpoint)
+    secret = settings.secret
+    if settings.uses_user_secret:
+        from tenax.rendezvous.secret import user_secret
+
+        secret = user_secret(create=False)  # readable: the settings were checked
     try:
-        line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, settings.secret, tls, endpoint.host)
+        line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, secret, tls, endpoint.host)
     except NotLetIn as error:
         raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
     except Unreachable as error:

@@ -43,6 +43,7 @@ _KNOWN_SETTINGS = frozenset(
         *("user", "password", "password_file", "outage_timeout", "managed", "managed_only", "link_port", "link_tls"),
     }
 )
+_URLS = ("rdzv_endpoint", "trace", "metrics", "event_log_handler")  # may hold a user and a password
 # What a handler is told besides: each has a flag of its own.
 _NOT_SETTINGS = frozenset({"self", "backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"})
 # Flags that a script of its own hardly has, so that finding one behind the script is worth a note.
@@ -212,6 +213,10 @@ class Asked:
     def words(self, dest: str) -> str:
         """The request as the user wrote it: '--nnodes 2', 'PET_NNODES=2', '--standalone'."""
         name, value = self.name(dest), self.values[dest]
+        if isinstance(value, str) and dest in _URLS:
+            from tenax.core.text import hide_passwords
+
+            value = hide_passwords(value)
         if isinstance(value, float):
             value = f"{value:g}"
         if self.from_environment(dest):
@@ -417,12 +422,12 @@ def _settings(asked: Asked) -> dict[str, Any]:
     if asked["rdzv_backend"] in ONE_NODE_BACKENDS:
         unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
         if unknown:
-            asked.notes.append(f"{name} sets {unknown}, which no backend of ours reads")
+            asked.notes.append(f"unknown {name} key {unknown}, which has no effect")
     for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
         if secret in settings and asked.typed("rdzv_conf"):
-            asked.notes.append(
-                f"everybody on this host can read the {secret} of {name} in the list of processes; '{name} "
-                f"{secret}_file=FILE' and the variable {variable} keep it to yourself"
+            raise UsageError(
+                f"every user of this host can read the {secret} of {name} in the process list; write it to a file that "
+                f"only you can read and pass '{name} {secret}_file=FILE', or set the variable {variable}"
             )
     return settings
 

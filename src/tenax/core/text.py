@@ -75,6 +75,13 @@ def without_passwords(text: str) -> str:
     return re.sub(r"://[^\s/'\"]*@", "://***@", text)
 
 
+def hide_passwords(addresses: str) -> str:
+    """Return one or several addresses without what stands before an ``@``, whether or not they have a scheme."""
+    *before, last = addresses.split("@")
+    shown = [part[: max(map(part.rfind, "/, \t\n'\"=")) + 1] + "***@" for part in before]
+    return "".join([*shown, last])
+
+
 def encodable(value: Any) -> Any:
     """The same plain value, with every text in a form that can be encoded."""
     match value:

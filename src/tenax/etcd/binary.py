@@ -16,6 +16,8 @@ import sys
 
 import msgspec
 
+from tenax.helper_process import inheritable_environ
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +97,7 @@ def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
     kept = {
         name: value
-        for name, value in (os.environ if environ is None else environ).items()
+        for name, value in (inheritable_environ() if environ is None else environ).items()
         if not name.startswith("ETCD_") and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
     }
     if platform.machine() in ("aarch64", "arm64"):

@@ -12,6 +12,7 @@ from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine, Phase, is_started, words_on_connecting
 from tenax.core.text import harmless
+from tenax.helper_process import inheritable_environ
 from tenax.ports import ControlledNode
 from tenax.runtime.journal import Step
 from tenax.runtime.story import live_line, tell
@@ -347,9 +348,10 @@ class Supervisor:
             for rank in added:
                 self._loop.post(fact.WorkerStartFailed(generation, rank, reason))
             return
+        inherited = inheritable_environ()
         for rank, own in added.items():
             output = outputs[rank]
-            env = {**os.environ, **own, **output.env}
+            env = {**inherited, **own, **output.env}
             try:
                 launch = self._place(rank, self._entrypoint.launch(rank, env))
                 self._processes.start(generation, rank, _with_streams(launch, output.stdout, output.stderr))

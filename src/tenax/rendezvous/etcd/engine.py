@@ -572,6 +572,7 @@ class EtcdRendezvous(LinkedRendezvous):
             listener=listener,
             secret=self._secret,
             tls=self._own_tls,
+            accepts_operators=self._has_configured_secret,
             run=self._run_settings(),
             terms=self._etcd.authority,
             deposed=self._step_down,  # who leads is told by the key that we follow
@@ -585,6 +586,12 @@ class EtcdRendezvous(LinkedRendezvous):
         self._node.say(self._about_leading(elected))
         leadership.open(self._opened(elected))
         self._connect()
+
+    @property
+    def _has_configured_secret(self) -> bool:
+        """Whether only those who were given a secret can read the leader's: the job's own, or what etcd checks."""
+        etcd = self._etcd.etcd
+        return bool(self._settings.secret or etcd.user or (etcd.tls is not None and etcd.tls.cert))
 
     def _about_leading(self, elected: Elected) -> str:
         run = f"the coordinator of the run {self._settings.run_id!r}"

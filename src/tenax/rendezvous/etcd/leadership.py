@@ -52,6 +52,7 @@ class Leadership:
         listener: socket.socket,
         secret: bytes,
         tls: ssl.SSLContext | None,
+        accepts_operators: bool,
         run: RunSettings,
         terms: AuthorityTerms,
         deposed: Callable[[str], None],
@@ -84,6 +85,7 @@ class Leadership:
             on_fewer=on_change,
             counts=self._counts,
             hold_back=self._hold_back,
+            accepts_operators=accepts_operators,
         )
         self._decisions = Decisions(
             client,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from tenax.etcd.settings import EtcdSettings, etcd_settings
+from tenax.rendezvous.secret import read_private_file
 from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
@@ -82,10 +83,9 @@ def _password(params: RendezvousParameters, user: str) -> str:
     if not path:
         return os.environ.get(PASSWORD_VARIABLE, "") if user else ""
     try:
-        with open(str(path), encoding="utf-8") as file:
-            text = file.read(_MOST_PASSWORD_BYTES + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the file of the rendezvous option 'password_file' cannot be read: {error}") from error
+        text = read_private_file(str(path), "password_file", _MOST_PASSWORD_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the file of the rendezvous option 'password_file' is not text: {error.reason}") from None
     found = text.strip("\r\n")
     if not found or len(text) > _MOST_PASSWORD_BYTES:
         raise ValueError(f"the file {str(path)!r} of the option 'password_file' is empty or too long for a password")

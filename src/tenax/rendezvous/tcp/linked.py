@@ -30,7 +30,6 @@ from tenax.core.text import one_line
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
-from tenax.rendezvous.tcp.server import WRONG_SECRET
 from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
@@ -73,6 +72,12 @@ class LinkedSettings(msgspec.Struct, frozen=True):
     store_port: int = 0
     use_agent_store: bool = True
 
+    def __repr__(self) -> str:
+        """Without the secret."""
+        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        shown = (f"{name}={'***' if name == 'secret' and value else repr(value)}" for name, value in values)
+        return f"{type(self).__name__}({', '.join(shown)})"
+
 
 class LinkedRendezvous(ABC):
     """Implements ``ports.Control``."""
@@ -92,7 +97,7 @@ class LinkedRendezvous(ABC):
         self._server: CoordinatorServer | None = None
         self._link: Link | None = None
         self._hello: wire.Hello | None = None
-        self._is_proven = False  # it has proved that it knows the secret, and got our proof
+        self._nonce = b""  # of the coordinator's challenge; empty: it has sent none
         self._is_linked = False  # greeted, and accepted
         self._is_run_over = False
         self._wants_cancel = ""  # an operator's wish, with its reason
@@ -137,6 +142,14 @@ class LinkedRendezvous(ABC):
     @property
     def _secret(self) -> bytes:
         return self._settings.secret
+
+    @property
+    def _why_rejected(self) -> str:
+        """The possible causes, and what to do: the coordinator does not tell an unauthenticated peer which it is."""
+        return (
+            "it serves another run or has another secret; give every node the same --rdzv-id and the same secret "
+            "(--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
+        )
 
     @property
     def _host_for_tls(self) -> str:
@@ -344,13 +357,13 @@ class LinkedRendezvous(ABC):
         if link.is_closed:  # TLS refused at once
             return
         self._loop.watch(link)
-        self._is_proven = False
+        self._nonce = b""
         self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
         link.send(wire.encode(self._hello))
         self._later("greeting", _GREETING_S, lambda: link.close(_NO_GREETING))
 
     def _on_body(self, body: bytes) -> None:
-        """Each frame has its place: nobody is believed who has not proved that it knows the secret."""
+        """Each frame has its place: nothing is believed before the coordinator has proved that it knows the secret."""
         frame = wire.decode_from_server(body)
         match frame:
             case wire.Event(event) if self._is_linked:
@@ -365,32 +378,50 @@ class LinkedRendezvous(ABC):
                 if counts:
                     self._lease.answered(number)
                     self._hold()
-            case wire.Challenge() if not self._is_proven:
-                self._on_challenge(frame)
-            case wire.Accepted(beat_s, lease_s, counts) if self._is_proven and not self._is_linked:
-                self._on_accepted(LeaseTerms(beat_s, lease_s), counts=counts)
-            case wire.Refused(reason, is_final) if not self._is_linked:
-                if is_final and self._is_refusal_final:
-                    self._refused(reason)
-                elif self._link is not None:
-                    self._link.close(reason, was_told=True)
+            case wire.Challenge(nonce) if not self._nonce and len(nonce) == wire.NONCE_BYTES:
+                self._on_challenge(nonce)
+            case wire.Accepted(proof, beat_s, lease_s, counts) if self._nonce and not self._is_linked:
+                if self._is_proved_by(proof):
+                    self._on_accepted(LeaseTerms(beat_s, lease_s), counts=counts)
+            case wire.Refused() if not self._is_linked:
+                self._on_refused(frame)
             case _:
                 raise wire.WireError("the wrong frame for its place")
 
-    def _on_challenge(self, challenge: wire.Challenge) -> None:
+    def _on_challenge(self, nonce: bytes) -> None:
         if self._hello is None or self._link is None:
             raise wire.WireError("a challenge without a greeting")
-        secret = self._secret
-        if not wire.is_same(challenge.proof, wire.prove(secret, "coordinator", self._hello, challenge.nonce)):
-            if self._is_refusal_final:
-                self._refused(WRONG_SECRET)
-            else:
-                self._link.close(WRONG_SECRET, was_told=True)
-            return
-        self._is_proven = True
+        self._nonce = nonce
         self._asked_at = self._loop.now()
-        proof = wire.prove(secret, "agent", self._hello, challenge.nonce)
-        self._link.send(wire.encode(wire.Proof(proof)))
+        self._link.send(wire.encode(wire.Proof(wire.prove(self._secret, "agent", self._hello, nonce))))
+
+    def _is_proved_by(self, proof: bytes) -> bool:
+        """Whether the coordinator knows the secret. If not, this node rejects it."""
+        if self._hello is None:
+            raise wire.WireError("an acceptance without a greeting")
+        if wire.is_same(proof, wire.prove(self._secret, "coordinator", self._hello, self._nonce)):
+            return True
+        self._reject(
+            f"{self._where} accepted this node without knowing the secret of the run; another program may listen there",
+            is_final=True,
+        )
+        return False
+
+    def _on_refused(self, refused: wire.Refused) -> None:
+        if refused.version != wire.VERSION:
+            why = (
+                f"{self._where} rejected this node: it has version {refused.version} of the protocol and this node "
+                f"version {wire.VERSION}; use the same tenax on every node"
+            )
+        else:
+            why = f"{self._where} rejected this node: {self._why_rejected}"
+        self._reject(why, is_final=refused.is_final)
+
+    def _reject(self, why: str, *, is_final: bool) -> None:
+        if is_final and self._is_refusal_final:
+            self._refused(why)
+        elif self._link is not None:
+            self._link.close(why, was_told=True)
 
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
         link = self._link

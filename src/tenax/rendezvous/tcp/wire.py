@@ -1,17 +1,20 @@
-"""The wire between an agent and the coordinator: frames, and how two strangers come to trust each other.
+"""The wire between an agent and the coordinator: frames, and the handshake.
 
-A frame is a length (4 bytes, big-endian) and that many bytes of JSON with a known type. The first words prove on both
-sides that the other knows the job's secret, without sending it, and name the run:
+A frame is a length (4 bytes, big-endian) and that many bytes of JSON with a known type. In the handshake both sides
+prove that they know the job's secret, without sending it, and that they mean the same run. The client proves first:
 
     agent                                       coordinator
     Hello(version, run_id, node_id, nonce)  ->
-                                            <-  Challenge(nonce, proof)      or Refused(reason)
+                                            <-  Challenge(nonce)             or Refused (another version)
     Proof(proof)                            ->
-                                            <-  Accepted(terms)              or Refused(reason)
+                                            <-  Accepted(proof, terms)       or Refused
     Word(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
     Ask(n, ...)                             <-> Answer(n, ...)               either way: see ``core/requests.py``
 
-An operator's greeting says so: it may ask, and is no node.
+So an unauthenticated peer gets nothing that depends on the secret or on the run. A rejection is the same for a wrong
+run and for a wrong secret. The client believes nothing before it has verified the proof in ``Accepted``.
+
+The Hello of an operator has ``is_operator``: an operator sends requests, and is not a node.
 
 Pure: bytes and values. Whatever cannot be understood raises ``WireError``, and the connection is over. Nothing that
 arrives here is ever executed or unpickled.
@@ -27,12 +30,15 @@ from tenax.core.messages import FromNode
 from tenax.core.requests import AnyRequest
 from tenax.core.text import encodable, shortened_texts
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES_OF_STRANGERS = 4 << 10
 MOST_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
 MOST_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
 TOO_MUCH_AT_ONCE = "more answers are under way than this link takes; ask for less at once"
 NONCE_BYTES = 16
+# Reasons for which an operator that has proved itself is rejected.
+NO_SECRET = "no secret"  # noqa: S105 - operators need one, and the run has none
+TOO_MANY_OPERATORS = "too many operators"
 
 
 class WireError(Exception):
@@ -75,20 +81,23 @@ class Cancel(Frame, frozen=True):
 
 class Challenge(Frame, frozen=True):
     nonce: bytes
-    proof: bytes
 
 
 class Accepted(Frame, frozen=True):
-    """The handshake is done; this is how often to beat, and how long silence may last."""
+    """The coordinator's proof, and the terms: how often to beat, and how long silence may last."""
 
+    proof: bytes
     beat_s: Interval
     lease_s: Interval
     counts: bool = True  # see BeatAnswer
 
 
 class Refused(Frame, frozen=True):
-    reason: LongText
+    """A rejection. It says nothing about the run or the secret, and its text is not shown: anyone can send it."""
+
+    reason: LongText  # for nodes of version 1, which show it; or ``NO_SECRET``, ``TOO_MANY_OPERATORS``
     is_final: bool = True  # trying again will not help
+    version: int = 1  # of the coordinator; version 1 does not send it
 
 
 class Event(Frame, frozen=True):
@@ -200,7 +209,7 @@ def prove(secret: bytes, who: str, hello: Hello, server_nonce: bytes) -> bytes:
     import hmac
 
     parts = (who.encode(), hello.run_id.encode(), hello.node_id.encode(), hello.nonce, server_nonce)
-    text = b"tenax rendezvous 1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    text = b"tenax rendezvous 2" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(secret, text, "sha256")
 
 
