@@ -19,42 +19,20 @@ import pytest
 from store import requests as ask
 from store.requests import Peer
 from store.servers import our_server
+from store.users import CLIENT, NOBODY, answer_to
 from tenax.listening import listen
-from tenax.store.peers import ELSEWHERE, GONE, THIS_HOST, UNKNOWN, PeerRules, SocketOwners
+from tenax.store.peers import CLOSED, ELSEWHERE, GONE, THIS_HOST, UNKNOWN, PeerRules, SocketOwners
 from tenax.store.server import StoreServer
 from watching import PATIENCE_S, on_linux, until
 
 pytestmark = on_linux
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
 
-NOBODY = 65534
-# Connects, greets, sets a key; prints what it received, or that it was closed.
-CLIENT = """
-import os, socket, sys
-host, port, uid = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-os.setuid(uid)
-with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-    sock.settimeout(60)
-    sock.connect((host, port))
-    try:
-        sock.sendall(bytes.fromhex(sys.argv[4]))
-        print(sock.recv(4).hex())
-    except (ConnectionResetError, BrokenPipeError):
-        print()
-"""
-
 
 @pytest.fixture
 def resources() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
-
-
-def answer_to(host: str, port: int, uid: int) -> bytes:
-    """What a process of this user gets for a greeting, a SET and a PING."""
-    asked = ask.GREETING + ask.set_(b"/key", b"%d" % uid) + ask.ping(b"abcd")
-    command = [sys.executable, "-S", "-c", CLIENT, host, str(port), str(uid), asked.hex()]
-    return bytes.fromhex(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @as_root
@@ -99,7 +77,7 @@ def test_a_socket_that_its_process_has_closed_is_not_taken_for_one_of_root(uses_
         with accepted:
             assert owners.find(accepted.getsockname(), address) in (GONE, ELSEWHERE)
             group, why_not = PeerRules([], owners=owners).judge(accepted, address)
-            assert (group, "closed its socket" in why_not) == (THIS_HOST, True)
+            assert (group, why_not) == (THIS_HOST, CLOSED)
 
 
 @pytest.mark.parametrize("uses_netlink", [True, False])
@@ -227,4 +205,4 @@ def test_a_peer_that_has_gone_again_is_rejected_without_harm(make: Callable[[], 
             caller.close()
             accepted, address = listener.accept()
             with accepted:
-                assert "closed its socket" in PeerRules([], owners=owners).judge(accepted, address)[1]
+                assert PeerRules([], owners=owners).judge(accepted, address) == (THIS_HOST, CLOSED)

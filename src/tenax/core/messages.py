@@ -6,9 +6,15 @@ the moment of sending, and the receiver makes a difference out of it. A word abo
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
-from tenax.core.model import Failure, Stopped
+from tenax.core.model import Failure, HostAddress, Stopped
+
+MAX_HOST_ADDRESSES = 16  # that a node announces
+# The coordinator adds the address that it sees.
+HostAddresses = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_HOST_ADDRESSES + 1)]
 
 
 class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,6 +58,7 @@ class NodeReady(Message, frozen=True):
     store_addr: str = ""
     store_port: int = 0
     is_agent_store: bool = False
+    addresses: HostAddresses = ()  # of our host: where our workers' connections to a store may come from
 
 
 class WorkersRunning(Message, frozen=True):

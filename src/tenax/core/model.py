@@ -6,6 +6,7 @@ Values only. Everything here is frozen and serialisable, so that a journal can h
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
 
 _MOST_OF_MESSAGE = 1000
 _MOST_OF_STACKS = 6000  # characters, of a worker that is not told in full
+MAX_STORE_PEERS = 1 << 16  # so that the message of the largest run stays within its limit
+
+HostAddress = Annotated[str, msgspec.Meta(max_length=64)]  # numeric, without the interface
+StorePeers = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_STORE_PEERS)]
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -56,6 +61,7 @@ class Assignment(msgspec.Struct, frozen=True):
     restarts_used: int = 0  # of the whole run, the same on every node
     why: str = ""  # why this generation was formed
     coordinator_rank: int = -1  # the group rank of the node that serves the coordinator; -1: none of the group
+    store_peers: StorePeers = ()  # for rank 0, if it hosts the store: the addresses of the other members
 
     @property
     def store(self) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 ANY = "any"
 THIS_HOST = "this host"  # the group of all peers on this host, which may use each of its addresses
 ELSEWHERE, GONE, UNKNOWN = -1, -2, -3  # instead of a uid: on another host; closed already; not to be found out
+CLOSED = "it had closed its socket before its user could be found out"
 _ROOT = 0
 _MAPPED = "::ffff:"  # how an IPv6 socket prints an IPv4 peer
 
@@ -78,7 +79,7 @@ class PeerRules:
                 return group, ""
             return group, f"{peer} is not an address of a node of this generation{_remedy(peer)}"
         if owner == GONE:
-            return THIS_HOST, f"{peer} had closed its socket before its user could be found out"
+            return THIS_HOST, CLOSED
         if owner in (self._user, _ROOT):
             return THIS_HOST, ""
         return THIS_HOST, f"{peer} is a process of uid {owner}, and the run belongs to uid {self._user}{_remedy(peer)}"

@@ -26,7 +26,7 @@ from contextlib import suppress
 from tenax.core.admission import Admission
 from tenax.store.key_values import KeyValues
 from tenax.store.limits import Limits
-from tenax.store.peers import PeerRules
+from tenax.store.peers import CLOSED, PeerRules
 from tenax.store.protocol import Session
 
 TYPE_CHECKING = False
@@ -415,8 +415,9 @@ class StoreServer:
             group, why_not = self._peers.judge(sock, address)
             if why_not:
                 self.counters.refused_peers += 1
-                self._last_fault = why_not
-                self._give_notice()
+                if why_not != CLOSED:  # nobody waits for that one
+                    self._last_fault = why_not
+                    self._give_notice()
                 sock.close()
                 continue
             self._take_in(sock, group)

@@ -20,7 +20,16 @@ import msgspec
 
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
-from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeProgress, NodeStopped
+from tenax.core.messages import (
+    MAX_HOST_ADDRESSES,
+    FailureSeen,
+    FromNode,
+    NodeJoined,
+    NodeProgress,
+    NodeReady,
+    NodeStopped,
+)
+from tenax.endpoint import is_loopback
 from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.rendezvous.tcp import wire
@@ -371,6 +380,7 @@ class CoordinatorServer:
             case wire.Word(message):
                 if isinstance(message, NodeJoined) and message.node.node_id != peer.node_id:
                     raise wire.WireError("the words of another node")
+                message = _with_seen_address(message, peer.link)
                 self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
             case wire.Cancel(why):
                 self._seat.step(CancelRequested(why))
@@ -519,6 +529,16 @@ class CoordinatorServer:
             peer.link.flush(until - self._loop.now())
             peer.link.close()
         self._selector.close()
+
+
+def _with_seen_address(message: FromNode, link: Link) -> FromNode:
+    """Add the address that a node has here to those that it announced: others may see it translated as we do."""
+    if not isinstance(message, NodeReady):
+        return message
+    seen = link.remote_address
+    if not seen or is_loopback(seen) or seen in message.addresses:
+        return message
+    return msgspec.structs.replace(message, addresses=(seen, *message.addresses[:MAX_HOST_ADDRESSES]))
 
 
 WRONG_SECRET = (
