@@ -117,6 +117,7 @@ class StoreServer:
         self._clock = clock
         self._listener = listener
         self._is_listening = True
+        self._is_timed = False  # something may be due at some time
         self._has_callers = False
         self._listen_again_at = 0.0  # 0: when a connection is closed
         self._connections: dict[int, _Connection] = {}
@@ -186,7 +187,7 @@ class StoreServer:
         connections, woken = self._connections, self.table.woken
         poll, read_bytes = self._poll, _READ_BYTES
         while not self._is_stopped:
-            for descriptor, events in poll(self._keep_time() if self._silent or not self._is_listening else None):
+            for descriptor, events in poll(self._keep_time() if self._is_timed else None):
                 connection = connections.get(descriptor)
                 if connection is None:
                     self._on_other(descriptor)
@@ -434,10 +435,12 @@ class StoreServer:
         connection = _Connection(self.table, sock, group)
         self._connections[connection.descriptor] = connection
         self.counters.accepted += 1
+        self._is_timed = True
         self._evict(self._silent.admit(connection.descriptor, group, self._clock()))
 
     def _stop_listening(self, until: float) -> None:
         self._is_listening = False
+        self._is_timed = True
         self._listen_again_at = until
         self._poller.unregister(self._listener.fileno())
         self.counters.out_of_room += 1
@@ -459,6 +462,7 @@ class StoreServer:
         due = [] if since is None else [since + self._limits.handshake_s]
         if not self._is_listening and 0 < self._listen_again_at < _NEVER:
             due.append(self._listen_again_at)
+        self._is_timed = bool(due)
         return max(0.0, min(due) - now) if due else None
 
     def _give_notice(self) -> None:
