@@ -460,8 +460,8 @@ FLAGS = (
         "Settings of the meeting, 'key=value,key=value': join_timeout, last_call_timeout, keep_alive_interval, "
         "keep_alive_max_attempt (seconds and a count), scale_up (now, restart), token_file (a secret that all "
         "machines share), ssl_cert, ssl_cert_key, ca_cert (TLS), node_name, node_order, store_port, "
-        "use_agent_store. With etcd also user, password_file, outage_timeout (seconds), link_port (of the elected "
-        "node), link_tls (false: links without TLS), and managed (true: tenax runs etcd on the hosts of "
+        "use_agent_store, store_allow. With etcd also user, password_file, outage_timeout (seconds), link_port (of "
+        "the elected node), link_tls (false: links without TLS), and managed (true: tenax runs etcd on the hosts of "
         "--rdzv-endpoint).",
         value="SETTINGS",
     ),

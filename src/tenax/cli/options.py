@@ -40,6 +40,7 @@ _KNOWN_SETTINGS = frozenset(
         *("keep_alive_interval", "keep_alive_max_attempt", "is_host", "store_type", "use_libuv", "rank"),
         *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", "cacert", "cert", "key"),
         *("token", "token_file", "scale_up", "node_name", "node_order", "store_port", "use_agent_store"),
+        "store_allow",
         *("user", "password", "password_file", "outage_timeout", "managed", "managed_only", "link_port", "link_tls"),
     }
 )

@@ -43,7 +43,7 @@ def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
     own_backends = ONE_NODE_BACKENDS if options.max_nodes == 1 else MANY_NODES_BACKENDS
     if options.rdzv_backend not in own_backends:
         _check_installed_backend(options.rdzv_backend, own_backends)
-    elif options.max_nodes > 1 or "use_agent_store" in options.rdzv_configs:
+    elif options.max_nodes > 1 or not {"use_agent_store", "store_allow"}.isdisjoint(options.rdzv_configs):
         _check_rendezvous(options)
     if options.logs_specs is not None:
         logs_specs_named(options.logs_specs)

@@ -63,6 +63,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME, pattern=_ONE_LINE)]
 Label = Annotated[str, Meta(max_length=2 * MAX_NAME, pattern=_ONE_LINE)]  # a host with a number
 NodeId = Annotated[str, Meta(min_length=1, max_length=64, pattern=_ONE_LINE)]
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS, pattern=_ONE_LINE)]
+HostAddress = Annotated[str, Meta(max_length=64, pattern=_ONE_LINE)]  # numeric, without the interface
 Path = Annotated[str, Meta(max_length=MAX_PATH)]
 Reason = Annotated[str, Meta(max_length=MAX_REASON)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]

@@ -38,6 +38,7 @@ from tenax.core import messages as word
 from tenax.core.events import FromCoordinator
 from tenax.core.model import (
     HANG,
+    MAX_STORE_PEERS,
     Assignment,
     Failure,
     Outcome,
@@ -596,6 +597,7 @@ class CoordinatorMachine:
             return
         record.store_addr, record.store_port = ready.store_addr, ready.store_port
         record.is_agent_store = ready.is_agent_store
+        record.addresses = ready.addresses
         if record.phase is NodePhase.READY:
             return
         is_member = self._is_member(node_id)
@@ -696,11 +698,18 @@ class CoordinatorMachine:
                 restarts_used=state.restarts_used,
                 why=state.next_why,
                 coordinator_rank=coordinator_rank,
+                store_peers=self._store_peers(first) if record is first and first.is_agent_store else (),
             )
             record.generation, record.part = part.generation, part
             self._says.append(Say((place.node_id,), fact.GenerationFormed(part)))
         if state.ready:
             self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+
+    def _store_peers(self, first: NodeRecord) -> tuple[str, ...]:
+        """Return the addresses from which members other than the first may connect to its store."""
+        others = [record for each in self.state.members if (record := self.state.nodes[each]) is not first]
+        per_node = MAX_STORE_PEERS // max(1, len(others))
+        return tuple(dict.fromkeys(address for record in others for address in record.addresses[:per_node]))
 
     def _remember_ranks(self) -> None:
         """Of each rank, the name that had it last: so there are never more of them than ranks."""

@@ -15,6 +15,7 @@ from tenax.core.bounds import (
     MAX_SLOTS,
     Address,
     Generation,
+    HostAddress,
     Label,
     LocalRank,
     LongText,
@@ -37,7 +38,10 @@ from tenax.core.bounds import (
 )
 from tenax.core.model import Failure, Failures, StoppedWorkers
 
+MAX_HOST_ADDRESSES = 16  # that a node announces
 Frames = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_FRAMES)]
+# The coordinator adds the address that it sees.
+HostAddresses = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_HOST_ADDRESSES + 1)]
 
 
 class NodeInfo(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,6 +85,7 @@ class NodeReady(Message, frozen=True):
     store_addr: Address = ""
     store_port: Port = 0
     is_agent_store: bool = False
+    addresses: HostAddresses = ()  # of our host: where our workers' connections to a store may come from
 
 
 class WorkersRunning(Message, frozen=True):

@@ -16,6 +16,7 @@ from tenax.core.bounds import (
     Address,
     ExitCode,
     Generation,
+    HostAddress,
     Label,
     LocalRank,
     LongText,
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
 
 _MOST_OF_MESSAGE = 1000
 _MOST_OF_STACKS = 6000  # characters, of a worker that is not told in full
+MAX_STORE_PEERS = 1 << 16  # so that the message of the largest run stays within its limit
+
+StorePeers = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_STORE_PEERS)]
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,6 +84,7 @@ class Assignment(msgspec.Struct, frozen=True):
     restarts_used: Number = 0  # of the whole run, the same on every node
     why: LongText = ""  # why this generation was formed
     coordinator_rank: NodeRank = -1  # the group rank of the node that serves the coordinator; -1: none of the group
+    store_peers: StorePeers = ()  # for rank 0, if it hosts the store: the addresses of the other members
 
     @property
     def store(self) -> str:

@@ -194,6 +194,7 @@ class NodeRecord(msgspec.Struct):
     store_addr: str = ""
     store_port: int = 0
     is_agent_store: bool = False
+    addresses: tuple[str, ...] = ()  # of its host, the most likely source of a connection first
     since: float = 0.0  # it is in this phase
     pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
     progress: tuple[word.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock

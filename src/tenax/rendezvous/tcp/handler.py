@@ -9,6 +9,7 @@ from tenax.core.lease import LeaseTerms
 from tenax.endpoint import Endpoint
 from tenax.rendezvous.engine import AskedRendezvousHandler
 from tenax.rendezvous.secret import TLS_OPTIONS, configured_secret, user_secret
+from tenax.rendezvous.store_place import store_allow
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
 from tenax.tls import TlsFiles
 
@@ -92,6 +93,7 @@ def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str
         "local_addr": params.local_addr or "",
         "store_port": store_port,
         "use_agent_store": bool(params.get_as_bool("use_agent_store", not disabled)),
+        "store_allow": store_allow(params),
     }
 
 

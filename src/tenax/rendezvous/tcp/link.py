@@ -86,6 +86,14 @@ class Link:
     def local_address(self) -> str:
         return str(self._sock.getsockname()[0])
 
+    @property
+    def remote_address(self) -> str:
+        """The peer's, without the interface; empty if the connection is gone."""
+        try:
+            return str(self._sock.getpeername()[0]).partition("%")[0]
+        except OSError:
+            return ""
+
     def trust(self) -> None:
         """The peer has proved itself: it may send more than a stranger."""
         self._reader.most_bytes = MOST_BYTES

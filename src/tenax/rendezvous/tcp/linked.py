@@ -24,7 +24,7 @@ from tenax.core.bounds import MAX_NAME
 from tenax.core.coordinator import RunSettings
 from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
 from tenax.core.lease import Lease, LeaseTerms
-from tenax.core.messages import NodeInfo, NodeReady
+from tenax.core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
 from tenax.core.requests import OfNode, answer_safely
 from tenax.core.text import one_line
 from tenax.rendezvous.store_place import StorePlace
@@ -71,6 +71,7 @@ class LinkedSettings(msgspec.Struct, frozen=True):
     local_addr: str = ""
     store_port: int = 0
     use_agent_store: bool = True
+    store_allow: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         """Without the secret."""
@@ -88,6 +89,7 @@ class LinkedRendezvous(ABC):
             master_addr or settings.local_addr,
             master_port or settings.store_port,
             in_agent=settings.use_agent_store,
+            allow=settings.store_allow,
         )
         self._has_own_address = bool(master_addr or settings.local_addr)
         self._loop: EventLoop
@@ -453,13 +455,19 @@ class LinkedRendezvous(ABC):
     def _say_word(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):
             try:
-                message = self._place.offer(message)
+                message = self._place.offer(message, self._own_addresses())
                 self._has_offered = True
             except OSError as error:
                 self._refused(self._place.why_not(error))
                 return
         if self._link is not None:
             self._link.send(wire.encode(wire.Word(message)))
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        """The addresses of this host, that of the link first: the one from which other hosts most likely see us."""
+        from tenax.host_addresses import host_addresses
+
+        return host_addresses(self._link.local_address if self._link is not None else "", MAX_HOST_ADDRESSES)
 
     def _on_event(self, event: object) -> None:
         match event:

@@ -23,7 +23,16 @@ from tenax.core.admission import Admission, peer_group
 from tenax.core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
-from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeProgress, NodeStopped
+from tenax.core.messages import (
+    MAX_HOST_ADDRESSES,
+    FailureSeen,
+    FromNode,
+    NodeJoined,
+    NodeProgress,
+    NodeReady,
+    NodeStopped,
+)
+from tenax.endpoint import is_loopback
 from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.rendezvous.tcp import wire
@@ -399,6 +408,7 @@ class CoordinatorServer:
             case wire.Word(message):
                 if isinstance(message, NodeJoined):
                     self._check_joined(peer, message)
+                message = _with_seen_address(message, peer.link)
                 self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
             case wire.Cancel(why):
                 self._seat.step(CancelRequested(why))
@@ -558,6 +568,16 @@ class CoordinatorServer:
             peer.link.flush(until - self._loop.now())
             peer.link.close()
         self._selector.close()
+
+
+def _with_seen_address(message: FromNode, link: Link) -> FromNode:
+    """Add the address that a node has here to those that it announced: others may see it translated as we do."""
+    if not isinstance(message, NodeReady):
+        return message
+    seen = link.remote_address
+    if not seen or is_loopback(seen) or seen in message.addresses:
+        return message
+    return msgspec.structs.replace(message, addresses=(seen, *message.addresses[:MAX_HOST_ADDRESSES]))
 
 
 def _most_links() -> int:
