@@ -123,6 +123,10 @@ class ScopeWatch(Watchable, Protocol):
     def close(self) -> None: ...
 
 
+class RequestRefused(ValueError):
+    """The user explicitly asked for something that this machine cannot provide. Raised before any worker starts."""
+
+
 class Cancellable(Protocol):
     def cancel(self) -> None: ...
 

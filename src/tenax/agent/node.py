@@ -19,6 +19,7 @@ from tenax.core.model import AgentSettings
 from tenax.core.text import one_line
 from tenax.helper_process import inheritable_environ
 from tenax.loop import Loop
+from tenax.ports import RequestRefused
 from tenax.runtime.journal import Journal
 from tenax.runtime.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax.runtime.notice_file import NoticeFile
@@ -91,6 +92,7 @@ class Node:
         self.journal_path = ""
         self.log_dir = ""
         self._notice = NoticeFile()
+        self._journal = Journal()
         self._journal_complains: Callable[[str], None] = _say_on_stderr
         self._cold_because = ""  # why workers are not forked from what was preloaded
         self._sockets: WorkerSockets | None = None  # where workers can be asked
@@ -164,6 +166,7 @@ class Node:
         finally:
             self._keeper.close()
             outlets.close()  # if it did not come to a run
+            self._journal.close(loop.now())  # likewise
             if self._sockets is not None:
                 self._sockets.close()
             if plan.health is not None:
@@ -220,7 +223,7 @@ class Node:
             return
         from tenax.control_plane.sockets import open_sockets
 
-        self._sockets = open_sockets(os.environ, lambda line: self._complain(line, logs))
+        self._sockets = open_sockets(os.environ)
         if self._sockets is not None:
             logs.say(f"tenax: workers that use worker_main can be asked with: tenax ask {self._sockets.folder}")
 
@@ -278,7 +281,10 @@ class Node:
         from tenax.timer.watchdog_pipe import WatchdogPipe
 
         self.scopes = WatchdogPipe(self._plan.settings.local_world_size, watchdog.timer_file)
-        self.scopes.make()
+        try:
+            self.scopes.make()
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
 
     def _environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
         plan = self._plan
@@ -336,16 +342,22 @@ class Node:
         return RunJournal(path, self._journal_complains)
 
     def _open_journal(self) -> Journal:
-        """In the run's own directory, where the log specs have one and the disk allows it."""
+        """In the run's own directory, where the log specs have one. Raises RequestRefused if the user chose one that
+        cannot be created; without a temporary directory the run keeps no logs."""
         open_run_log_dir = getattr(self._plan.logs_specs, "open_run_log_dir", None)
         if open_run_log_dir is None:
             return Journal()
         try:
             self.log_dir = open_run_log_dir(self._plan.settings.run_id)
-        except OSError:  # said by the worker logs, which need the same directory
-            return Journal()
+        except OSError as error:
+            if chosen := getattr(self._plan.logs_specs, "chosen_log_dir", ""):
+                raise RequestRefused(
+                    f"--log-dir {chosen}: {error.filename or chosen} cannot be created: {error.strerror}; "
+                    "name a folder that can be created and written"
+                ) from error
+            return Journal()  # reported by the worker logs, which need the same directory
         path = _unused(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""
-        journal = Journal(path, complain=self._journal_complains)
+        journal = self._journal = Journal(path, complain=self._journal_complains)
         self.journal_path = journal.path
         return journal
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 from tenax.cli.arguments import HelpWanted, parse
 from tenax.cli.flags import UsageError
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import check_world, current_folder, logs_specs_named, numa_options
+from tenax.cli.world import check_files, check_world, current_folder, logs_specs_named, numa_options
 from tenax.launcher.config import LaunchConfig
 
 TYPE_CHECKING = False
@@ -38,6 +38,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.dry_run:
             return print_plan(options, environ)
         config, entrypoint, args = launch_of(options, sys.executable)
+        check_files(options, environ)
         handler = _handler(config)
         outlets = _outlets(config)
     except HelpWanted:
@@ -45,18 +46,22 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except UsageError as error:
         return complain(error)
     from tenax.launcher.api import launch
+    from tenax.ports import RequestRefused
 
     colour = options.colour_allowed and sys.stderr is not None and sys.stderr.isatty()
-    return launch(
-        config,
-        entrypoint,
-        args,
-        handler=handler,
-        outlets=outlets,
-        report_path=options.report,
-        colour=colour,
-        live_line=options.live_line_allowed,
-    )
+    try:
+        return launch(
+            config,
+            entrypoint,
+            args,
+            handler=handler,
+            outlets=outlets,
+            report_path=options.report,
+            colour=colour,
+            live_line=options.live_line_allowed,
+        )
+    except RequestRefused as error:
+        return complain(UsageError(str(error)))
 
 
 def _handler(config: LaunchConfig) -> RendezvousHandler:
