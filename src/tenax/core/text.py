@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 NAMES_SAID = 8
+_SECRET_NAMES = ("secret", "password", "token", "conf")  # of fields and settings
 
 
 def encodable(value: Any) -> Any:
@@ -24,6 +25,21 @@ def hide_passwords(text: str) -> str:
     *before, last = text.split("@")
     shown = [part[: max(map(part.rfind, "/, \t\n'\"=")) + 1] + "***@" for part in before]
     return "".join([*shown, last])
+
+
+def conceal(name: str, value: Any) -> Any:
+    """The value of a field or setting for people: without secrets."""
+    if name in _SECRET_NAMES and value:
+        return "***"
+    if isinstance(value, dict):
+        return {key: conceal(key, member) for key, member in value.items()}
+    return hide_passwords(value) if isinstance(value, str) else value
+
+
+def concealed_repr(struct: Any) -> str:
+    """``repr()`` of a struct, without secrets."""
+    shown = (f"{name}={conceal(name, getattr(struct, name))!r}" for name in struct.__struct_fields__)
+    return f"{type(struct).__name__}({', '.join(shown)})"
 
 
 def some_of(names: list[str], count: int = 0) -> str:

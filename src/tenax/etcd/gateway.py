@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenax.core.text import concealed_repr
 from tenax.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax.etcd.operations import (
     AddMember,
@@ -182,6 +183,8 @@ class _Answer(msgspec.Struct):
     lease_id: int = msgspec.field(default=0, name="ID")
     ttl_s: int = msgspec.field(default=0, name="TTL")
     token: str = ""
+
+    __repr__ = concealed_repr
 
 
 class _Response(msgspec.Struct):

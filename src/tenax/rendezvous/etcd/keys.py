@@ -17,6 +17,7 @@ import msgspec
 
 from tenax.core.authority import AuthorityTerms
 from tenax.core.record import RunRecord
+from tenax.core.text import concealed_repr
 from tenax.etcd.errors import EtcdRejected
 from tenax.etcd.operations import Compare, KeyValue, Range, Transaction
 from tenax.rendezvous.etcd.place import Place
@@ -35,6 +36,8 @@ NODE_TTL_S = 30
 class Leader(msgspec.Struct, frozen=True):
     place: Place
     secret: bytes
+
+    __repr__ = concealed_repr
 
 
 class Written(msgspec.Struct, frozen=True, omit_defaults=True):
