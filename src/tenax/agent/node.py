@@ -82,6 +82,11 @@ class NodePlan(msgspec.Struct, frozen=True):
     live_line: bool = True  # ... with a live line, on a terminal
     is_last_act: bool = False  # this process does nothing else afterwards
 
+    def __repr__(self) -> str:
+        from tenax.core.text import concealed_repr
+
+        return concealed_repr(self)
+
 
 class Node:
     """One run. ``run`` may be called from any thread, once."""

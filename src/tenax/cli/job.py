@@ -93,6 +93,11 @@ class Wanted(msgspec.Struct, frozen=True):
     backend: str = ""
     conf: str = ""
 
+    def __repr__(self) -> str:
+        from tenax.core.text import concealed_repr
+
+        return concealed_repr(self)
+
 
 class Words(msgspec.Struct):
     """A command line, taken apart."""

@@ -110,6 +110,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     live_line_allowed: bool = True  # likewise
     notes: tuple[str, ...] = ()  # what the user should know although nothing is wrong
 
+    def __repr__(self) -> str:
+        from tenax.core.text import concealed_repr
+
+        return concealed_repr(self)
+
 
 def decide(
     script: str,

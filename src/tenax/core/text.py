@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 NAMES_SAID = 8
+_SECRET_NAMES = ("secret", "password", "token", "conf")  # of fields and settings
 # Colours are removed: a coloured traceback should read like a plain one. Compiled on first use.
 _COLOUR = r"\x1b\[[0-9;:]*m"
 _ESCAPED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # controls, formats, surrogates, line and paragraph separators
@@ -104,6 +105,21 @@ def shortened_texts(value: Any, limit: int) -> Any:
         case list() | tuple():
             return [shortened_texts(member, limit) for member in value]
     return value
+
+
+def conceal(name: str, value: Any) -> Any:
+    """The value of a field or setting for people: without secrets."""
+    if name in _SECRET_NAMES and value:
+        return "***"
+    if isinstance(value, dict):
+        return {key: conceal(key, member) for key, member in value.items()}
+    return hide_passwords(value) if isinstance(value, str) else value
+
+
+def concealed_repr(struct: Any) -> str:
+    """``repr()`` of a struct, without secrets."""
+    shown = (f"{name}={conceal(name, getattr(struct, name))!r}" for name in struct.__struct_fields__)
+    return f"{type(struct).__name__}({', '.join(shown)})"
 
 
 def some_of(names: list[str], count: int = 0) -> str:

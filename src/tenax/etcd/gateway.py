@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenax.core.text import concealed_repr
 from tenax.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax.etcd.operations import (
     AddMember,
@@ -196,6 +197,8 @@ class _Answer(msgspec.Struct):
     ttl_s: int = msgspec.field(default=0, name="TTL")
     token: str = ""
     users: tuple[str, ...] = ()
+
+    __repr__ = concealed_repr
 
 
 class _Response(msgspec.Struct):

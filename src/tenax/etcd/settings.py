@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.text import concealed_repr
 from tenax.endpoint import Endpoint
 from tenax.tls import TlsFiles
 
@@ -26,12 +27,7 @@ class EtcdSettings(msgspec.Struct, frozen=True):
     attempt_s: float = 0.5
     waits_for_users: bool = False
 
-    def __repr__(self) -> str:
-        password = "..." if self.password else ""
-        return (
-            f"EtcdSettings(endpoints={self.endpoints!r}, user={self.user!r}, password={password!r}, "
-            f"tls={self.tls!r}, attempt_s={self.attempt_s!r})"
-        )
+    __repr__ = concealed_repr
 
 
 def etcd_settings(

@@ -24,7 +24,6 @@ __all__ = ["LaunchConfig"]
 _START_METHODS = ("spawn", "fork", "forkserver")
 _DEFAULT_RENDEZVOUS_TIMEOUT_S = 900
 _DEFAULT_SHUTDOWN_TIMEOUT_S = 30
-_SECRETS = ("token", "password")  # keys of rdzv_configs
 _MADE_BY_DICT = ("rdzv_configs", "metrics_cfg")  # None in the signature, a new dict in the value
 
 
@@ -216,11 +215,10 @@ class LaunchConfig:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        shown = {name: _without_secrets(value) for name, value in vars(self).items()}
-        fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
-        from tenax.core.text import without_passwords
+        from tenax.core.text import conceal
 
-        return without_passwords(f"{type(self).__qualname__}({fields})")
+        fields = ", ".join(f"{name}={conceal(name, value)!r}" for name, value in vars(self).items())
+        return f"{type(self).__qualname__}({fields})"
 
     def __eq__(self, other: object) -> bool:
         if other.__class__ is not self.__class__:
@@ -228,17 +226,6 @@ class LaunchConfig:
         return vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # it is mutable, as everywhere
-
-
-def _without_secrets(value: Any) -> Any:
-    """The same value with secrets of the rendezvous and passwords in addresses replaced."""
-    if isinstance(value, dict):
-        return {key: "***" if key in _SECRETS else _without_secrets(member) for key, member in value.items()}
-    if isinstance(value, str) and "@" in value:
-        from tenax.core.text import hide_passwords
-
-        return hide_passwords(value)
-    return value
 
 
 def _shutdown_timeout(given: int | None) -> int:

@@ -17,6 +17,7 @@ import msgspec
 
 from tenax.core.authority import AuthorityTerms
 from tenax.core.record import RunRecord
+from tenax.core.text import concealed_repr
 from tenax.etcd.errors import EtcdRejected
 from tenax.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
 from tenax.rendezvous.etcd.place import Place
@@ -41,6 +42,8 @@ class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __repr__(self) -> str:
         return f"Leader(place={self.place!r}, secret=..., certificate={self.certificate.hex()!r})"
+
+    __repr__ = concealed_repr
 
 
 class Written(msgspec.Struct, frozen=True, omit_defaults=True):

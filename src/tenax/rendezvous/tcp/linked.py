@@ -26,7 +26,7 @@ from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, T
 from tenax.core.lease import Lease, LeaseTerms
 from tenax.core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
 from tenax.core.requests import OfNode, answer_safely
-from tenax.core.text import one_line
+from tenax.core.text import concealed_repr, one_line
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
@@ -73,11 +73,7 @@ class LinkedSettings(msgspec.Struct, frozen=True):
     use_agent_store: bool = True
     store_allow: tuple[str, ...] = ()
 
-    def __repr__(self) -> str:
-        """Without the secret."""
-        values = ((name, getattr(self, name)) for name in self.__struct_fields__)
-        shown = (f"{name}={'***' if name == 'secret' and value else repr(value)}" for name, value in values)
-        return f"{type(self).__name__}({', '.join(shown)})"
+    __repr__ = concealed_repr
 
 
 class LinkedRendezvous(ABC):
