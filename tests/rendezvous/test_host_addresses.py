@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import socket
 
+import msgspec
 import pytest
 
+from tenax.core.messages import MAX_HOST_ADDRESSES, NodeReady
 from tenax.host_addresses import host_addresses
+from tenax.rendezvous.tcp.server import with_seen_address
 from watching import on_linux
 
 
@@ -35,3 +38,29 @@ def test_the_address_from_which_this_host_reaches_others_is_among_them() -> None
         except OSError:
             pytest.skip("this host has no way to others")
         assert probe.getsockname()[0] in host_addresses("", 16)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ("192.0.2.9", ("192.0.2.9", "10.1.2.3")),
+        ("10.1.2.3", ("10.1.2.3",)),
+        ("127.0.0.1", ("10.1.2.3",)),
+        ("", ("10.1.2.3",)),
+    ],
+)
+def test_the_coordinator_adds_the_address_that_it_sees(seen: str, expected: tuple[str, ...]) -> None:
+    """Behind a translation of addresses the node does not know it. A loopback one is of no use to other hosts."""
+    ready = NodeReady(0, "here", 1, True, ("10.1.2.3",))
+    assert with_seen_address(ready, seen) == msgspec.structs.replace(ready, addresses=expected)
+
+
+def test_what_the_coordinator_adds_stays_within_the_bounds_of_the_wire() -> None:
+    """It is written to journals, which are read back with the same bounds."""
+    many = NodeReady(0, addresses=tuple(f"10.0.0.{number}" for number in range(MAX_HOST_ADDRESSES)))
+    for ready in (many, msgspec.structs.replace(many, addresses=(*many.addresses, "10.9.9.9"))):
+        added = with_seen_address(ready, "192.0.2.9")
+        assert msgspec.json.decode(msgspec.json.encode(added), type=NodeReady) == added
+    too_many = msgspec.structs.replace(many, addresses=many.addresses * 2)
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(msgspec.json.encode(too_many), type=NodeReady)

@@ -40,9 +40,6 @@ class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
     secret: Annotated[bytes, msgspec.Meta(max_length=64)]
     certificate: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # its SHA-256 digest; empty: links without TLS
 
-    def __repr__(self) -> str:
-        return f"Leader(place={self.place!r}, secret=..., certificate={self.certificate.hex()!r})"
-
     __repr__ = concealed_repr
 
 

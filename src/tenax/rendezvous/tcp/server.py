@@ -408,7 +408,8 @@ class CoordinatorServer:
             case wire.Word(message):
                 if isinstance(message, NodeJoined):
                     self._check_joined(peer, message)
-                message = _with_seen_address(message, peer.link)
+                if isinstance(message, NodeReady):
+                    message = with_seen_address(message, peer.link.remote_address)
                 self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
             case wire.Cancel(why):
                 self._seat.step(CancelRequested(why))
@@ -570,14 +571,11 @@ class CoordinatorServer:
         self._selector.close()
 
 
-def _with_seen_address(message: FromNode, link: Link) -> FromNode:
+def with_seen_address(ready: NodeReady, seen: str) -> NodeReady:
     """Add the address that a node has here to those that it announced: others may see it translated as we do."""
-    if not isinstance(message, NodeReady):
-        return message
-    seen = link.remote_address
-    if not seen or is_loopback(seen) or seen in message.addresses:
-        return message
-    return msgspec.structs.replace(message, addresses=(seen, *message.addresses[:MAX_HOST_ADDRESSES]))
+    if not seen or is_loopback(seen) or seen in ready.addresses:
+        return ready
+    return msgspec.structs.replace(ready, addresses=(seen, *ready.addresses[:MAX_HOST_ADDRESSES]))
 
 
 def _most_links() -> int:
