@@ -20,7 +20,6 @@ from tenax.core.bounds import (
     Pid,
     Seconds,
     Signal,
-    SumSeconds,
     Text,
     Time,
 )
@@ -169,8 +168,8 @@ class ScopeExpired(Event, frozen=True):
     local_rank: LocalRank
     pid: Pid
     scope: Text
-    after_s: SumSeconds  # how long it may take to leave the scope
-    expiration_time: SumSeconds  # seconds since the epoch, as the worker asked for it
+    after_s: float  # how long it may take to leave the scope
+    expiration_time: float  # seconds since the epoch, as the worker asked for it
     signal: Signal = 0
 
 

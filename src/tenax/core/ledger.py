@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.bounds import Count, Number, SumSeconds
+from tenax.core.bounds import Count, SumSeconds
 
 _ENTRIES_KEPT = 100
 
@@ -60,7 +60,7 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of durations, without keeping them."""
 
-    count: Number = 0
+    count: Count = 0
     sum_s: SumSeconds = 0.0
 
     def with_one(self, seconds: float) -> Mean:

@@ -14,6 +14,7 @@ from tenax.core.bounds import (
     MAX_FRAMES,
     MAX_TOLD,
     Address,
+    Count,
     ExitCode,
     Generation,
     HostAddress,
@@ -81,7 +82,7 @@ class Assignment(msgspec.Struct, frozen=True):
     master_addr: Address = "127.0.0.1"
     master_port: Port = 0
     use_agent_store: bool = False
-    restarts_used: Number = 0  # of the whole run, the same on every node
+    restarts_used: Count = 0  # of the whole run, the same on every node
     why: LongText = ""  # why this generation was formed
     coordinator_rank: NodeRank = -1  # the group rank of the node that serves the coordinator; -1: none of the group
     store_peers: StorePeers = ()  # for rank 0, if it hosts the store: the addresses of the other members
@@ -265,12 +266,12 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     why: LongText
     failures: Failures = ()  # of the last generation, on all nodes, first cause first
     stopped: StoppedWorkers = ()
-    restarts_used: Number = 0
+    restarts_used: Count = 0
     generation: Generation = 0
     signal: Signal = 0  # the signal that cancelled the run
     stuck_pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_TOLD)] = ()
     earlier: Failures = ()  # the first cause of each generation that was tried again
-    membership_changes: Number = 0  # generations that ended because nodes came or went: free of charge
-    drains: Number = 0  # ... because a node was asked to leave
-    requests: Number = 0  # ... because an operator wanted a restart
+    membership_changes: Count = 0  # generations that ended because nodes came or went: free of charge
+    drains: Count = 0  # ... because a node was asked to leave
+    requests: Count = 0  # ... because an operator wanted a restart
     goodput: Goodput | None = None  # what the time was spent on; None: this node left before the end

@@ -11,13 +11,13 @@ import msgspec
 
 from tenax.core.bounds import (
     Address,
-    Generation,
+    Count,
     Label,
     LongText,
     Name,
     NodeId,
     NodeRank,
-    Number,
+    OldGeneration,
     SumSeconds,
     WorldSize,
 )
@@ -40,17 +40,17 @@ class RecordedMember(msgspec.Struct, frozen=True):
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One value, replaced as a whole."""
 
-    generation: Generation = 0  # the last that was formed
+    generation: OldGeneration = 0  # the last that was formed
     members: tuple[RecordedMember, ...] = ()  # of that one
-    settled: Generation = 0  # the last one that has ended everywhere, and was charged or not
+    settled: OldGeneration = 0  # the last one that has ended everywhere, and was charged or not
     world_size: WorldSize = 0
     store: Address = ""
     next_why: LongText = "first generation"
     # The ledger.
-    restarts_used: Number = 0
-    membership_changes: Number = 0
-    drains: Number = 0
-    requests: Number = 0
+    restarts_used: Count = 0
+    membership_changes: Count = 0
+    drains: Count = 0
+    requests: Count = 0
     cost: Goodput = Goodput()  # what the time was spent on, as far as generations have settled
     earlier: Failures = ()
     longest_s: SumSeconds = 0.0

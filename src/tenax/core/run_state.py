@@ -12,13 +12,13 @@ import msgspec
 from tenax.core import messages as word
 from tenax.core.bounds import (
     Address,
-    Generation,
     LongText,
     NodeCount,
     NodeId,
     NodeLimit,
     NodeRank,
     Number,
+    OldGeneration,
     SumSeconds,
     Text,
 )
@@ -61,7 +61,7 @@ class Opened(CoordinatorEvent, frozen=True):
 
     recover_s: SumSeconds = 0.0
     dead_rank: NodeRank = -1  # the group rank of a member that is known to be dead: the one that served
-    generation: Generation = 0  # what is known of the past
+    generation: OldGeneration = 0  # what is known of the past
     restarts_used: Number = 0
     store: Address = ""  # of that generation
     verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it

@@ -25,7 +25,7 @@ import msgspec
 
 from tenax.core import commands as order
 from tenax.core import events as fact
-from tenax.core.bounds import DECODE_ERRORS, Pid, SumSeconds, Text
+from tenax.core.bounds import DECODE_ERRORS, Pid, Text
 from tenax.core.hang import Scopes
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ class Request(msgspec.Struct, frozen=True):
 
     pid: Pid
     scope_id: Text
-    expiration_time: SumSeconds  # seconds since the epoch
+    expiration_time: float  # seconds since the epoch
     signal: int = 0  # 0 or less: only say so
     version: int = 1
 
