@@ -25,8 +25,6 @@ PAGE = Path(__file__).parent / "reference" / "compatibility.md"
 # Names that torch's modules have and ours do not, with a reason that their users can accept.
 _REDIRECTS = "torch.distributed.elastic.multiprocessing.redirects"
 ABSENT = {
-    "torch.distributed.elastic.rendezvous.etcd_store.cas_delay": "nobody pauses: a transaction that lost against "
-    "another one knows what it lost against, and is tried again at once",
     f"{_REDIRECTS}.IS_MACOS": "a detail of torch's own; ask `sys.platform`",
     f"{_REDIRECTS}.IS_WINDOWS": "a detail of torch's own; ask `sys.platform`",
     f"{_REDIRECTS}.libc": "a detail of torch's own; `get_libc()` is here",

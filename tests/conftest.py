@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import tempfile
 
 # torch asks a name server for the name of every peer; one that does not answer would cost 5 s each time.
@@ -9,6 +10,12 @@ os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 # Agents of tests are found by tests only. A short path: that of a socket may not be longer than a hundred characters.
 os.environ["TENAX_DOORS"] = tempfile.mkdtemp(prefix="doors-")
+
+# Programs that tests start find signals as a login shell leaves them, also under nohup and in the background of a
+# script: a handler of this process becomes the default in theirs, whereas an ignored signal would stay ignored.
+for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 pytest_plugins = ["etcd_servers"]  # the fixtures etcd and make_etcd
 

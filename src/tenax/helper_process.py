@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
+SECRET_VARIABLES = ("TENAX_RDZV_TOKEN", "TENAX_ETCD_PASSWORD", "TENAX_DASHBOARD_KEY")  # no child process inherits them
 _CHANNEL_DESCRIPTOR = 3
 # Without the current directory, which is the user's; and our place is appended, not prepended: a package next to tenax
 # must never stand in for a module of the standard library.
@@ -41,6 +42,16 @@ def start_helper_ahead(module: str, name: str) -> None:
     _started_ahead[module] = spawn_helper(module, name)
 
 
+def inheritable_environ() -> dict[str, str]:
+    """Return the environment for child processes: this one's without secrets, which only agents and operators need."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in SECRET_VARIABLES
+        and not (name == "PET_RDZV_CONF" and ("token=" in value or "password=" in value))
+    }
+
+
 def spawn_helper(
     module: str, name: str, *, isolated: bool = True, extra_environ: Mapping[str, str] | None = None
 ) -> tuple[int, Channel]:
@@ -59,7 +70,7 @@ def spawn_helper(
     flags = ["-I", "-S"] if isolated else []
     command = [sys.executable, *flags, "-c", _BOOTSTRAP, name, place, module]
     try:
-        return _spawn(command, {**os.environ, **(extra_environ or {})})
+        return _spawn(command, {**inheritable_environ(), **(extra_environ or {})})
     except OSError as error:
         raise HelperUnavailable(
             f"the helper process {name} cannot be started: {error.strerror}; "

@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 from _thread import allocate_lock  # threading would cost an import, and a lock is all that is needed
 
+from tenax.named_file import open_named
+
 
 class JsonLinesFile:
     """Appends to the file at ``path``. Raises OSError if it cannot be opened, and later if it cannot be written."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._descriptor = open_named(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = allocate_lock()
         self._is_torn = False
 

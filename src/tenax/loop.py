@@ -45,6 +45,7 @@ class Loop:
         self._watched: dict[int, Watchable] = {}  # by identity
         self._timers: list[tuple[float, int, Timer]] = []
         self._made = 0
+        self._read_for: float | None = None  # the deadline before which pending input was read
         self._calls: deque[Callable[[], None]] = deque()
         self._closing = allocate_lock()
         self._wake_reader, self._wake_writer = os.pipe()
@@ -56,6 +57,10 @@ class Loop:
     def post(self, event: AnyEvent) -> None:
         """Put a fact into the mailbox. Only from the loop's own thread."""
         self._mailbox.append(event)
+
+    def has_posted(self, kinds: tuple[type, ...]) -> bool:
+        """Whether an event of one of these types waits in the mailbox."""
+        return any(isinstance(event, kinds) for event in self._mailbox)
 
     def post_from_anywhere(self, event: AnyEvent) -> None:
         """The same from another thread."""
@@ -93,11 +98,19 @@ class Loop:
         del self._watched[id(thing)]
 
     def next_event(self, deadline: Callable[[], float | None]) -> AnyEvent | None:
-        """The next fact, or None when the deadline has come first."""
+        """The next fact, or None when the deadline has come first.
+
+        What has arrived is read before a deadline is reported: once for each, so that input without end delays none.
+        """
+        has_read = False
         while not self._mailbox:
             until = deadline()
             if until is not None and until <= self.now():
-                return None
+                if has_read or until == self._read_for:
+                    return None
+                has_read, self._read_for = True, until
+                self._wait(0)
+                continue
             timer_at = self._next_timer()
             if timer_at is not None and timer_at <= self.now():
                 self._wait(0)

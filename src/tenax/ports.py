@@ -66,6 +66,9 @@ class Entrypoint(Protocol):
     def collect(self, local_rank: int, exit_code: int) -> str:
         """The worker ended. Returns why this is a failure although the exit code is 0, or nothing."""
 
+    def end_wait(self) -> None:
+        """Let workers exit that have done their work and wait for the others of this node: all are being stopped."""
+
     def return_values(self) -> dict[int, Any]:
         """What the workers of the last generation returned, by local rank."""
 
@@ -118,6 +121,10 @@ class ScopeWatch(Watchable, Protocol):
         """What is due. Whatever has arrived by now is read first: lateness of ours is nobody's."""
 
     def close(self) -> None: ...
+
+
+class RequestRefused(ValueError):
+    """The user explicitly asked for something that this machine cannot provide. Raised before any worker starts."""
 
 
 class Cancellable(Protocol):
@@ -221,7 +228,8 @@ class Logs(Watchable, Protocol):
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None: ...
 
-    def say(self, text: str) -> None: ...
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        """Show a line of the agent; with ``after_output``, below everything that the workers wrote."""
 
     def live(self, text: str) -> None: ...
 

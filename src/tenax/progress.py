@@ -40,7 +40,7 @@ class _Page:
     """What one worker has said, made at its first word."""
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self.pid = os.getpid()
         self._first: tuple[int, float] | None = None
         self._last = (-1, 0.0)

@@ -1,8 +1,8 @@
 """torchrun's module, under its names: for launchers that build, parse or extend its command line from Python.
 
-``python -m tenax.run …`` is ``tenax run …``. Called as a function, ``main`` returns None when the job succeeds and
-raises ``ChildFailedError`` when it fails. What a flag means is decided in ``tenax.cli``; this module only
-translates between an ``argparse.Namespace`` and that.
+``python -m tenax.run …`` is ``tenax run …``. Called as a function, ``main`` returns None when the job succeeds, raises
+``ChildFailedError`` when it fails, and ValueError when it cannot be run as described. What a flag means is decided in
+``tenax.cli``; this module only translates between an ``argparse.Namespace`` and that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 
 from tenax.cli.arguments import HelpWanted, read
-from tenax.cli.flags import FLAGS, UsageError, convert
+from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
 from tenax.cli.run import complain, launch_of, print_plan, tell_notes
@@ -92,7 +92,10 @@ def _argparse_type(flag: Any) -> Any:
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
-    """What the words say, as torchrun's namespace. A mistake ends the program with one sentence and exit code 2."""
+    """Return torchrun's namespace for these words. Words that cannot be parsed end the program with exit code 2.
+
+    A number that is out of range is a ValueError, as under torchrun, which finds it later.
+    """
     import argparse
 
     words = sys.argv[1:] if args is None else list(args)
@@ -100,6 +103,8 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
         reading = read(words, os.environ)
     except HelpWanted:
         raise SystemExit(cli_main(["help", "run"])) from None
+    except OutOfRange:
+        raise
     except UsageError as error:
         raise SystemExit(complain(error)) from None
     values = {dest: list(value) if isinstance(value, tuple) else value for dest, value in reading.values.items()}
@@ -177,12 +182,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the job that the words describe (default: this program's own). Raises ``ChildFailedError`` when it fails."""
-    namespace = parse_args(args)
-    try:
-        record(run)(namespace)  # the first cause is passed on to whoever started us
-    except UsageError as error:
-        raise SystemExit(complain(error)) from None
+    """Run the job that the words describe (default: this program's own). Raises ``ChildFailedError`` when it fails.
+
+    As under torchrun, a word that cannot be parsed ends the program with exit code 2, and a job that cannot be run as
+    described is a ValueError.
+    """
+    record(run)(parse_args(args))  # the first cause is passed on to the process that started us
 
 
 if __name__ == "__main__":

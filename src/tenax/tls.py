@@ -1,8 +1,11 @@
-"""TLS for the tcp engine: which files, and what they mean.
+"""TLS: the files it needs (``TlsFiles``), and one connection's encryption (``TlsStream``).
 
-With a certificate and its key this node can serve, and show itself to others. With a certificate authority it checks
-the other side: every node the coordinator's certificate against the endpoint's host, the coordinator every node's
-(mutual TLS). Read when needed; a file that cannot be used is a sentence, not a traceback.
+With a certificate and its key a node can serve, and authenticate to others. With a certificate authority it checks the
+peer: each node checks the coordinator's certificate against the endpoint's host, the coordinator checks each node's
+(mutual TLS). Files are read when needed; a file that cannot be used raises ValueError with a message for the user.
+
+Every encrypted connection of both engines runs through a ``TlsStream``. It does no I/O: the owner of the socket moves
+the bytes, applies its limits and closes.
 """
 
 from __future__ import annotations
@@ -12,6 +15,11 @@ import msgspec
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ssl
+
+RECORDS = (b"\x15\x03", b"\x16\x03")  # how a TLS connection begins: an alert or a handshake
+REFUSAL = b"\x15\x03\x01\x00\x02\x02\x28"  # a fatal alert (handshake failure), for a peer that does not agree on TLS
+_READ_BYTES = 256 << 10
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")  # OpenSSL's reasons
 
 
 class TlsFiles(msgspec.Struct, frozen=True):
@@ -45,6 +53,7 @@ class TlsFiles(msgspec.Struct, frozen=True):
         import ssl
 
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.options |= ssl.OP_NO_RENEGOTIATION  # else a peer can make this side repeat handshakes for ever
         try:
             if self.ca:
                 context.load_verify_locations(self.ca)
@@ -54,3 +63,90 @@ class TlsFiles(msgspec.Struct, frozen=True):
             files = ", ".join(filter(None, (self.cert, self.key, self.ca)))
             reason = getattr(error, "reason", None) or error.strerror or error
             raise ValueError(f"the TLS files ({files}) cannot be used: {reason}") from error
+
+
+class TlsFailure(msgspec.Struct, frozen=True):
+    """Why TLS failed. ``is_rejection``: the peer sent an alert. ``is_not_tls``: the peer does not use TLS."""
+
+    reason: str
+    is_rejection: bool = False
+    is_not_tls: bool = False
+
+
+class TlsStream:
+    """TLS for one connection, in memory.
+
+    After the constructor and after each ``receive`` the owner sends ``to_send()`` and looks at ``failure`` and
+    ``is_ended``. A stream that failed is not used again.
+    """
+
+    def __init__(self, context: ssl.SSLContext, *, is_server: bool = False, server_hostname: str | None = None) -> None:
+        import ssl
+
+        self.is_open = False  # the handshake is complete
+        self.is_ended = False  # the peer has announced that it sends nothing more
+        self.failure: TlsFailure | None = None
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(
+            self._incoming, self._outgoing, server_side=is_server, server_hostname=server_hostname
+        )
+        self._held: list[bytes] = []  # until the handshake is complete
+        self._refusal = b""
+        if not is_server:
+            self._shake_hands()
+
+    def send(self, data: bytes) -> bytes:
+        """Encrypt. Return the bytes to send now; until the handshake is complete the data is held back."""
+        if not self.is_open:
+            self._held.append(data)
+            return b""
+        self._tls.write(data)
+        return self._outgoing.read()
+
+    def receive(self, data: bytes) -> bytes:
+        """Return what ``data`` decrypts to."""
+        import ssl
+
+        self._incoming.write(data)
+        if not self.is_open:
+            self._shake_hands()
+        plain: list[bytes] = []
+        if self.is_open:
+            try:
+                while chunk := self._tls.read(_READ_BYTES):
+                    plain.append(chunk)
+                self.is_ended = True
+            except ssl.SSLWantReadError:
+                pass
+            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+                self.is_ended = True
+            except ssl.SSLError as error:
+                self._fail(error)
+        return b"".join(plain)
+
+    def to_send(self) -> bytes:
+        """Take the bytes that TLS itself sends: handshake, alerts, and what was held back."""
+        refusal, self._refusal = self._refusal, b""
+        return self._outgoing.read() or refusal
+
+    def _shake_hands(self) -> None:
+        import ssl
+
+        try:
+            self._tls.do_handshake()
+        except ssl.SSLWantReadError:
+            return
+        except ssl.SSLError as error:
+            self._refusal = REFUSAL
+            self._fail(error)
+            return
+        self.is_open = True
+        held, self._held = self._held, []
+        for each in held:
+            self._tls.write(each)
+
+    def _fail(self, error: ssl.SSLError) -> None:
+        reason = error.reason or str(error)
+        _, is_rejection, alert = reason.partition("_ALERT_")
+        words = getattr(error, "verify_message", "") or (alert or reason).replace("_", " ").lower()
+        self.failure = TlsFailure(words, bool(is_rejection), reason in _NOT_TLS)

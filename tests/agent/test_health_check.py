@@ -25,6 +25,7 @@ from tenax.launcher import LaunchConfig, elastic_launch
 from tenax.listening import listen
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.loop import Loop
+from tenax.ports import RequestRefused
 from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 pytestmark = on_linux
@@ -285,16 +286,15 @@ def test_a_loop_that_says_nothing_is_not_accused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [LocalElasticAgent, OldHooks])
-def test_a_port_in_use_costs_the_health_checks_only(
-    kind: type[LocalElasticAgent], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The line names the port and the way out; the run succeeds."""
+def test_a_port_in_use_is_refused(kind: type[LocalElasticAgent], tmp_path: Path) -> None:
+    """Before any worker starts; the message names the port and the variable to change."""
     with listen("", 0) as taken:
         server = HealthCheckServer(now, taken.getsockname()[1], 60)
-        spec = WorkerSpec(entrypoint="true")
+        spec = WorkerSpec(entrypoint="touch", args=(str(tmp_path / "started"),))
         agent = kind(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
-        assert not agent.run().is_failed()
-    assert f"tenax: health checks are not answered: port {server.port} cannot be had (" in capsys.readouterr().err
+        with pytest.raises(RequestRefused, match=f"port {server.port} for health checks cannot be used"):
+            agent.run()
+    assert not (tmp_path / "started").exists()
 
 
 class Breaks(Foreign):
@@ -368,10 +368,9 @@ def test_a_loop_without_health_checks_is_not_woken() -> None:
     try:
         with listen("", 0) as taken:
             check = HealthCheck(HealthCheckServer(now, taken.getsockname()[1], 60))
-            said: list[str] = []
-            check.open("r", warn=said.append)
+            with pytest.raises(RequestRefused):
+                check.open("r", warn=pytest.fail)
             check.watch(loop)
-            assert said
             assert loop._next_timer() is None
         check = HealthCheck(HealthCheckServer(now, 0, 60))
         check.open("r", warn=pytest.fail)

@@ -19,10 +19,10 @@ import tenax
 OURS = """
 tenax tenax.agent tenax.agent.abandonment tenax.agent.live_steps tenax.agent.node tenax.agent.outlets
 tenax.agent.watchdog tenax.channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options
-tenax.cli.run tenax.cli.script tenax.cli.world tenax.core tenax.core.agent tenax.core.commands tenax.core.coordinator
-tenax.core.environment tenax.core.events tenax.core.ledger tenax.core.messages tenax.core.model tenax.core.policy
-tenax.core.ranks tenax.core.record tenax.core.run_state tenax.core.text tenax.failures tenax.failures.exit_codes
-tenax.failures.hook tenax.failures.out_of_memory tenax.failures.plain_text tenax.failures.words tenax.helper_process
+tenax.cli.run tenax.cli.script tenax.cli.world tenax.core tenax.core.agent tenax.core.bounds tenax.core.commands
+tenax.core.coordinator tenax.core.environment tenax.core.events tenax.core.ledger tenax.core.messages tenax.core.model
+tenax.core.policy tenax.core.ranks tenax.core.record tenax.core.run_state tenax.core.text tenax.failures
+tenax.failures.exit_codes tenax.failures.hook tenax.failures.out_of_memory tenax.failures.words tenax.helper_process
 tenax.launcher tenax.launcher.api tenax.launcher.config tenax.listening tenax.logs tenax.logs.prefix tenax.logs.scribe
 tenax.logs.specs tenax.logs.std tenax.loop tenax.numa tenax.numa.binding tenax.numa.sysfs tenax.numa.topology
 tenax.ports tenax.processes tenax.processes.descendants tenax.processes.devices tenax.processes.entrypoint

@@ -90,6 +90,9 @@ $ --nnodes 2 --rdzv-backend mine --master-addr head train.py
 --master-addr head is for the static rendezvous, but --rdzv-backend mine names another; drop one of them
 $ --nnodes 2 --rdzv-endpoint head --rdzv-conf run_id=x train.py
 --rdzv-conf sets 'run_id', which is no setting of a backend; it has a flag of its own
+$ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store --rdzv-conf user=me,password=x train.py
+every user of this host can read the password of --rdzv-conf in the process list; write it to a file that only you can \
+read and pass '--rdzv-conf password_file=FILE', or set the variable TENAX_ETCD_PASSWORD
 """
 
 NOTES = """
@@ -117,16 +120,10 @@ $ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store --rdzv-conf is_host=1 tra
 is_host in --rdzv-conf has no effect: whoever is elected leads
 $ PET_MASTER_ADDR=head --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store train.py
 PET_MASTER_ADDR=head is not used, because of --rdzv-backend etcd
-$ --nnodes 2 --rdzv-backend etcd --rdzv-endpoint store --rdzv-conf user=me,password=x train.py
-everybody on this host can read the password of --rdzv-conf in the list of processes; '--rdzv-conf \
-password_file=FILE' and the variable TENAX_ETCD_PASSWORD keep it to yourself
 $ --nnodes 2 --rdzv-endpoint head --rdzv-conf is_host=1 train.py
 is_host in --rdzv-conf has no effect: whoever can listen at head serves it
 $ --nnodes 2 --rdzv-endpoint head --rdzv-conf tokn=x train.py
---rdzv-conf sets 'tokn', which no backend of ours reads
-$ --nnodes 2 --rdzv-endpoint head --rdzv-conf token=x train.py
-everybody on this host can read the token of --rdzv-conf in the list of processes; '--rdzv-conf token_file=FILE' and \
-the variable TENAX_RDZV_TOKEN keep it to yourself
+unknown --rdzv-conf key 'tokn', which has no effect
 """
 
 # What works in silence, and what the rendezvous is then told: backend, endpoint, settings.
@@ -265,7 +262,6 @@ def test_without_anything_fatal_the_launchers_own_policy_decides() -> None:
         ("last_call_timeout=-1", "the rendezvous option 'last_call_timeout' is '-1'; expected a positive number"),
         ("use_agent_store=maybe", "the rendezvous option 'use_agent_store' is 'maybe'; expected yes or no"),
         ("store_port=http", "the rendezvous option 'store_port' is 'http'; expected a whole number"),
-        ("token=a,token_file=b", "both rendezvous options 'token' and 'token_file' are given; expected one of them"),
         ("token_file=gone", "the file of the rendezvous option 'token_file' cannot be read: "),
         ("ca_cert=gone", "the TLS files (gone) cannot be used: "),
     ],
@@ -278,6 +274,14 @@ def test_wrong_settings_are_refused_before_anything_starts(settings, sentence, t
     with pytest.raises(UsageError) as refusal:
         check_world(options, str(tmp_path), {})
     assert str(refusal.value).startswith(sentence)
+
+
+def test_two_secrets_are_refused(tmp_path) -> None:
+    """Which of them is meant cannot be known."""
+    (tmp_path / "t.py").touch()
+    environ = {"PET_RDZV_CONF": "token=a,token_file=b"}
+    with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; expected one"):
+        check_world(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), str(tmp_path), {})
 
 
 def test_a_setting_that_one_node_reads_is_checked_too(tmp_path) -> None:
@@ -298,7 +302,8 @@ def test_good_settings_touch_nothing(tmp_path) -> None:
     """A secret in a file is read, and nothing is opened, bound or looked up: the host need not exist."""
     (tmp_path / "t.py").touch()
     secret = tmp_path / "secret"
-    secret.write_text("abc\n")
+    secret.write_text("a secret of tests\n")
+    secret.chmod(0o600)
     words = ["--nnodes=1:3", "--rdzv-endpoint=no-such-host.invalid", f"--rdzv-conf=token_file={secret},join_timeout=3"]
     check_world(parse([*words, "t.py"], {}), str(tmp_path), {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "t.py"]

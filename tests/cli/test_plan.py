@@ -154,7 +154,7 @@ meeting     at host0:29400, served by whichever node can listen there
             a node that comes later ends the running generation at once (scale_up)
             too few nodes for 600 s end the job (join_timeout)
             a node silent for 5 s is lost (keep_alive_interval, keep_alive_max_attempt)
-            secret: none, so whoever reaches that place can join (token_file, TENAX_RDZV_TOKEN)
+            secret: none, so any process that reaches that place can join (token_file, TENAX_RDZV_TOKEN)
             TLS: no (ssl_cert, ssl_cert_key, ca_cert)
 restarts    up to 3, counted once for all nodes: after a failure all workers are stopped and started again
 """
@@ -256,14 +256,15 @@ def test_a_handler_that_nobody_knows_is_refused(flag: str, kind: str) -> None:
 def test_a_secret_is_never_shown(tmp_path) -> None:
     """The plan says where it comes from, and not what it is."""
     secret = tmp_path / "secret"
-    secret.write_text("geheim")
+    secret.write_text("geheim geheim geheim")
+    secret.chmod(0o600)
     words = ["--nnodes=2", "--rdzv-endpoint=host0"]
     for text, source in (
-        (plan([*words, "--rdzv-conf=token=geheim", "t.py"]), "given (token)"),
+        (plan([*words, "t.py"], PET_RDZV_CONF="token=geheim geheim geheim"), "given (token)"),
         (plan([*words, f"--rdzv-conf=token_file={secret}", "t.py"]), f"the content of {secret} (token_file)"),
-        (plan([*words, "t.py"], TENAX_RDZV_TOKEN="geheim"), "given (TENAX_RDZV_TOKEN)"),
+        (plan([*words, "t.py"], TENAX_RDZV_TOKEN="geheim geheim geheim"), "given (TENAX_RDZV_TOKEN)"),
     ):
         assert f"            secret: {source}\n" in text
         assert "geheim" not in text
     text = plan(["--metrics=otel:https://me:geheim@collector:4318/v1/metrics,console", "t.py"])
-    assert "\nmetrics     otel:https://<hidden>@collector:4318/v1/metrics, console\n" in text
+    assert "\nmetrics     otel:https://***@collector:4318/v1/metrics, console\n" in text

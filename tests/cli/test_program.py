@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -229,3 +230,45 @@ def test_the_start_imports_nothing_heavy(tmp_path) -> None:
     done = start(["-c", code], tmp_path)
     assert done.returncode == 0, done.stderr
     assert set(done.stdout.split()).isdisjoint(HEAVY)
+
+
+# --- interrupts before the agent handles signals ----------------------------------------------------------------------
+
+# What Python leaves behind when it has printed and discarded an interrupt on the way to the first line of its script.
+DISCARDED_BY_PYTHON = "sys.last_value = KeyboardInterrupt()"
+# An interrupt while a finalizer runs: Python discards a KeyboardInterrupt that is raised there.
+IN_A_FINALIZER = """
+class Interrupting:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        sum(range(10))
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "tenax.launcher.api":
+            Interrupting()
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+@pytest.mark.parametrize(("happens", "code"), [(DISCARDED_BY_PYTHON, 130), (IN_A_FINALIZER, -signal.SIGINT)])
+def test_an_interrupt_that_python_discards_ends_the_start(tmp_path, happens: str, code: int) -> None:
+    """A Ctrl-C that Python would discard is not lost: no worker starts, and the program ends as interrupted."""
+    (tmp_path / "t.py").write_text("open('started', 'w')")
+    program = (
+        f"import os, signal, sys\n{happens}\n"
+        "from tenax.cli.main import main\nsys.argv[1:] = ['run', 't.py']\nraise SystemExit(main())"
+    )
+    done = start(["-c", program], tmp_path)
+    assert done.returncode == code, done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_a_call_inside_another_program_leaves_its_interrupts_alone(tmp_path) -> None:
+    """Called with arguments, the command line changes no handler and looks at no earlier error of its caller."""
+    program = (
+        f"import signal, sys\n{DISCARDED_BY_PYTHON}\nfrom tenax.cli.main import main\nmain(['run', '--help'])\n"
+        "raise SystemExit(signal.getsignal(signal.SIGINT) is not signal.default_int_handler)"
+    )
+    assert start(["-c", program], tmp_path).returncode == 0

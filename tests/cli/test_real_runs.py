@@ -171,7 +171,8 @@ def test_torchruns_line_for_two_nodes(project, place) -> None:
 
 def test_what_is_fatal_ends_the_job_on_every_node(project, place) -> None:
     """One worker's exit code decides for all: no restart, although three are left, and the same end everywhere."""
-    (project / "secret").write_text("abc")
+    (project / "secret").write_text("a secret of tests")
+    (project / "secret").chmod(0o600)
     (project / "train.py").write_text(
         "import os, signal\nif os.environ['RANK'] == '1':\n    os._exit(64)\nsignal.pause()\n"
     )

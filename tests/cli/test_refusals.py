@@ -51,6 +51,12 @@ $ --numa-binding chip train.py
 --numa-binding takes node, socket, exclusive or core-complex, not 'chip'
 $ --nproc-per-node 0 train.py
 --nproc-per-node takes a number of at least 1, 'auto', 'cpu' or 'gpu', not '0'
+$ --nproc-per-node 5000 train.py
+--nproc-per-node takes at most 4096 workers, not '5000'
+$ --nnodes 1:100000 train.py
+--nnodes takes at most 65536 nodes, not '1:100000'
+$ --monitor-interval 1e300 train.py
+--monitor-interval takes at most 10000000000 seconds, not '1e300'
 $ --nproc-per-node -2 train.py
 --nproc-per-node takes a number of at least 1, 'auto', 'cpu' or 'gpu', not '-2'
 $ --nnodes two train.py
@@ -93,6 +99,9 @@ $ --rdzv-conf a=1,,b=2 train.py
 --rdzv-conf takes 'key=value,key=value', but it contains ''
 $ --rdzv-conf token=abc,def train.py
 --rdzv-conf takes 'key=value,key=value', but it contains a part that is not
+$ --rdzv-conf token=abc train.py
+every user of this host can read the token of --rdzv-conf in the process list; write it to a file that only you can \
+read and pass '--rdzv-conf token_file=FILE', or set the variable TENAX_RDZV_TOKEN
 $ --rdzv-conf endpoint=head train.py
 --rdzv-conf sets 'endpoint', which is no setting of a backend; it has a flag of its own
 $ -r 4 train.py
@@ -162,10 +171,7 @@ $ --monitor-interval 0.2 train.py
 $ --start-method fork train.py
 --start-method fork has no effect: each worker is a new interpreter (it is for --run-path)
 $ --rdzv-backend c10d --rdzv-conf jion_timeout=9,timeout=3 train.py
---rdzv-conf sets 'jion_timeout', which no backend of ours reads
-$ --rdzv-conf token=abc train.py
-everybody on this host can read the token of --rdzv-conf in the list of processes; '--rdzv-conf token_file=FILE' and \
-the variable TENAX_RDZV_TOKEN keep it to yourself
+unknown --rdzv-conf key 'jion_timeout', which has no effect
 $ --fatal-exit-codes 3 train.py
 --fatal-exit-codes 3 has no effect: no restarts are allowed (--max-restarts)
 $ --notice-seconds 60 train.py
@@ -294,3 +300,16 @@ def test_the_clusters_place_is_not_ours() -> None:
     environ = {"PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_MASTER_ADDR": "head", "PET_MASTER_PORT": "29500"}
     options = parse(["--standalone", "train.py"], environ)
     assert (options.rdzv_backend, options.rdzv_endpoint) == ("local", "")
+
+
+@pytest.mark.parametrize(
+    ("role", "problem"),
+    [
+        ("a\nb", "it contains characters that cannot be printed"),
+        ("r" * 256, "it has 256 characters, and at most 255 are allowed"),
+    ],
+)
+def test_a_role_that_other_nodes_would_reject_is_refused(role: str, problem: str) -> None:
+    """At the flag, with the reason, and not by a connection that is closed."""
+    with pytest.raises(UsageError, match=problem):
+        parse(["--role", role, "train.py"], {})

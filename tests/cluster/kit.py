@@ -26,6 +26,7 @@ import pytest
 from e2e.harness import PATIENCE_S, Bench
 from etcd_servers import EtcdCluster
 from places import own_endpoint
+from tenax.rendezvous.secret import user_secret
 from tenax.rendezvous.tcp import wire
 
 _HERE = Path(__file__).parent
@@ -142,6 +143,11 @@ class Agent:
     def until_said(self, text: str) -> None:
         with self._said:
             assert self._said.wait_for(lambda: text in self.text, PATIENCE_S), f"{text!r} was not said\n{self}"
+
+    def wait_for_output(self, seconds: float) -> None:
+        """Until it prints something, or the time is over."""
+        with self._said:
+            self._said.wait(seconds)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
@@ -279,7 +285,7 @@ class Cluster:
         agent.send(signal.SIGKILL)
 
     def operate(self, frame: wire.FromAgent) -> None:
-        """What an operator with the secret can say to the coordinator; here there is none."""
+        """What a node of the run can send to the coordinator. The secret is that of this user."""
         host, _, port = self.endpoint.rpartition(":")
         hello = wire.Hello(wire.VERSION, self.told["run_id"], "operator", os.urandom(wire.NONCE_BYTES))
         with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
@@ -292,7 +298,7 @@ class Cluster:
                 return wire.decode_from_server(bodies[0])
 
             sock.sendall(wire.encode(hello))
-            proof = wire.prove(b"", "agent", hello, answer().nonce)
+            proof = wire.prove(user_secret(), "agent", hello, answer().nonce)
             sock.sendall(wire.encode(wire.Proof(proof)))
             assert isinstance(answer(), wire.Accepted)
             sock.sendall(wire.encode(frame))

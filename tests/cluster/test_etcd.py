@@ -222,8 +222,15 @@ def test_who_is_not_let_in_is_told_why(cluster: Cluster, make_etcd: MakeEtcd) ->
         f"etcd at {place} refuses this client: authentication failed, invalid user ID or password": {
             "password": "not the root password"
         },
-        f"etcd at {place}: it refused the certificate that this client showed": {"ssl_cert": cert, "ssl_cert_key": key},
-        f"etcd at {place}: its certificate is not trusted": {"ca_cert": etcd.certificates.strange_ca},
+        f"etcd at {place}: it refused the certificate that this client showed": {
+            "ssl_cert": cert,
+            "ssl_cert_key": key,
+            "link_tls": "false",  # it would be refused before etcd is asked
+        },
+        f"etcd at {place}: its certificate is not trusted": {
+            "ca_cert": etcd.certificates.strange_ca,
+            "link_tls": "false",
+        },
     }
     agents = {why: cluster.start(conf=conf)[0] for why, conf in tries.items()}
     for why, agent in agents.items():
@@ -283,9 +290,10 @@ def test_the_name_of_a_run_whose_agents_were_all_killed(cluster: Cluster, etcd: 
 class Managed:
     """Agents on this host, started on the command line, with a member of etcd each."""
 
-    def __init__(self, cluster: Cluster, nnodes: str) -> None:
+    def __init__(self, cluster: Cluster, nnodes: str, secret: str = "") -> None:
         self._cluster = cluster
         self._nnodes = nnodes
+        self._secret = secret
         self.names = [own_endpoint() for _ in range(3)]
 
     def start(self, number: int) -> Running:
@@ -295,6 +303,7 @@ class Managed:
         words += ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", "managed"]
         words += ["--rdzv-conf", f"managed=true,managed_only={name},last_call_timeout=60", script]
         env = {"CLUSTER_DESK": self._cluster.desk.name, "CLUSTER_AGENT": str(number)}
+        env |= {"TENAX_RDZV_TOKEN": self._secret} if self._secret else {}
         return self._cluster.bench.start(*words, env=env)
 
     def servers(self) -> list[int]:
@@ -323,9 +332,10 @@ def test_a_run_that_brings_its_etcd_along(cluster: Cluster) -> None:
     assert managed.servers() == []
 
 
-def test_a_run_that_brings_its_etcd_along_and_loses_an_agent(cluster: Cluster) -> None:
+@pytest.mark.parametrize("secret", ["", "the secret of the run"], ids=["open", "with users"])
+def test_a_run_that_brings_its_etcd_along_and_loses_an_agent(cluster: Cluster, secret: str) -> None:
     """The one that leads, with its member of etcd."""
-    managed = Managed(cluster, "2:3")
+    managed = Managed(cluster, "2:3", secret)
     agents = [managed.start(number) for number in range(3)]
     cluster.desk.generation(3)
     (leader,) = [agent for agent in agents if SERVES in agent.err]

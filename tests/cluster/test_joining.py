@@ -157,33 +157,37 @@ def test_node_ranks_that_are_asked_for_are_given(cluster: Cluster) -> None:
 
 def test_the_same_secret_from_a_file_from_the_environment_and_from_an_option(cluster: Cluster, tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("swordfish\n")
+    token.write_text("a swordfish of tests\n")
+    token.chmod(0o600)
     agents = [
         *cluster.start(nodes=(3, 3), conf={"token_file": str(token)}),
-        *cluster.start(nodes=(3, 3), env={"TENAX_RDZV_TOKEN": "swordfish"}),
-        *cluster.start(nodes=(3, 3), conf={"token": "swordfish"}),
+        *cluster.start(nodes=(3, 3), env={"TENAX_RDZV_TOKEN": "a swordfish of tests"}),
+        *cluster.start(nodes=(3, 3), conf={"token": "a swordfish of tests"}),
     ]
     cluster.finish(cluster.desk.generation(3), *agents)
     assert not any("swordfish" in agent.text for agent in agents)
 
 
-@pytest.mark.parametrize("secret", [{}, {"token": "guess"}], ids=["none", "another"])
+@pytest.mark.parametrize("secret", [{}, {"token": "a guess of 16 bytes"}], ids=["none", "another"])
 def test_without_the_secret_nobody_gets_in_and_nobody_is_disturbed(cluster: Cluster, secret: dict[str, str]) -> None:
-    agents = cluster.start_in_order(1, nodes=(1, 2), conf={"token": "swordfish", "last_call_timeout": 0})
+    agents = cluster.start_in_order(1, nodes=(1, 2), conf={"token": "a swordfish of tests", "last_call_timeout": 0})
     workers = cluster.desk.generation(1)
     (intruder,) = cluster.start(nodes=(1, 2), conf=secret)
     assert intruder.wait() == 71
-    assert "do not have the same secret" in intruder.printed_report
+    assert "rejected this node: it serves another run" in intruder.printed_report.replace("\n", " ")
     assert workers[0].ask("generation") == 1
     cluster.finish(workers, *agents)
 
 
-def test_another_run_on_the_same_endpoint_is_told_so(cluster: Cluster) -> None:
+def test_another_run_on_the_same_endpoint_is_rejected(cluster: Cluster) -> None:
+    """Its message has the remedy, and not the name of the run that is there."""
     agents = cluster.start_in_order(1, nodes=(1, 2), conf={"last_call_timeout": 0})
     workers = cluster.desk.generation(1)
     (other,) = cluster.start(nodes=(1, 2), run_id="other")
     assert other.wait() == 71
-    assert "this endpoint serves the run 'run'" in other.printed_report.replace("\n", " ")
+    report = other.printed_report.replace("\n", " ")
+    assert "rejected this node: it serves another run, has a secret, or belongs to another user" in report
+    assert "'run'" not in report
     cluster.finish(workers, *agents)
 
 

@@ -6,6 +6,7 @@ The questions know nothing of who answers; ``test_behaviours.py`` compares.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import io
@@ -14,6 +15,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -267,6 +269,12 @@ def rendezvous_questions(home: str) -> Iterator[Question]:
     )
     yield "RendezvousInfo: cannot be changed", lambda: setattr(met, "rank", 2)
 
+    utils = importlib.import_module(f"{home}.rendezvous.utils")
+    etcd_store = importlib.import_module(f"{home}.rendezvous.etcd_store")
+    for seconds in [0, -1, 0.02, (0.02, 0.03), (0, 0)]:
+        yield f"_delay({seconds})", lambda seconds=seconds: waits_within(utils._delay, seconds)
+    yield "cas_delay", lambda: waits_within(etcd_store.cas_delay)
+
     timeout = dynamic.RendezvousTimeout
     names = ("join", "last_call", "close", "heartbeat")
     yield "RendezvousTimeout: defaults", lambda: [getattr(timeout(), name).total_seconds() for name in names]
@@ -421,6 +429,24 @@ def multiprocessing_questions(home: str) -> Iterator[Question]:
             specs = processes.DefaultLogsSpecs(folder)
             return processes.start_processes("x", "/bin/true", args, envs, specs).close()
 
+    def teed(stream: str) -> Any:
+        shown = io.StringIO()
+        redirect = contextlib.redirect_stdout if stream == "stdout" else contextlib.redirect_stderr
+        with tempfile.TemporaryDirectory() as folder, redirect(shown):
+            specs = processes.DefaultLogsSpecs(folder, tee=std.ALL)
+            words = ("-c", f"import sys; print('a\\nb', file=sys.{stream})")
+            started = processes.start_processes("x", sys.executable, {0: words, 1: words}, {0: {}, 1: {}}, specs)
+            started.wait()
+            started.close()
+        return sorted(shown.getvalue().splitlines())
+
+    yield "tee: redirect_stdout", lambda: teed("stdout")
+    yield "tee: redirect_stderr", lambda: teed("stderr")
+    for ranks in [(0, 1), (1, 2), (0,), (0, 1, 2), ()]:
+        yield (
+            f"_validate_full_rank: {ranks}",
+            lambda ranks=ranks: api._validate_full_rank(dict.fromkeys(ranks), 2, "it"),
+        )
     yield "start_processes: keys of args", lambda: start({1: ()}, {0: {}})
     yield "start_processes: keys of envs", lambda: start({0: ()}, {1: {}})
     yield "start_processes: more args than envs", lambda: start({0: (), 1: ()}, {0: {}})
@@ -472,6 +498,24 @@ _DESTINATIONS = (
 )
 
 
+def waits_within(wait: Callable[..., Any], *args: Any) -> Any:
+    """Return what it returns, and whether it waited at least and at most as long as the arguments say."""
+    began = time.monotonic()
+    returned = wait(*args)
+    bounds = args[0] if args else (0, 0.1)
+    least = bounds[0] if isinstance(bounds, tuple) else bounds
+    return returned, least <= time.monotonic() - began + 0.001 < 5
+
+
+def logger_facts(events: Any, destination: str) -> Any:
+    made = events._get_or_create_logger(destination)
+    handlers = [
+        next(each.__name__ for each in type(handler).__mro__ if each.__module__ == "logging")
+        for handler in made.handlers
+    ]
+    return made.name, made.level, made.propagate, handlers, made is events._get_or_create_logger(destination)
+
+
 def recorded(errors: Any, error: BaseException) -> Any:
     """What comes out of a recorded function, and whether an error file was written."""
 
@@ -516,6 +560,10 @@ def other_questions(home: str) -> Iterator[Question]:
     event = events.Event("name", events.EventSource.AGENT)
     yield "Event: defaults", lambda: (event.timestamp, event.metadata, json.loads(event.serialize()))
     yield "Event: there and back", lambda: events.Event.deserialize(event.serialize()) == event
+    yield "_get_or_create_logger", lambda: logger_facts(events, "null")
+    yield "_get_or_create_logger: console", lambda: logger_facts(events, "console")
+    yield "_get_or_create_logger: the default", lambda: events._get_or_create_logger().name
+    yield "_get_or_create_logger: nobody", lambda: events._get_or_create_logger("nobody")
     yield "EventSource", lambda: [(each.name, each.value) for each in events.EventSource]
     yield "NodeState", lambda: [(each.name, each.value) for each in events.NodeState]
     yield "record: to null", lambda: events.record(event)
@@ -523,6 +571,8 @@ def other_questions(home: str) -> Iterator[Question]:
 
     yield "MetricData", lambda: metrics.MetricData._fields
     yield "MetricHandler: is abstract", lambda: metrics.MetricHandler()
+    name_of = importlib.import_module(f"{home}.metrics.api")._get_metric_name
+    yield "_get_metric_name", lambda: [name_of(each) for each in (outcome, Store.get, len, SharedStore().wait)]
     yield "MetricsConfig", lambda: (metrics.MetricsConfig().params, metrics.MetricsConfig({"a": "b"}).params)
     yield "put_metric: nobody listens", lambda: metrics.put_metric("x", 1)
     yield "get_elapsed_time_ms", lambda: type(metrics.get_elapsed_time_ms(0.0)).__name__
@@ -574,6 +624,9 @@ def launcher_questions(home: str, run: str, numa: str) -> Iterator[Question]:
     for line in _LINES:
         yield f"config_from_args: {line}", lambda line=line: configured(torchrun, line, _FIELDS)
         yield f"where they meet: {line}", lambda line=line: configured(torchrun, line, _MEETING)
+    for line in _REJECTED:
+        yield f"main: {line}", lambda line=line: torchrun.main([*line.split(), "--no-python", "true"])
+    yield "main: nothing", lambda: torchrun.main([])
     yield "AffinityMode", lambda: [(each.name, each.value) for each in binding.AffinityMode]
     options = binding.NumaOptions(binding.AffinityMode.NODE)
     yield "NumaOptions: the default", lambda: options.should_fall_back_if_binding_fails
@@ -585,6 +638,41 @@ _ENDPOINTS = [
     "--rdzv-backend=static --rdzv-endpoint=h:5",
     "--rdzv-backend=c10d --rdzv-endpoint=h:5",
     "--rdzv-backend=c10d",
+]
+_REJECTED = [
+    "--nproc-per-node foo",
+    "--nproc-per-node 1.5",
+    "--nproc-per-node 0",
+    "--nproc-per-node",
+    "--nproc-per-node gpu",
+    "--nproc-per-node xpu",
+    "--nnodes x",
+    "--nnodes 1:",
+    "--nnodes 1:2:3",
+    "--nnodes 0",
+    "--nnodes 3:2",
+    "--max-restarts -1",
+    "--max-restarts x",
+    "--rdzv-conf foo",
+    "--rdzv-conf a=",
+    "--rdzv-backend nobody --rdzv-endpoint h:1",
+    "--rdzv-backend c10d --rdzv-endpoint h:x --nnodes 2",
+    "-m",
+    "--unknown 3",
+    "--start-method x",
+    "--redirects 9",
+    "--tee x",
+    "--local-ranks-filter a",
+    "--monitor-interval x",
+    "--monitor-interval 0",
+    "--numa-binding x",
+    "--shutdown-timeout -1",
+    "--shutdown-timeout x",
+    "--logs-specs nobody",
+    "--event-log-handler nobody",
+    "--node-rank x",
+    "--master-port x",
+    "--log-dir /etc/passwd",
 ]
 _LINES = [
     "t.py",

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tenax.control_plane.sockets import VARIABLE, WorkerSockets, open_sockets, socket_folder
+from tenax.ports import RequestRefused
 from watching import on_linux
 
 pytestmark = on_linux
@@ -18,7 +19,7 @@ pytestmark = on_linux
 def test_every_worker_gets_a_path_of_its_own(tmp_path: Path) -> None:
     """By its global rank, in a folder of this user alone; sockets and folder go at the end."""
     folder = tmp_path / "deep" / "job"
-    sockets = open_sockets({VARIABLE: str(folder)}, pytest.fail)
+    sockets = open_sockets({VARIABLE: str(folder)})
     assert sockets is not None
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert sockets.env(3) == {VARIABLE: str(folder / "rank3")}
@@ -37,7 +38,7 @@ def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
     """With whatever else is in it."""
     (tmp_path / "precious").write_text("data")
     tmp_path.chmod(0o700)
-    sockets = open_sockets({VARIABLE: str(tmp_path)}, pytest.fail)
+    sockets = open_sockets({VARIABLE: str(tmp_path)})
     assert sockets is not None
     sockets.env(0)
     sockets.close()
@@ -58,19 +59,12 @@ def test_a_rank_that_went_to_another_agent_is_left_alone(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_folder_of_everybody_is_not_used(tmp_path: Path, mode: int) -> None:
-    """Somebody else could answer in a worker's place. Workers get paths in a new folder, which goes at the end."""
+    """Another user could answer in a worker's place: the folder is refused, and nothing is made in it."""
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(mode)
-    said: list[str] = []
-    sockets = open_sockets({VARIABLE: str(folder)}, said.append)
-    assert sockets is not None
-    assert said[0].startswith(f"others may write to {str(folder)!r}; ")
-    assert said[0].endswith(f"workers are asked in {sockets.folder} instead")
-    assert stat.S_IMODE(os.stat(sockets.folder).st_mode) == 0o700
-    assert os.path.dirname(sockets.env(0)[VARIABLE]) == sockets.folder
-    sockets.close()
-    assert not os.path.exists(sockets.folder)
+    with pytest.raises(RequestRefused, match=f"others may write to {str(folder)!r}; "):
+        open_sockets({VARIABLE: str(folder)})
     assert os.listdir(folder) == []
 
 

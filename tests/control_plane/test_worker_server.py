@@ -167,7 +167,7 @@ def test_a_handler_that_hangs_holds_up_nobody(server: WorkerServer) -> None:
     control_plane.register_handler("hang", hang)
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(server.path)
-        sock.sendall(b"POST /handler/hang HTTP/1.1\r\n\r\n")
+        sock.sendall(b"POST /handler/hang HTTP/1.1\r\nHost: h\r\n\r\n")
         assert here.wait(PATIENCE_S)
         assert "in hang\n" in ask(server.path, "POST", "/handler/dump_traceback").body.decode()
         hold.set()

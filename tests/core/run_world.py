@@ -654,7 +654,9 @@ class RunWorld:
         rank = dice.randint(0, 3)
         info = word.NodeInfo(node_id, "host9", min_nodes=state.settings.min_nodes, max_nodes=state.settings.max_nodes)
         failure = Failure(generation, 0, rank, 9, 1, self._now)
-        match dice.randint(0, 15):
+        match dice.randint(0, 16):
+            case 16:
+                return run.Resumed(dice.choice((3.0, 60.0)))
             case 10:
                 return run.RestartRequested("a whim")
             case 11:

@@ -144,12 +144,14 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
             return [kind(who, "asked") for who in nodes]
         case run.CancelRequested | run.RestartRequested:
             return [kind("enough")]
+        case run.Resumed:
+            return [run.Resumed(30.0)]
         case _:
             return [run.TimeWentBy()]
 
 
 OPERATOR = [run.CancelRequested, run.RestartRequested, run.DrainRequested]
-KINDS = [*word.FromNode.__args__, *OPERATOR, run.NodeLost, run.TimeWentBy]
+KINDS = [*word.FromNode.__args__, *OPERATOR, run.NodeLost, run.TimeWentBy, run.Resumed]
 
 
 def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:

@@ -115,3 +115,26 @@ def test_the_default_terms_survive_a_pause_of_three_seconds() -> None:
     """A beat that was due just before the pause, three seconds of silence, and the next beat: still ours."""
     terms = LeaseTerms()
     assert terms.beat_s + 3.0 < terms.fence_s < terms.lease_s
+
+
+def test_an_acknowledgement_does_not_date_what_the_coordinator_sends() -> None:
+    """A link that stalls on the way to the node proves its beats by acknowledgements, and what arrives at last may be
+    older than a lease. Only an answer shows that what follows it on the link is recent."""
+    lease = Lease(LeaseTerms(beat_s=1.0, lease_s=5.0), proven_at=0.0)
+    for at in range(1, 8):
+        lease.beat(float(at))
+        lease.all_has_arrived()
+    assert lease.ends_at() > 7.0
+    assert not lease.is_answered(7.0)
+    lease.answered(7)
+    assert lease.is_answered(7.0)
+
+
+def test_an_answer_counts_after_later_beats_were_acknowledged() -> None:
+    """A coordinator that is slow to answer is not taken for one whose events are old."""
+    lease = Lease(LeaseTerms(beat_s=1.0, lease_s=5.0), proven_at=0.0)
+    for at in range(1, 10):
+        lease.beat(float(at))
+        lease.all_has_arrived()
+        lease.answered(at - 3)
+    assert lease.is_answered(10.0)

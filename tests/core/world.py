@@ -433,7 +433,7 @@ class World:
             case 15:
                 return dice.choice((fact.Waiting("nothing"), fact.NoticeReceived("spot reclaim", 120.0)))
             case 16:
-                pid = dice.choice((99, 1000 * generation + rank))
+                pid = dice.choice((99, max(0, 1000 * generation + rank)))
                 return fact.ScopeExpired(generation, rank, pid, "step", 60.0, 1e9, dice.choice((0, SIGTERM, SIGKILL)))
             case 17:
                 return fact.StacksRefused(generation, rank, "it does not catch the signal")

@@ -43,7 +43,7 @@ class Watcher:
 
     def __init__(self, stage: Stage) -> None:
         self.sock = socket.create_connection((stage.host, stage.port), PATIENCE_S)
-        self.sock.sendall(f"GET /events?key={stage.key} HTTP/1.1\r\n\r\n".encode())
+        self.sock.sendall(f"GET /events?key={stage.key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         self._file = self.sock.makefile("rb")
         self.head = [line for line in iter(self._file.readline, b"\r\n")]
 
@@ -156,7 +156,9 @@ def test_what_changes_the_run_needs_the_header(set_up: Callable[..., Stage]) -> 
 
 def test_wishes_that_are_none_are_refused(set_up: Callable[..., Stage]) -> None:
     stage = set_up()
-    for body in (b"", b"[]", b"{", b'{"do": "fly"}', b'{"do": "drain"}', b'{"do": "stop", "x": 1}', b"\xff" * 100):
+    malformed = (b"", b"[]", b"{", b'{"do": "fly"}', b'{"do": "drain"}', b'{"do": "stop", "x": 1}', b"\xff" * 100)
+    nested = (b"[" * 4000, b'{"do":' * 600, b'{"do": "stop", "x": ' + b"[" * 4000)
+    for body in malformed + nested:
         assert ask(stage, "/do", "POST", body, X_Tenax_Key=stage.key).status == 400, body
     assert ask(stage, "/do", "POST", b"x" * 5000, X_Tenax_Key=stage.key).status == 413
     refused = ask(stage, "/do", "POST", b'{"do": "drain", "node": "nobody"}', X_Tenax_Key=stage.key)
@@ -232,7 +234,7 @@ def test_who_takes_nothing_loses_the_stream_and_can_come_back(set_up: Callable[.
     with socket.socket() as stuck, Watcher(stage) as watcher:
         stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         stuck.connect((stage.host, stage.port))
-        stuck.sendall(f"GET /events?key={stage.key} HTTP/1.1\r\n\r\n".encode())
+        stuck.sendall(f"GET /events?key={stage.key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         watcher.next()
         until(lambda: len(stage.dashboard._streams) == 2, "both")
         for step in range(10, 1000, 10):
@@ -288,10 +290,10 @@ def test_a_desk_that_breaks_is_told_once_and_breaks_nothing_else(set_up: Callabl
     host, _, port = dashboard.link.removeprefix("http://").partition("/")[0].partition(":")
     key = dashboard.link.partition("key=")[2]
     with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
-        sock.sendall(f"GET /events?key={key} HTTP/1.1\r\n\r\n".encode())
+        sock.sendall(f"GET /events?key={key} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         until(lambda: said, "the complaint")
         stage.fail(0)
-    heard = raw(int(port), f"GET /status.json?key={key} HTTP/1.1\r\n\r\n".encode(), host)
+    heard = raw(int(port), f"GET /status.json?key={key} HTTP/1.1\r\nHost: h\r\n\r\n".encode(), host)
     assert (heard.status, heard.body) == (500, b"RuntimeError: no\n")
     stage.do(dashboard.close)
     assert said == ["the page shows nothing new any more: RuntimeError: no"]
@@ -336,7 +338,7 @@ def test_lines_of_a_worker_are_passed_on_and_waited_for(set_up: Callable[..., St
     assert [line["text"] for line in first["lines"]] == stage.printed
     with socket.create_connection((stage.host, stage.port), PATIENCE_S) as sock:
         query = f"node=id-0&local_rank=1&cursor={first['cursor']}&wait_s=1000000&key={stage.key}"
-        sock.sendall(f"GET /logs?{query} HTTP/1.1\r\n\r\n".encode())
+        sock.sendall(f"GET /logs?{query} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         until(lambda: stage.held, "the request to wait")
         assert stage.held[0][0].wait_s == 20.0
         stage.print("the next")

@@ -113,23 +113,6 @@ def test_a_job_is_restarted_from_the_page(bench: Bench, page: Page) -> None:
     job.finish()
 
 
-def test_a_port_that_is_taken_costs_one_sentence(bench: Bench) -> None:
-    """And nothing else: the job runs to its end."""
-    import socket
-
-    host = own_address()
-    with socket.create_server((host, 0)) as taken:
-        port = taken.getsockname()[1]
-        script = bench.script("print('trained', flush=True)")
-        done = bench.run("--dashboard", f"{host}:{port}", script)
-    assert (done.code, done.out) == (0, "trained\n")
-    said = [line for line in done.said if "the page" in line]
-    assert said == [
-        f"the page (--dashboard) is not there: port {port} of {host} is taken by another program; choose another, or "
-        "none for any that is free; the job is not affected"
-    ]
-
-
 def test_a_browser_that_is_killed_is_no_trouble(bench: Bench, tmp_path_factory: Any) -> None:
     """In the middle of a stream: the job goes on, and says nothing about it."""
     job = Job(bench)

@@ -27,7 +27,7 @@ class Agent:
                 **os.environ,
                 "TMPDIR": str(folder),
                 "OMP_NUM_THREADS": "1",
-                "TENAX_RDZV_TOKEN": "for this test",
+                "TENAX_RDZV_TOKEN": "a secret for this test",
                 **env,
             },
             stdin=subprocess.DEVNULL,

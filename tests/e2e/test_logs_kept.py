@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import TENAX, Bench, needs_root, small_disk, until
+from .harness import TENAX, Bench, is_alive, needs_root, small_disk, until
 
 OURS_ALONE = ("journal.", "coordinator.")  # files that torchrun has not
 TORCHRUN = Path(sys.executable).parent / "torchrun"
@@ -388,3 +388,24 @@ def test_output_of_descendants_is_kept_to_the_end(bench: Bench) -> None:
     assert job.wait().code == 143
     log = bench.run_dir() / "attempt_0/0/stdout.log"
     until(lambda: "last words of the child" in log.read_text(), "the child's last words", timeout_s=1)
+
+
+@pytest.mark.parametrize("words", [(), ("--tee", "3"), ("--tee", "3", "--redirects", "3")], ids=" ".join)
+def test_the_end_is_announced_below_all_output(bench: Bench, words: tuple[str, ...]) -> None:
+    """However late the log writer is: what workers wrote, also without a newline, stands above the last line."""
+    script = bench.script("from worker_kit import *; ready(); wait_for('go', 0); print(f'rank {RANK} ends', end='')")
+    job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", *words, script, stderr=subprocess.STDOUT)
+    pids = bench.pids(2)
+    (log_writer,) = [pid for pid, command in bench.alive().items() if "tenax-scribe" in command]
+    os.kill(log_writer, signal.SIGSTOP)
+    try:
+        bench.tell("go")
+        until(lambda: not any(map(is_alive, pids)), "the end of the workers")
+        journal = bench.run_dir() / "journal.jsonl"
+        until(lambda: "Finish" in journal.read_text(), lambda: f"the end of the run in {journal.read_text()}")
+    finally:
+        os.kill(log_writer, signal.SIGCONT)
+    done = job.wait()
+    lines = done.out.splitlines()
+    assert lines[-1] == "tenax: the run succeeded: all 2 workers succeeded", done
+    assert sum(line.endswith(("rank 0 ends", "rank 1 ends")) for line in lines) == 2, done

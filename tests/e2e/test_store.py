@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from store.users import NOBODY, answer_to
 from tenax.rendezvous.port import free_port
 
 from .harness import Bench, holders, is_alive, until
@@ -163,3 +164,28 @@ def test_a_worker_may_host_the_store_itself(bench: Bench, words: list[str], env:
     for rank in range(2):
         bench.tell("go", rank)
     assert job.wait().code == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
+def test_another_user_of_the_host_cannot_use_the_store(bench: Bench) -> None:
+    """Of a run of one node with default flags. The console says what was rejected, and how to allow it."""
+    script = bench.script(
+        """
+        import os
+        from worker_kit import *
+        note("port", os.environ["MASTER_PORT"])
+        ready()
+        wait_for("go")
+        """
+    )
+    job = bench.start(script)
+    bench.pids(1)
+    port = int(bench.note("port"))
+    assert answer_to("127.0.0.1", port, NOBODY) == b""
+    assert answer_to("127.0.0.1", port, 0) == b"abcd"
+    bench.tell("go")
+    done = job.wait()
+    assert done.code == 0
+    said = " ".join(done.err.split())
+    assert f"127.0.0.1 is a process of uid {NOBODY}, and the run belongs to uid 0" in said
+    assert "--rdzv-conf store_allow=127.0.0.1" in said

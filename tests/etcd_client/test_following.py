@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from adversarial import assert_linear
 from etcd_client.kit import Desk, ScriptedServer, http
 from etcd_servers import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from tenax.etcd.errors import EtcdError, EtcdRefused
 from tenax.etcd.following import Following
+from tenax.etcd.http_connection import HttpConnection
+from tenax.etcd.http_response import Head
 from tenax.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
+from tenax.etcd.place import Place
 from tenax.etcd.settings import etcd_settings
+from tenax.etcd.watch_stream import WatchStream
 
 
 class Follower:
@@ -168,3 +173,22 @@ def test_a_stream_cut_into_single_bytes() -> None:
         assert [(change.kind, change.kv.mod_revision) for change in changes] == [("put", 6), ("delete", 7)]
         assert b"Grpc-Metadata-hasleader: true" in server.requests[1]
         assert b'"start_revision":"6"' in server.requests[1]
+
+
+@pytest.mark.parametrize("end", [b"", b"\n"], ids=["one line", "many lines"])
+def test_a_watch_is_read_in_linear_time(end: bytes) -> None:
+    """Also a line without an end that comes in small parts."""
+    place = Place(0, "127.0.0.1:1")
+    with Desk(etcd_settings(place.name)) as desk:
+        connection = HttpConnection(desk.loop, place, desk.client.pool, None)
+
+        def read(parts: list[bytes]) -> None:
+            ended: list[object] = []
+            stream = WatchStream(desk.client, place, b"k", b"", 1, ended.append, ended.append)
+            stream.on_part(connection, Head(200))
+            for part in parts:
+                stream.on_part(connection, part)
+            assert not ended
+
+        part = b'{"result":{}}' + end
+        assert_linear(read, lambda n: [part] * (n // len(part)), size=1 << 18)

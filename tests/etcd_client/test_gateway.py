@@ -31,9 +31,11 @@ from tenax.etcd.operations import (
     Range,
     RangeAnswer,
     RevokeLease,
+    SetUpUsers,
     Status,
     Transaction,
     TransactionAnswer,
+    UsersAnswer,
 )
 
 CALM = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -257,6 +259,20 @@ def test_bodies_that_are_not_etcds(status: int, body: bytes, kind: str) -> None:
     assert gateway.decode_fault(status, body).kind == kind
 
 
+DEEP = 100_000
+
+
+@pytest.mark.parametrize("within", [b'{"kvs":%b}', b'{"unknown":%b}', b'{"result":%b}', b'{"error":%b}', b"%b"])
+@pytest.mark.parametrize("nested", [b"[" * DEEP + b"]" * DEEP, b'{"a":' * DEEP + b"1" + b"}" * DEEP])
+def test_deep_nesting_is_rejected_as_any_other_malformed_body(within: bytes, nested: bytes) -> None:
+    """It never leaves the decoder as a RecursionError."""
+    body = within % nested
+    for decode in (lambda: gateway.decode(Range(b"k"), 200, body), lambda: gateway.decode_watch(body)):
+        with pytest.raises(gateway.Nonsense):
+            decode()
+    assert gateway.decode_fault(503, body).kind == "again"
+
+
 @CALM
 @given(st.binary(), st.sampled_from([200, 400, 404, 500, 503]))
 def test_any_body_is_answered_somehow(body: bytes, status: int) -> None:
@@ -299,3 +315,27 @@ def test_how_a_watch_begins_and_ends() -> None:
         fault = gateway.decode_watch(body).fault
         assert fault is not None
         assert fault.kind == "again"
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_answers_that_are_nested_too_deeply_are_no_answers_of_etcd(status: int) -> None:
+    """Whatever listens in etcd's place cannot crash a client with the shape of its JSON."""
+    body = b'{"more":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    for operation in (Range(b"key"), Members(), Status(), KeepAlive(1), Authenticate("user", "password")):
+        if status == 200:
+            with pytest.raises(gateway.Nonsense):
+                gateway.decode(operation, status, body)
+        else:
+            assert isinstance(gateway.decode(operation, status, body), Fault)
+    with pytest.raises(gateway.Nonsense):
+        gateway.decode_watch(body)
+
+
+def test_setting_up_users_twice_is_success() -> None:
+    """Several members do it at once; what another has done before is done."""
+    for step, text in (("add user", "user name already exists"), ("add role", "role name already exists")):
+        body = json.dumps({"code": 9, "message": f"etcdserver: {text}"}).encode()
+        assert gateway.decode(SetUpUsers(step), 400, body) == UsersAnswer()  # type: ignore[arg-type]
+    listed = gateway.decode(SetUpUsers("list users"), 200, b'{"header":{},"users":["root"]}')
+    assert listed == UsersAnswer(("root",))
+    assert "a password" not in repr(SetUpUsers("add user", "a password"))

@@ -43,7 +43,7 @@ def test_counted_bodies(chunks: list[bytes], places: list[int]) -> None:
     body = b"".join(chunks)
     data = b"HTTP/1.1 503 Service Unavailable\r\nX-A:  b \r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
     head, found, end = read(cut(data, places))
-    assert head == Head(503, {"x-a": "b", "content-length": str(len(body))})
+    assert head == Head(503)
     assert found == body
     assert end == End(keeps_open=True)
 
@@ -101,7 +101,7 @@ def test_a_stream_is_passed_on_as_it_comes() -> None:
 
 def test_what_comes_before_the_answer_is_passed_over() -> None:
     parts = ResponseReader().feed(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n")
-    assert parts == [Head(204, {}), End(keeps_open=True)]
+    assert parts == [Head(204), End(keeps_open=True)]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_what_comes_before_the_answer_is_passed_over() -> None:
     [
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n", False),
         (b"HTTP/1.0 200 OK\r\n", False),
-        (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\n", True),
+        (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive\r\n", False),
         (b"HTTP/1.1 200\r\n", True),
     ],
 )
@@ -118,7 +118,10 @@ def test_whether_the_connection_can_be_used_again(head: bytes, keeps_open: bool)
 
 
 def test_a_connection_with_more_than_the_answer_is_not_used_again() -> None:
-    assert ResponseReader().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nab")[-1] == End(keeps_open=False)
+    """Neither when there is little more nor when there is much."""
+    for more in (b"b", b"b" * 100_000):
+        parts = ResponseReader().feed(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na" + more)
+        assert parts[1:] == [b"a", End(keeps_open=False)]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +136,7 @@ def test_a_connection_with_more_than_the_answer_is_not_used_again() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nabc",
         b"HTTP/1.1 200 OK\r\nX: " + b"y" * 70_000,
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 5000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 20_000,
     ],
 )
 def test_what_is_no_response(data: bytes) -> None:

@@ -49,7 +49,7 @@ class Served:
 
     def ask(self, path: str, method: str = "GET") -> socket.socket:
         sock = socket.create_connection(("127.0.0.1", self.port), PATIENCE_S)
-        sock.sendall(f"{method} {path} HTTP/1.1\r\n\r\n".encode())
+        sock.sendall(f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
         return sock
 
     def watch(self) -> socket.socket:

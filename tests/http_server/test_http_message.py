@@ -6,70 +6,106 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.http.message import Limits, Request, Response, json, parse, render, text
+from adversarial import pieces
+from tenax.http.message import Limits, Request, Response, json, render, text
+from tenax.http.request_reader import RequestReader
 
 SMALL = Limits(head_bytes=200, body_bytes=10)
+HOST = b"Host: h\r\n"
+
+
+def parse(data: bytes, limits: Limits = SMALL) -> Request | Response | None:
+    """Read these bytes, received at once."""
+    return RequestReader(limits).feed(data)
 
 
 def test_a_request_is_its_method_path_parameters_headers_and_body() -> None:
     """Names of headers lose their case, escapes their percent signs."""
     data = b"POST /handler/a%20b?x=1&y=&x=2 HTTP/1.1\r\nHost: h\r\nX-Odd:  v \r\nContent-Length: 3\r\n\r\nabcdef"
-    assert parse(data, SMALL) == Request(
+    assert parse(data) == Request(
         "POST", "/handler/a b", {"x": "2", "y": ""}, {"host": "h", "x-odd": "v", "content-length": "3"}, b"abc"
     )
 
 
 def test_the_oldest_form_is_understood() -> None:
-    """HTTP/1.0 without any header, an absolute address, and empty lines in front."""
-    assert parse(b"GET / HTTP/1.0\r\n\r\n", SMALL) == Request("GET")
-    assert parse(b"\r\nGET http://host:1/livez?a=b HTTP/1.1\r\n\r\n", SMALL) == Request("GET", "/livez", {"a": "b"})
+    """HTTP/1.0 without any header, an absolute address, lines that end without a carriage return."""
+    assert parse(b"GET / HTTP/1.0\r\n\r\n") == Request("GET")
+    assert parse(b"GET http://host:1/livez?a=b HTTP/1.0\r\n\r\n") == Request("GET", "/livez", {"a": "b"})
+    assert parse(b"GET / HTTP/1.1\nHost: x\n\n") == Request("GET", headers={"host": "x"})
 
 
-def test_a_request_in_pieces_is_waited_for() -> None:
-    """Every beginning of a request asks for more; the whole one is the request."""
-    data = b"POST /x HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody"
-    assert {parse(data[:length], SMALL) for length in range(len(data))} == {None}
-    assert isinstance(parse(data, SMALL), Request)
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 1000])
+def test_a_request_in_pieces_is_waited_for(length: int) -> None:
+    """However it was cut, the request is complete with its last byte, and the same."""
+    data = b"POST /x HTTP/1.1\r\n" + HOST + b"Content-Length: 4\r\n\r\nbody"
+    reader = RequestReader(SMALL)
+    *before, last = [reader.feed(piece) for piece in pieces(data, length)]
+    assert set(before) <= {None}
+    assert last == Request("POST", "/x", {}, {"host": "h", "content-length": "4"}, b"body")
 
 
 @pytest.mark.parametrize(
     ("data", "status"),
     [
-        (b"\x16\x03\x01\x02\x00", 400),  # somebody who speaks TLS
-        (b"hello\r\n", 400),
+        (b"\x16\x03\x01\x02\x00", 400),  # TLS
+        (b"hello\r\n\r\n", 400),
         (b"GET /\r\n\r\n", 400),
-        (b"GET / HTTP/2.0\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\nHost: x\n\n", 400),
-        (b"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400),
-        (b"GET / HTTP/1.1\r\nA: x\r\n folded\r\n\r\n", 400),
-        (b"GET //[ HTTP/1.1\r\n\r\n", 400),
-        (b"GET /?" + b"&".join(b"a=1" for _ in range(40)) + b" HTTP/1.1\r\n\r\n", None),
-        (b"POST / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: 1e3\r\n\r\n", 400),
-        (b"POST / HTTP/1.1\r\nContent-Length: 11\r\n\r\n", 413),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", 501),
+        (b"GET / HTTP/2.0\r\n" + HOST + b"\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 400),  # no Host
+        (b"GET / HTTP/1.1\r\n" + HOST + b"no colon\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST + b"A: \0\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n" + HOST + b"A: b" + b" \t" * 65 + b"c\r\n\r\n", 400),
+        (b"GET //[ HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+        (b"GET /?" + b"&".join(b"a=1" for _ in range(40)) + b" HTTP/1.1\r\n" + HOST + b"\r\n", None),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: -1\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 1e3\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: 11\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n", 501),
         (b"GET /" + b"a" * 300, 431),
         (b"GET /" + b"a" * 300 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\n" + HOST + b"a:\n" * 150, 431),
     ],
 )
 def test_what_is_no_request_is_answered(data: bytes, status: int | None) -> None:
     """With the code that says what is wrong with it."""
-    found = parse(data, SMALL)
-    assert (found.status if isinstance(found, Response) else None) == status
+    for length in (1, len(data)):
+        reader = RequestReader(SMALL)
+        found = next(filter(None, (reader.feed(piece) for piece in pieces(data, length))), None)
+        assert (found.status if isinstance(found, Response) else None) == status
+
+
+def test_a_body_may_hold_what_a_head_may_not() -> None:
+    """A long run of blanks, many lines: whether it comes together with the head or after it."""
+    body = b" " * 5000 + b"\n" * 5000
+    head = b"POST / HTTP/1.1\r\n" + HOST + b"Content-Length: %d\r\n\r\n" % len(body)
+    for received in ([head + body], [head, body], pieces(head + body, 9)):
+        reader = RequestReader(Limits(body_bytes=len(body)))
+        found = [reader.feed(piece) for piece in received][-1]
+        assert isinstance(found, Request)
+        assert found.body == body
+
+
+@pytest.mark.parametrize("more", [b"Upgrade: websocket\r\nConnection: Upgrade\r\n", b"Expect: 100-continue\r\n"])
+def test_what_is_offered_besides_is_ignored(more: bytes) -> None:
+    """The request is answered as if the client had not offered it."""
+    for method in (b"GET", b"CONNECT"):
+        found = parse(method + b" / HTTP/1.1\r\n" + HOST + more + b"\r\n")
+        assert isinstance(found, Request)
 
 
 def test_without_room_for_a_body_it_is_not_waited_for() -> None:
     """A GET that announces a body is answered at once."""
-    request = parse(b"GET / HTTP/1.1\r\nContent-Length: 5\r\n\r\n", Limits())
+    request = parse(b"GET / HTTP/1.1\r\n" + HOST + b"Content-Length: 5\r\n\r\n", Limits())
     assert isinstance(request, Request)
     assert request.body == b""
 
 
-@given(st.binary(max_size=400))
+@given(st.binary(min_size=1, max_size=400))
 def test_no_bytes_whatever_make_it_raise(data: bytes) -> None:
     """Garbage, and garbage behind a good beginning."""
-    for sent in (data, b"GET /?" + data, b"GET / HTTP/1.1\r\n" + data + b"\r\n\r\n"):
-        found = parse(sent, SMALL)
+    for sent in (data, b"GET /?" + data, b"GET / HTTP/1.1\r\n" + HOST + data + b"\r\n\r\n"):
+        found = parse(sent)
         assert found is None or isinstance(found, Request | Response)
 
 

@@ -7,8 +7,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -63,7 +64,7 @@ def test_it_answers_on_both_protocols(serve: Callable[..., Served]) -> None:
 def test_a_request_may_come_byte_by_byte(serve: Callable[..., Served]) -> None:
     """And is answered when it is whole."""
     with serve().connect() as sock:
-        for byte in b"GET / HTTP/1.1\r\n\r\n":
+        for byte in b"GET / HTTP/1.1\r\nHost: h\r\n\r\n":
             sock.sendall(bytes([byte]))
         assert heard_from(sock).status == 200
 
@@ -72,7 +73,10 @@ def test_an_answer_is_not_lost_to_what_the_client_still_sends(serve: Callable[..
     """A body that nobody reads does not turn the answer into a reset."""
     served = serve()
     for _ in range(20):
-        assert raw(served.port, b"GET / HTTP/1.1\r\nContent-Length: 60000\r\n\r\n" + b"x" * 60_000).status == 200
+        assert (
+            raw(served.port, b"GET / HTTP/1.1\r\nHost: h\r\nContent-Length: 60000\r\n\r\n" + b"x" * 60_000).status
+            == 200
+        )
 
 
 def test_who_only_connects_is_no_trouble(serve: Callable[..., Served]) -> None:
@@ -97,6 +101,18 @@ def test_silent_clients_do_not_keep_others_out(serve: Callable[..., Served]) -> 
         assert dropped >= 92
 
 
+def test_silent_connections_of_one_address_do_not_push_out_another(serve: Callable[..., Served]) -> None:
+    """A slow client keeps its connection while another address opens far more than there is room for."""
+    served = serve(patience=Patience(connections=8, ask_s=PATIENCE_S))
+    with served.connect() as slow, ExitStack() as stack:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(("127.0.0.1", served.port), PATIENCE_S, ("127.0.0.2", 0)))
+        assert kube_probe(served.port).status == 200
+        slow.sendall(b"Host: h\r\n\r\n")
+        assert heard_from(slow).status == 200
+
+
 def test_a_slow_client_is_told_so_and_dropped(serve: Callable[..., Served]) -> None:
     """One that has begun to ask is told; one that has not is just dropped."""
     served = serve(patience=Patience(ask_s=0.05))
@@ -106,18 +122,34 @@ def test_a_slow_client_is_told_so_and_dropped(serve: Callable[..., Served]) -> N
         assert until_closed(silent) == b""
 
 
+def test_a_client_that_sends_a_byte_now_and_then_is_dropped_in_time(serve: Callable[..., Served]) -> None:
+    """The time limit is for the whole request, not for each of its bytes."""
+    served = serve(patience=Patience(ask_s=0.2))
+    with served.connect() as slow:
+        slow.sendall(b"GET / HTTP/1.1\r\n")
+        slow.settimeout(0.01)
+        answer = b""
+        until_s = time.monotonic() + PATIENCE_S
+        while not answer:
+            assert time.monotonic() < until_s
+            with suppress(TimeoutError):
+                slow.sendall(b"a")
+                answer = slow.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+
+
 def test_a_client_that_does_not_read_is_dropped(serve: Callable[..., Served]) -> None:
     """The answer is longer than all buffers; nobody takes it."""
     served = serve(lambda _: Response(body=bytes(32 << 20)), patience=Patience(take_s=0.05))
     with served.connect() as sock:
-        sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        sock.sendall(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
         until(lambda: not served.server._connections, "the connection to be dropped")
 
 
 def test_a_client_that_never_stops_sending_is_dropped(serve: Callable[..., Served]) -> None:
     """Without a request, and after its answer."""
     served = serve(patience=Patience(take_s=PATIENCE_S))
-    for beginning in (b"", b"GET / HTTP/1.1\r\n\r\n"):
+    for beginning in (b"", b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"):
         with served.connect() as sock:
             sock.sendall(beginning)
             with pytest.raises((ConnectionResetError, BrokenPipeError)):
@@ -157,7 +189,7 @@ def test_an_answer_made_apart_holds_up_nobody(serve: Callable[..., Served]) -> N
     served = serve(answer, is_apart=lambda request: request.path == "/slow", patience=Patience(apart=2))
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
-            sock.sendall(b"POST /slow HTTP/1.1\r\n\r\n")
+            sock.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
         until(lambda: len(served.server._apart.get("/slow", ())) == 2, "both to be on their way")
         assert kube_probe(served.port, "/quick").body == b"/quick\n"
         assert kube_probe(served.port, "/slow").status == 503
@@ -177,7 +209,7 @@ def test_who_asked_may_be_gone_when_the_answer_comes(serve: Callable[..., Served
 
     served = serve(answer, is_apart=lambda request: request.path == "/slow")
     with served.connect() as impatient:
-        impatient.sendall(b"POST /slow HTTP/1.1\r\n\r\n")
+        impatient.sendall(b"POST /slow HTTP/1.1\r\nHost: h\r\n\r\n")
         assert here.wait(PATIENCE_S)
         impatient.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
     go_on.set()
@@ -211,7 +243,7 @@ def test_answers_that_hang_keep_nobody_from_asking_for_another(serve: Callable[.
     served = serve(answer, is_apart=lambda _: True, patience=Patience(apart=2))
     with served.connect() as first, served.connect() as second:
         for sock in (first, second):
-            sock.sendall(b"POST /stuck HTTP/1.1\r\n\r\n")
+            sock.sendall(b"POST /stuck HTTP/1.1\r\nHost: h\r\n\r\n")
         until(lambda: len(served.server._apart.get("/stuck", ())) == 2, "both to be on their way")
         heard = kube_probe(served.port, "/stuck")
         assert heard.status == 503
@@ -225,8 +257,11 @@ def test_a_body_is_read_up_to_its_limit(serve: Callable[..., Served]) -> None:
     """Whole if it fits, refused if not."""
     served = serve(lambda request: Response(body=request.body[::-1]), limits=Limits(body_bytes=1 << 20))
     body = bytes(range(256)) * 4096
-    assert raw(served.port, b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body).body == body[::-1]
-    assert raw(served.port, b"POST / HTTP/1.1\r\nContent-Length: 1048577\r\n\r\n").status == 413
+    assert (
+        raw(served.port, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % len(body) + body).body
+        == body[::-1]
+    )
+    assert raw(served.port, b"POST / HTTP/1.1\r\nHost: h\r\nContent-Length: 1048577\r\n\r\n").status == 413
 
 
 def test_stopping_closes_what_is_open(serve: Callable[..., Served]) -> None:

@@ -36,9 +36,13 @@ _runs = itertools.count(1)
 class Play:
     """One plan, played once, in an empty folder. ``broken`` is what was found; ``story`` tells it all."""
 
-    def __init__(self, plan: Plan, home: Path, patience_s: float = PATIENCE_S) -> None:
-        """``patience_s``: for the run to come to work when everything is well; half of it for its end."""
+    def __init__(
+        self, plan: Plan, home: Path, patience_s: float = PATIENCE_S, conf: dict[str, object] | None = None
+    ) -> None:
+        """``patience_s``: for the run to come to work when everything is well; half of it for its end. ``conf`` is
+        added to the settings of every agent."""
         self.plan = plan
+        self._conf = {"last_call_timeout": 1, **(conf or {})}
         self.history = History(plan.max_restarts)
         self.broken: list[str] = []
         self.counts: dict[str, int] = {}
@@ -180,7 +184,7 @@ class Play:
             "nodes": (LEAST_NODES, MOST_NODES),
             "run_id": self._run_id,
             "endpoint": self._etcd.endpoints,
-            "conf": {"last_call_timeout": 1},
+            "conf": self._conf,
             "max_restarts": self.plan.max_restarts,
             "grace_s": _GRACE_S,
             "deaf": self.plan.is_deaf,

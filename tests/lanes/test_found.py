@@ -200,11 +200,12 @@ class FakeLeader:
                     match frame:
                         case wire.Hello():
                             hello = frame
-                            self.say(wire.Challenge(nonce, wire.prove(self._secret, "coordinator", hello, nonce)))
+                            self.say(wire.Challenge(nonce))
                         case wire.Proof(proof):
                             assert hello is not None
                             assert proof == wire.prove(self._secret, "agent", hello, nonce)
-                            self.say(wire.Accepted(self.BEAT_S, self.LEASE_S, self.counts))
+                            ours = wire.prove(self._secret, "coordinator", hello, nonce)
+                            self.say(wire.Accepted(ours, self.BEAT_S, self.LEASE_S, self.counts))
                         case wire.Beat(number):
                             self.say(wire.BeatAnswer(number, self.counts))
                             yield frame

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -58,6 +59,26 @@ def test_values_by_global_rank(config: Make, method: str) -> None:
     values = elastic_launch(made, identify)("hello")
     assert made.run_id
     assert values == {rank: ("hello", str(rank), made.run_id) for rank in range(2)}
+
+
+def reduce_and_leave(times: int) -> float:
+    """Keep the process group: nobody destroys it."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    total = torch.ones(1000)
+    for _ in range(times):
+        dist.all_reduce(total)
+        total /= dist.get_world_size()
+    return float(total[0])
+
+
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_process_group_that_nobody_destroys_does_not_fail_the_run(config: Make, method: str) -> None:
+    """No worker aborts at exit because a peer has left or a thread of torch outlives the interpreter."""
+    assert elastic_launch(config(3, start_method=method), reduce_and_leave)(20) == dict.fromkeys(range(3), 1.0)
 
 
 def how_children_are_made() -> str:

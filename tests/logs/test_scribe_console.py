@@ -7,11 +7,14 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
 import termios
 import tty
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .conftest import Stage, read, wait_until
@@ -347,3 +350,81 @@ def test_a_worker_that_has_the_console_to_itself_can_ask(stage: Stage) -> None:
         os.close(end)
         scribe.drain_now(10)
     assert reader.all() == b"(Pdb) \ntenax: hello\n42\n"
+
+
+# --- what comes before the line that announces the end ----------------------------------------------------------------
+
+
+@contextmanager
+def _frozen(pid: int) -> Iterator[None]:
+    """The process is stopped meanwhile, so that everything that is sent to it arrives together."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_the_last_line_follows_what_workers_wrote_before_it(stage: Stage) -> None:
+    """Output that is still in a pipe when the last line arrives is shown above that line."""
+    read_end, console = stage.pipe()
+    reader = stage.reader(read_end)
+    with stage.scribe(console, console) as scribe:
+        ends = [scribe.open_stream(number, console=1) for number in range(4)]
+        scribe.tail_now([0], 10)  # by now the process has the pipes
+        with _frozen(scribe.pid):
+            for end in ends:
+                os.write(end, b"output\n")
+            scribe.say("tenax: a line", after_output=True)
+        reader.wait_for(lambda data: b"a line" in data)
+        for end in ends:
+            os.close(end)
+    assert reader.all() == b"output\n" * 4 + b"tenax: a line\n"
+
+
+def test_the_last_line_waits_for_the_other_console_and_the_files(stage: Stage, tmp_path: Path) -> None:
+    """Standard output that is read slowly is delivered before a line after all output appears on standard error."""
+    out_end, out = stage.pipe()
+    err_end, err = stage.pipe()
+    fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, 4096)
+    with stage.scribe(out, err, stuck_after_s=20.0) as scribe:
+        end = scribe.open_stream("w", path=str(tmp_path / "log"), console=1)
+        os.write(end, b"x" * 19_999 + b"\n")
+        os.close(end)
+        scribe.say("the end", after_output=True)
+        scribe.say("and what comes after it")
+        assert scribe.drain_now(10).is_complete
+        assert not select.select([err_end], [], [], 0.05)[0], "it did not wait for standard output"
+        shown = stage.reader(out_end)
+        shown.wait_for(lambda data: len(data) == 20_000)
+        told = stage.reader(err_end)
+        told.wait_for(lambda data: data == b"the end\nand what comes after it\n")
+        assert len(read(tmp_path / "log")) == 20_000
+
+
+def test_a_console_that_takes_nothing_does_not_hold_the_last_line_for_ever(stage: Stage) -> None:
+    """Nobody reads standard output: the line on standard error comes once that console counts as stuck."""
+    _out_end, out = stage.pipe()
+    err_end, err = stage.pipe()
+    told = stage.reader(err_end)
+    with stage.scribe(out, err, stuck_after_s=0.1) as scribe:
+        end = scribe.open_stream("w", console=1)
+        worker = start_worker(end, 5000)
+        scribe.drain_now(10)
+        assert worker.wait(10) == 0
+        scribe.say("the end", after_output=True)
+        told.wait_for(lambda data: b"the end\n" in data)
+
+
+def test_half_a_line_is_shown_before_the_last_line_although_its_pipe_is_still_open(stage: Stage) -> None:
+    """A process that holds a worker's pipe open does not keep the worker's unfinished last line back."""
+    read_end, console = stage.pipe()
+    reader = stage.reader(read_end)
+    with stage.scribe(console, console) as scribe:
+        end = scribe.open_stream("w", console=1)
+        os.write(end, b"no newline")
+        scribe.close_stream_duplicates(["w"])
+        scribe.say("the end", after_output=True)
+        reader.wait_for(lambda data: b"the end" in data)
+        os.close(end)
+    assert reader.all() == b"no newline\nthe end\n"

@@ -60,10 +60,12 @@ class Party:
         assert may_fail or not self.failures, self.failures
         assert fact(), f"waited in vain for {what}; said: {self.said}; {[c.trouble for c in self._clients]}"
 
-    def ask(self, operation: Operation[A], *names: str, tls: TlsFiles | None = None) -> A:
-        """The answer of the cluster, or of the members that are named."""
+    def ask(self, operation: Operation[A], *names: str, tls: TlsFiles | None = None, **login: str) -> A:
+        """The answer of the cluster, or of the members that are named. ``login``: another one than the run's."""
+        settings = self.settings(self.names[0])
         endpoints = tuple(f"{name}:2379" for name in names or self.names)
-        client = EtcdClient(self.loop, EtcdSettings(endpoints, tls=tls))
+        login = login or ({"user": "root", "password": settings.password} if settings.secret else {})
+        client = EtcdClient(self.loop, EtcdSettings(endpoints, tls=tls, **login))
         self._clients.append(client)
         answers: list[A] = []
         errors: list[EtcdError] = []

@@ -21,13 +21,16 @@ from watching import PATIENCE_S, gone, leaving_nothing, on_linux
 from .kit import Party, tls_files
 
 MakeParty = Callable[..., Party]
+SECRET = b"the secret of the run"
+open_and_with_users = pytest.mark.parametrize("secret", [b"", SECRET], ids=["open", "with users"])
 
 
 @on_linux
-def test_three_form_a_cluster_and_leave_nothing(party: MakeParty, tmp_path: Path) -> None:
+@open_and_with_users
+def test_three_form_a_cluster_and_leave_nothing(party: MakeParty, tmp_path: Path, secret: bytes) -> None:
     """One member on each named host; each has left its key; the data is nobody else's, and gone at the end."""
     with leaving_nothing():
-        there = party()
+        there = party(secret=secret)
         members = there.add_all()
         assert all(member.is_here for member in members)
         assert set(there.cluster()) == {f"http://{name}:2380" for name in there.names}
@@ -43,9 +46,10 @@ def test_three_form_a_cluster_and_leave_nothing(party: MakeParty, tmp_path: Path
         there.close()
 
 
-def test_a_lost_member_is_replaced_and_the_data_survives(party: MakeParty) -> None:
+@open_and_with_users
+def test_a_lost_member_is_replaced_and_the_data_survives(party: MakeParty, secret: bytes) -> None:
     """M3: its host was lost with its data; what comes in its place has a new identity, and everything that was put."""
-    there = party()
+    there = party(secret=secret)
     members = there.add_all()
     there.ask(Put(b"kept", b"value"))
     name = there.names[2]
@@ -71,9 +75,10 @@ def test_a_lost_member_is_replaced_and_the_data_survives(party: MakeParty) -> No
     assert there.ask(Range(b"kept"), name).kvs[0].value == b"value"
 
 
-def test_a_member_with_its_data_comes_back_as_itself(party: MakeParty) -> None:
+@open_and_with_users
+def test_a_member_with_its_data_comes_back_as_itself(party: MakeParty, secret: bytes) -> None:
     """The agent was killed and started again: the member is the one it was."""
-    there = party()
+    there = party(secret=secret)
     members = there.add_all()
     there.ask(Put(b"kept", b"value"))
     before = there.cluster()
@@ -84,9 +89,10 @@ def test_a_member_with_its_data_comes_back_as_itself(party: MakeParty) -> None:
     assert there.ask(Range(b"kept"), there.names[0]).kvs[0].value == b"value"
 
 
-def test_a_server_that_is_killed_is_started_again(party: MakeParty) -> None:
+@open_and_with_users
+def test_a_server_that_is_killed_is_started_again(party: MakeParty, secret: bytes) -> None:
     """It is told how it ended, and comes back with its data."""
-    there = party(1)
+    there = party(1, secret=secret)
     (member,) = there.add_all()
     there.ask(Put(b"kept", b"value"))
     killed = member.server_pid
@@ -98,12 +104,13 @@ def test_a_server_that_is_killed_is_started_again(party: MakeParty) -> None:
     assert there.ask(Range(b"kept")).kvs[0].value == b"value"
 
 
-def test_who_leaves_shrinks_the_cluster_and_may_come_back(party: MakeParty) -> None:
+@open_and_with_users
+def test_who_leaves_shrinks_the_cluster_and_may_come_back(party: MakeParty, secret: bytes) -> None:
     """Two of three leave, and the one who stays is a majority: it takes writes, and lets one of them in again (M3).
 
     That one's key is still there and its member is not, so it is added, and gets what the others hold.
     """
-    there = party()
+    there = party(secret=secret)
     members = there.add_all()
     before = there.cluster()
     _wait_until_members_may_be_removed(there)
@@ -120,9 +127,10 @@ def test_who_leaves_shrinks_the_cluster_and_may_come_back(party: MakeParty) -> N
     assert there.ask(Range(b"alone"), there.names[1]).kvs[0].value == b"value"
 
 
-def test_a_late_member_is_one_of_the_first(party: MakeParty) -> None:
+@open_and_with_users
+def test_a_late_member_is_one_of_the_first(party: MakeParty, secret: bytes) -> None:
     """Its name was never started: it comes in as the member that the others began with."""
-    there = party()
+    there = party(secret=secret)
     early = [there.add(name) for name in there.names[:2]]
     there.until(lambda: all(member.is_serving for member in early), "two of three to serve")
     url = f"http://{there.names[2]}:2380"
@@ -133,12 +141,13 @@ def test_a_late_member_is_one_of_the_first(party: MakeParty) -> None:
     assert there.cluster()[url].id == expected.id
 
 
-def test_a_name_that_was_turned_away_as_new_is_replaced(party: MakeParty) -> None:
+@open_and_with_users
+def test_a_name_that_was_turned_away_as_new_is_replaced(party: MakeParty, secret: bytes) -> None:
     """Where the others did not answer in time, the server itself finds out, ends, and the member decides again (M2).
 
     Here the two others are stopped while the third looks around.
     """
-    there = party()
+    there = party(secret=secret)
     members = there.add_all()
     directory = members[2].data_directory
     members[2].close()
@@ -165,6 +174,7 @@ def test_tls(party: MakeParty, tmp_path: Path) -> None:
     # Members check from where a member comes; a loopback connection comes from 127.0.0.1.
     files = tls_files(folder, *there.names, "127.0.0.1")
     there.told["tls"] = files
+    there.told["secret"] = SECRET
     there.add_all()
     assert set(there.cluster(tls=files)) == {f"https://{name}:2380" for name in there.names}
     for port in (2379, 2380):
@@ -195,9 +205,10 @@ def test_a_predecessor_may_let_go_late(party: MakeParty) -> None:
     there.until(lambda: member.is_serving, "it to serve")
 
 
-def test_one_of_several_agents_on_a_host_runs_the_member(party: MakeParty) -> None:
+@open_and_with_users
+def test_one_of_several_agents_on_a_host_runs_the_member(party: MakeParty, secret: bytes) -> None:
     """M4: the other sees that the place is held, says so, and leaves everything alone."""
-    there = party(1)
+    there = party(1, secret=secret)
     (first,) = there.add_all()
     second = there.add(there.names[0], {"taken_s": 0.5})
     there.until(lambda: any("another agent on this host runs" in line for line in there.said), "the second to give way")

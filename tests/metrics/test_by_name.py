@@ -127,7 +127,7 @@ def test_open_telemetry_without_any_destination_is_refused() -> None:
         ("prometheus:0.0.0.0:99999", "'99999' is no port; expected a number up to 65535"),
         ("statsd:localhost:many", "'many' is no port; expected a number"),
         ("statsd:no such host.invalid", "'statsd:no such host.invalid' cannot be made: "),
-        ("otel:localhost:4318", "'localhost:4318' is no endpoint; expected one such as http://localhost:4318"),
+        ("otel:localhost:4318", "'localhost:4318' is not an endpoint; expected one such as http://localhost:4318"),
         ("jsonl:/no/such/folder/m.jsonl", "cannot be made: No such file or directory"),
     ],
 )
@@ -144,7 +144,7 @@ def test_what_cannot_be_made_is_said(text: str, sentence: str) -> None:
         ("console,prometheuss", "there is no metric handler 'prometheuss'; known are console, "),
         ("prometheus:0.0.0.0:99999", "'prometheus:0.0.0.0:99999' cannot be made: '99999' is no port"),
         ("dogstatsd:localhost:many", "'many' is no port; expected a number"),
-        ("otel:localhost:4318", "'localhost:4318' is no endpoint"),
+        ("otel:localhost:4318", "'localhost:4318' is not an endpoint"),
         ("otel", "'otel' cannot be made: nothing says where to send values"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -321,8 +322,8 @@ def test_forgetting_to_close_leaves_nothing_once_it_ended(tmp_path: Path) -> Non
     [
         ({1: ()}, {0: {}}, "args has the keys"),
         ({0: ()}, {2: {}}, "envs has the keys"),
-        ({}, {}, "expected the local ranks 0 to n-1"),
-        ({0: (), 1: ()}, {0: {}}, "args for 2 processes but envs for 1"),
+        ({}, {}, "args has the keys"),
+        ({0: (), 1: ()}, {0: {}}, "envs has the keys .0.; expected the local ranks 0 to 1"),
     ],
 )
 def test_ranks_that_do_not_fit(tmp_path: Path, args: Any, envs: Any, sentence: str) -> None:
@@ -413,3 +414,123 @@ def test_the_handlers_of_programs_can_be_looked_at(start: Maker) -> None:
     (handler,) = context.subprocess_handlers.values()
     assert (handler.local_rank_id, handler.proc.poll(), handler.proc.returncode) == (0, 7, 7)
     assert handler.proc.pid > 0
+
+
+# --- functions that have returned wait for the others of their node ---------------------------------------------------
+
+
+def return_or_watch(rank: int, end: str, folder: str) -> object:
+    """Rank 0 publishes its pid and returns; rank 1 looks whether that process stays, then does what ``end`` says."""
+    published, watched = Path(folder, "pid"), Path(folder, "watched")
+    if rank == 0:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        Path(folder, "half").write_text(str(os.getpid()))
+        Path(folder, "half").rename(published)
+        return "first"
+    until(published.exists, "the pid of rank 0")
+    peer = os.pidfd_open(int(published.read_text()))
+    is_there = not select.select([peer], [], [], 0.2)[0]
+    match end:
+        case "exit":
+            os._exit(0)
+        case "raise":
+            raise ValueError("the last one")
+        case "hang":
+            watched.touch()
+            signal.pause()
+    return is_there
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_function_that_returned_keeps_its_process_until_the_others_have(
+    start: Maker, tmp_path: Path, method: str
+) -> None:
+    """Rank 1 finds the process of rank 0 alive although its function has returned, and both values come back."""
+    args = [(rank, "return", str(tmp_path)) for rank in range(2)]
+    result = start(return_or_watch, *args, start_method=method).wait(PATIENCE_S)
+    assert result is not None
+    assert result.return_values == {0: "first", 1: True}
+
+
+def test_a_process_that_exits_with_0_counts_as_returned(start: Maker, tmp_path: Path) -> None:
+    """os._exit(0) of the last one does not leave the others waiting."""
+    result = start(return_or_watch, *[(rank, "exit", str(tmp_path)) for rank in range(2)]).wait(PATIENCE_S)
+    assert result is not None
+    assert result.return_values == {0: "first", 1: None}
+
+
+def test_a_failure_ends_those_that_have_returned_at_once(start: Maker, tmp_path: Path) -> None:
+    """A process that waits exits long before the grace period is over, even if it has a handler for SIGTERM."""
+    args = [(rank, "raise", str(tmp_path)) for rank in range(2)]
+    context = start(return_or_watch, *args, grace_s=4 * PATIENCE_S)
+    result = context.wait(PATIENCE_S)
+    assert result is not None
+    assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {1: 1}
+
+
+def test_closing_ends_those_that_have_returned_at_once(start: Maker, tmp_path: Path) -> None:
+    """So does one whose context is closed; the function that still runs gets the signal."""
+    context = start(return_or_watch, *[(rank, "hang", str(tmp_path)) for rank in range(2)])
+    until((tmp_path / "watched").exists, "rank 1 to look at rank 0")
+    began = time.monotonic()
+    context.close(timeout=int(4 * PATIENCE_S))
+    assert time.monotonic() - began < PATIENCE_S
+    result = context.wait(0)
+    assert result is not None
+    assert result.failures[1].exitcode == -signal.SIGTERM
+
+
+def test_a_process_killed_while_it_waits_is_a_failure(start: Maker, tmp_path: Path) -> None:
+    """Its function has returned, but its process has not exited with 0: the same as under torch."""
+    context = start(return_or_watch, *[(rank, "hang", str(tmp_path)) for rank in range(2)])
+    until((tmp_path / "watched").exists, "rank 1 to look at rank 0")
+    os.kill(context.pids()[0], signal.SIGKILL)
+    result = context.wait(PATIENCE_S)
+    assert result is not None
+    assert {rank: failure.exitcode for rank, failure in result.failures.items()} == {0: -signal.SIGKILL}
+
+
+# --- who failed first -------------------------------------------------------------------------------------------------
+
+RAISE_AND_LINGER = """
+import atexit, os, signal, sys
+from pathlib import Path
+from tenax.multiprocessing.errors import record
+
+@record
+def main(rank, folder):
+    if rank == 0:
+        atexit.register(signal.pause)  # it is still exiting when the signal comes
+        atexit.register(Path(folder, "raised").touch)
+        raise RuntimeError("the first")
+    while not Path(folder, "raised").exists():
+        signal.sigtimedwait([], 0.005)
+    raise RuntimeError("the second")
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+def raise_and_linger(rank: int, folder: str) -> None:
+    """Rank 0 raises and takes long to exit; rank 1 then raises and exits."""
+    scope: dict[str, Any] = {"__name__": "worker"}
+    exec(RAISE_AND_LINGER, scope)
+    scope["main"](rank, folder)
+
+
+@pytest.mark.parametrize("kind", ["function", "program"])
+def test_who_raised_first_and_was_stopped_on_the_way_out_exited_with_1(start: Maker, tmp_path: Path, kind: str) -> None:
+    """The process got our SIGTERM while it was exiting; it failed by its exception, not by that signal."""
+    if kind == "function":
+        context = start(raise_and_linger, *[(rank, str(tmp_path)) for rank in range(2)])
+    else:
+        script = tmp_path / "script.py"
+        script.write_text(RAISE_AND_LINGER)
+        context = start(sys.executable, *[(str(script), str(rank), str(tmp_path)) for rank in range(2)])
+    result = context.wait(PATIENCE_S)
+    assert result is not None
+    first = min(result.failures.values(), key=lambda failure: failure.raised_at)
+    assert (first.local_rank, first.exitcode) == (0, 1)
+    assert isinstance(first.message, dict)
+    assert first.message["message"] == "RuntimeError: the first"

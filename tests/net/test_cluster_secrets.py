@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from .running import Running
 
 pytestmark = requires_netns
 
-WRONG_SECRET = "the node and the coordinator do not have the same secret"
+REJECTED = "rejected this node: it serves another run or has another secret"
 
 
 class Authority:
@@ -63,17 +62,17 @@ def assert_refused(cluster: Cluster, agent: Running, sentence: str) -> None:
 def test_a_node_with_another_secret_or_none_is_refused_and_does_no_harm(lab: Lab) -> None:
     cluster = Cluster(lab, "2:3")
     secret = lab.home / "secret"
-    secret.write_text("lovely weather\n")
+    secret.write_text("very lovely weather\n")
+    secret.chmod(0o600)
     members = cluster.start(lab[0], conf={"token_file": secret, "last_call_timeout": 0})
-    members += cluster.start(lab[1], env={"TENAX_RDZV_TOKEN": "lovely weather"})
+    members += cluster.start(lab[1], env={"TENAX_RDZV_TOKEN": "very lovely weather"})
     generation = cluster.until_at_work(2)
-    conf: Mapping[str, object]
-    for conf in ({"token": "awful weather"}, {}):
-        (agent,) = cluster.start(lab[2], conf=conf)
-        assert_refused(cluster, agent, WRONG_SECRET)
+    for env in ({"TENAX_RDZV_TOKEN": "very awful weather"}, {}):
+        (agent,) = cluster.start(lab[2], env=env)
+        assert_refused(cluster, agent, REJECTED)
         assert "awful weather" not in agent.err
     cluster.until_it_worked_for(generation, 0.2)
-    members += cluster.start(lab[2], conf={"token": "lovely weather"})
+    members += cluster.start(lab[2], env={"TENAX_RDZV_TOKEN": "very lovely weather"})
     cluster.until_at_work(3, after=generation)
     cluster.finish(*members)
 

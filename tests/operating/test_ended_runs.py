@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def test_of_several_agents_here_the_one_that_led_is_named_first(operator: Operat
     folders = [agent.report["log_dir"] for agent in (serving, other)]
     done = operator.tenax("status", "duo")
     assert done.code == 1
-    assert done.err.endswith(f"any more; see how it ended: tenax report {folders[0]} {folders[1]}\n")
+    assert done.err.endswith(f"any more; see how it ended: tenax report {shlex.join(folders)}\n")
     logs = operator.tenax("logs", "duo")
     assert "the run 'duo' is over; this is from its 2 folders on this host" in logs.err
 
@@ -125,5 +126,5 @@ def test_what_operators_hear_of_folders_holds_wherever_they_are(operator: Operat
     worker.tell("exit 0")
     assert running.wait().code == 0
     ended = bench.start("status", "near", program=TENAX, cwd=elsewhere).wait()
-    assert ended.err.endswith(f"see how it ended: tenax report {folder}\n")
+    assert ended.err.endswith(f"see how it ended: tenax report {shlex.quote(folder)}\n")
     assert bench.start("report", "--json", folder, program=TENAX, cwd=elsewhere).wait().code == 0

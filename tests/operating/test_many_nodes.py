@@ -16,6 +16,7 @@ from etcd_servers import EtcdCluster
 from tenax.core.messages import NodeInfo, NodeJoined
 from tenax.core.requests import LogsWanted, StatusWanted
 from tenax.endpoint import literal
+from tenax.rendezvous.secret import user_secret
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.operator import Declined, NotLetIn, OperatorLine, at_endpoint
 from tenax.view.status import RunStatus
@@ -133,22 +134,25 @@ def test_a_restart_of_all_nodes_is_free(operator: Operator) -> None:
 
 
 def test_at_an_endpoint_the_secret_is_needed(operator: Operator, tmp_path: Path) -> None:
-    (tmp_path / "right").write_text("an open sesame")
-    (tmp_path / "wrong").write_text("a password")
+    for name, content in (("right", "an open sesame of tests"), ("wrong", "a password of tests")):
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o600)
     start(operator, conf={"token_file": str(tmp_path / "right")})
     workers = operator.cluster.desk.generation(2)
     place = ("--endpoint", operator.cluster.endpoint)
     right, wrong = (("--rdzv-conf", f"token_file={tmp_path / name}") for name in ("right", "wrong"))
     assert operator.json("status", "run", *place, *right)["run_id"] == "run"
-    assert operator.json("status", "run", *place, env={"TENAX_RDZV_TOKEN": "an open sesame"})["run_id"] == "run"
+    assert (
+        operator.json("status", "run", *place, env={"TENAX_RDZV_TOKEN": "an open sesame of tests"})["run_id"] == "run"
+    )
     for words in ((*place, *wrong), place):
         done = operator.tenax("stop", "run", "--yes", *words)
         assert done.code == 1
-        assert "does not let us in: the coordinator has another secret" in done.err
+        assert "does not let us in: it serves another run or has another secret" in done.err
         assert "sesame" not in done.err
     other = operator.tenax("stop", "walk", "--yes", *place, *right)
     assert other.code == 1
-    assert "this endpoint serves the run 'run', not 'walk'" in other.err
+    assert other.err == done.err, "which of them is wrong is not told"
     assert operator.json("status", "run")["generation"] == 1  # at the door nobody is asked for it
     operator.cluster.finish(workers)
 
@@ -171,13 +175,13 @@ def test_a_run_with_tls_is_asked_through_tls(operator: Operator, tmp_path: Path)
 
 
 def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operator) -> None:
-    serving, _ = start(operator, conf={"token": "secret"})
+    serving, _ = start(operator, conf={"token": "a secret of tests"})
     workers = operator.cluster.desk.generation(2)
     endpoint = operator.cluster.endpoint
     nodes = {node.node_id for node in operator.until_status(serving, working).nodes}
     joined = wire.Word(NodeJoined(NodeInfo("intruder", "intruder")))
     for frame in (joined, wire.Beat(1), wire.Cancel("by force"), wire.Answer(1), greeting("run"), wire.Proof(b"")):
-        line = line_to(endpoint, b"secret")
+        line = line_to(endpoint, b"a secret of tests")
         line.say(frame)
         line.until_closed(StatusWanted())
         line.close()
@@ -187,7 +191,7 @@ def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operato
             sock.sendall(garbage)
             sock.shutdown(socket.SHUT_WR)
             assert sock.recv(4096) == b"", "nobody is answered who has not proved to know the secret"
-    line = line_to(endpoint, b"secret")
+    line = line_to(endpoint, b"a secret of tests")
     with pytest.raises(Declined, match="there is no node 'x'"):
         line.ask(LogsWanted("x"), 30.0)
     with pytest.raises(Declined, match="there is no node '999"):
@@ -217,13 +221,13 @@ def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Pat
         line.say(hello)
         challenge = line.hear(FAR)
         assert isinstance(challenge, wire.Challenge)
-        line.say(wire.Proof(wire.prove(b"", "agent", hello, challenge.nonce)))
+        line.say(wire.Proof(wire.prove(user_secret({"TENAX_DOORS": operator.doors}), "agent", hello, challenge.nonce)))
         assert isinstance(line.hear(FAR), wire.Refused)
     operator.cluster.finish(workers)
 
 
 def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster, tmp_path: Path) -> None:
-    operator.cluster.use_etcd(etcd, token="secret")
+    operator.cluster.use_etcd(etcd, token="a secret of tests")
     run_id = operator.cluster.told["run_id"]
     agents = operator.cluster.start(2)
     operator.until_found(*agents)
@@ -231,11 +235,11 @@ def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster,
     status = operator.until_status(agents[1], working)
     assert len(status.nodes) == 2
     place = ("--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
-    found = operator.json("status", run_id, *place, env={"TENAX_RDZV_TOKEN": "secret"})
+    found = operator.json("status", run_id, *place, env={"TENAX_RDZV_TOKEN": "a secret of tests"})
     assert [node["state"] for node in found["nodes"]] == ["working", "working"]
     wrong = operator.tenax("stop", run_id, "--yes", *place)
     assert wrong.code == 1
-    assert "does not let us in: the coordinator has another secret" in wrong.err
+    assert "does not let us in: it serves another run or has another secret" in wrong.err
     nobody = operator.tenax("status", f"{run_id}-not", *place)
     assert nobody.code == 1
     assert "knows no coordinator of it" in nobody.err
@@ -244,7 +248,25 @@ def test_through_etcd_the_leader_is_found(operator: Operator, etcd: EtcdCluster,
     operator.cluster.finish(workers)
 
 
-def test_through_etcd_with_tls_and_users(operator: Operator, make_etcd: Callable[..., EtcdCluster]) -> None:
+def test_through_an_open_etcd_a_run_without_a_secret_is_operated_on_its_nodes_only(
+    operator: Operator, etcd: EtcdCluster
+) -> None:
+    """Anyone who reaches etcd can read the secret of the leader's links there; that does not let an operator in."""
+    operator.cluster.use_etcd(etcd)
+    run_id = operator.cluster.told["run_id"]
+    agents = operator.cluster.start(2)
+    operator.until_found(*agents)
+    workers = operator.cluster.desk.generation(2)
+    rejected = operator.tenax("stop", run_id, "--yes", "--endpoint", etcd.endpoints, "--rdzv-backend", "etcd")
+    assert rejected.code == 1
+    assert "a run without a secret is operated only on its nodes" in rejected.err
+    assert len(operator.json("status", run_id)["nodes"]) == 2
+    operator.cluster.finish(workers)
+
+
+def test_through_etcd_with_tls_and_users(
+    operator: Operator, make_etcd: Callable[..., EtcdCluster], tmp_path: Path
+) -> None:
     """The operator needs what a node needs: a certificate, and a user's name and password; each lack is named."""
     etcd = make_etcd(tls="mutual", users=True)
     operator.cluster.use_etcd(etcd)
@@ -256,6 +278,10 @@ def test_through_etcd_with_tls_and_users(operator: Operator, make_etcd: Callable
 
     def conf(**without: str) -> tuple[str, str]:
         told = {**etcd_conf(etcd), **without}
+        password = tmp_path / "password"
+        password.write_text(told.pop("password"))
+        password.chmod(0o600)
+        told["password_file"] = str(password)
         return "--rdzv-conf", ",".join(f"{key}={value}" for key, value in told.items() if value)
 
     found = operator.json("status", run_id, *place, *conf())

@@ -313,8 +313,10 @@ class Client:
         return wire.Proof(wire.prove(self.secret, "agent", self.hello, challenge.nonce))
 
     def greet(self) -> wire.Accepted:
-        self.send(self.proof(self.challenge()))
+        challenge = self.challenge()
+        self.send(self.proof(challenge))
         accepted: wire.Accepted = self.until(wire.Accepted)
+        assert accepted.proof == wire.prove(self.secret, "coordinator", self.hello, challenge.nonce)
         return accepted
 
     def info(self, nodes: tuple[int, int] = (1, 4), **fields: Any) -> NodeInfo:

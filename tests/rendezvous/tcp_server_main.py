@@ -12,6 +12,7 @@ import os
 import resource
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Questions:
         return {
             "rss_kb": int(status.partition("VmRSS:")[2].split()[0]),
             "descriptors": len(os.listdir("/proc/self/fd")),
+            "cpu_s": time.process_time(),
             "refused": server.refused,
             "nodes": server.others(""),
             "generation": server.seat.state.generation,

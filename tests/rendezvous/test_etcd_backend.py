@@ -210,7 +210,8 @@ def test_a_backend_and_a_store_from_parameters(etcd: EtcdCluster, client: Blocki
         asked = params(endpoint, read_timeout="20")
         use(asked)
         assert client.call(Range(f"/torch/elastic/rendezvous/{asked.run_id}".encode())).kvs[0].value == b"hello"
-        assert client.call(Range(f"/torch/elastic/store/{asked.run_id}".encode())).kvs[0].value == b"value"
+        name = f"/torch/elastic/store/{asked.run_id.replace('/', '%2F')}/{asked.run_id}"
+        assert client.call(Range(name.encode())).kvs[0].value == b"value"
 
 
 def test_etcd_that_is_not_there() -> None:
@@ -238,6 +239,7 @@ def test_users(make_etcd: Callable[..., EtcdCluster], tmp_path: Path) -> None:
     use(params(cluster.endpoints, user=ROOT, password=ROOT_PASSWORD))
     file = tmp_path / "password"
     file.write_text(f"{ROOT_PASSWORD}\n")
+    file.chmod(0o600)
     use(params(cluster.endpoints, user=ROOT, password_file=str(file)))
     with pytest.raises(RendezvousConnectionError, match="etcd cannot be used") as raised:
         create_backend(params(cluster.endpoints, user=ROOT, password="a wrong one"))

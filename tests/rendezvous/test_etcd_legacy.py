@@ -121,3 +121,16 @@ def test_times_that_make_no_sense(options: dict[str, Any]) -> None:
 def test_the_exceptions_can_be_caught() -> None:
     for kind in (EtcdRendezvousRetryableFailure, EtcdRendezvousRetryImmediately):
         assert issubclass(kind, Exception)
+
+
+@pytest.mark.parametrize(("one", "other"), [("job", "job/2"), ("job", "job/"), ("a%2Fb", "a/b"), ("..", "../x")])
+def test_no_run_has_its_store_inside_another(client: BlockingEtcd, prefix: str, one: str, other: str) -> None:
+    """Keys of one run are never counted, read or deleted as keys of another."""
+    stores = {}
+    for run_id in (one, other):
+        rendezvous = EtcdRendezvous(client, prefix, run_id, 1, 1, 60, 1)
+        rendezvous.setup_kv_store(1).set("key", run_id)
+        stores[run_id] = rendezvous
+    for run_id, rendezvous in stores.items():
+        assert rendezvous.setup_kv_store(1).get("key") == run_id.encode()
+        assert rendezvous._store.num_keys() == 1, "only its own"

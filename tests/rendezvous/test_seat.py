@@ -15,6 +15,7 @@ from tenax.core.coordinator import (
     Heard,
     NodeLost,
     Opened,
+    Resumed,
     RunPhase,
     RunSettings,
     Say,
@@ -253,3 +254,26 @@ def test_what_the_run_does_is_said_in_words(table: Callable[..., Table]) -> None
     assert made.seat.doing_in_words() == "generation 1 is starting; waiting for the workers of a, b"
     made.seat.step(CancelRequested("enough"))
     assert made.seat.doing_in_words() == "the run is over: enough"
+
+
+def test_a_deadline_that_passed_while_the_process_was_frozen_is_not_acted_on(table: Callable[..., Table]) -> None:
+    """The missing node could not be heard: the one that waits goes on waiting, for a full period."""
+    made = table(join_timeout_s=60.0, tell_waiting_every_s=1000.0)
+    made.seat.step(Opened())
+    made.ready("a")
+    made.clock.advance(90.0)
+    made.wait_until(91.0)
+    assert [event for _, event, _ in made.recorded if isinstance(event, Resumed)] == [Resumed(30.0)]
+    assert made.kinds(fact.RunEnded) == []
+    made.wait_until(500.0)
+    assert made.kinds(fact.RunEnded) == [(150.0, "RunEnded", ("a",))]
+
+
+def test_a_deadline_that_is_noticed_a_little_late_is_acted_on(table: Callable[..., Table]) -> None:
+    """A busy machine is late now and then."""
+    made = table(join_timeout_s=60.0, tell_waiting_every_s=1000.0)
+    made.seat.step(Opened())
+    made.ready("a")
+    made.clock.advance(61.0)
+    made.wait_until(62.0)
+    assert made.kinds(fact.RunEnded) == [(61.0, "RunEnded", ("a",))]

@@ -15,8 +15,9 @@ from tenax.core.events import TimePassed
 from tenax.core.messages import NodeReady
 from tenax.core.model import Assignment
 from tenax.loop import Loop
+from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.port import free_port
-from tenax.rendezvous.store_place import StorePlace
+from tenax.rendezvous.store_place import StorePlace, store_allow
 from tenax.store import StoreConnectionError, StoreTimeoutError, TCPStore
 from watching import PATIENCE_S, children, gone, leaving_nothing, on_linux
 
@@ -267,3 +268,30 @@ def test_a_closed_place_leaves_its_clients_alone_with_an_error(housed: Callable[
     made.place.close()
     with pytest.raises((StoreConnectionError, StoreTimeoutError)):
         store.get("key")
+
+
+def test_an_offer_announces_the_addresses_of_this_host(housed: Callable[..., Housed]) -> None:
+    """So that the node with rank 0 knows where our workers' connections come from."""
+    assert housed().place.offer(NodeReady(0), ("10.1.2.3",)).addresses == ("10.1.2.3",)
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (None, ()),
+        ("", ()),
+        ("any", ("any",)),
+        ("10.1.2.3+fd00::/8 + 192.168.0.1/16", ("10.1.2.3", "fd00::/8", "192.168.0.1/16")),
+        (["10.1.2.3", "any"], ("10.1.2.3", "any")),
+    ],
+)
+def test_an_operator_names_addresses_and_networks(value: object, names: tuple[str, ...]) -> None:
+    """Joined by + on the command line, where a comma separates options; as a list in Python."""
+    assert store_allow(RendezvousParameters("tcp", "", "run", 1, 1, store_allow=value)) == names
+
+
+@pytest.mark.parametrize("value", ["all", "10.1.2", "10.1.2.3,any", "host0", "10.0.0.0/33", "+"])
+def test_what_is_no_address_is_refused_with_the_form_that_is_expected(value: str) -> None:
+    """Before anything starts; a name is not looked up."""
+    with pytest.raises(ValueError, match=r"'store_allow' is .* expected 'any', or addresses and networks joined by"):
+        store_allow(RendezvousParameters("tcp", "", "run", 1, 1, store_allow=value))

@@ -35,7 +35,6 @@ from tenax.core.lease import LeaseTerms
 from tenax.core.messages import NodeJoined, NodeLeft, NodeSucceeded
 from tenax.core.model import Assignment, Outcome, Verdict
 from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.server import WRONG_SECRET
 from tenax.tls import TlsFiles
 from watching import leaving_nothing, on_linux
 
@@ -141,23 +140,29 @@ def test_a_run_that_is_just_ending_on_the_same_port_is_waited_for() -> None:
     with served(door=door, run_id="old") as old:
         old.thread.call(lambda: old.server.cancel("it is over"))
         with engine_node(endpoint, run_id="new") as node:
-            node.until_said("this endpoint serves the run 'old'")
+            node.until_said("it serves another run or has another secret")
             assert not [event for event in node.events if isinstance(event, JoinRefused)]
             old.thread.call(old.server.close)
             node.until_said("this node serves the coordinator of the run 'new'")
             node.until(GenerationFormed)
 
 
+REJECTED = (
+    "the coordinator at {endpoint} rejected this node: it serves another run or has another secret; give every node "
+    "the same --rdzv-id and the same secret (--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
+)
+
+
 def test_a_run_that_is_at_work_on_the_same_port_refuses_for_good(address: Held) -> None:
+    """The node is not told which run that is, but what to do."""
     with served(door=address.listen(), run_id="theirs"), engine_node(address.endpoint, run_id="ours") as node:
-        reason = node.until(JoinRefused).reason
-        assert "'theirs'" in reason
-        assert "use another port" in reason
+        assert node.until(JoinRefused).reason == REJECTED.format(endpoint=address.endpoint)
 
 
 def test_another_secret_is_refused_for_good(address: Held) -> None:
+    """With the same message as another run."""
     with served(door=address.listen(), secret=b"one"), engine_node(address.endpoint, secret=b"other") as node:
-        assert node.until(JoinRefused).reason == WRONG_SECRET
+        assert node.until(JoinRefused).reason == REJECTED.format(endpoint=address.endpoint)
 
 
 # --- believing --------------------------------------------------------------------------------------------------------
@@ -165,11 +170,13 @@ def test_another_secret_is_refused_for_good(address: Held) -> None:
 VERDICT = wire.Event(RunEnded(Verdict(Outcome.CANCELLED, "says who?"), 0.0))
 FORMED = wire.Event(GenerationFormed(Assignment(1)))
 LIES: dict[str, list[wire.FromServer]] = {
-    "accepts without a proof": [wire.Accepted(1.0, 5.0)],
+    "accepts without a proof": [wire.Accepted(b"", 1.0, 5.0)],
     "ends the run without a proof": [VERDICT],
     "forms a generation without a proof": [FORMED],
     "answers beats without a proof": [wire.BeatAnswer(1)],
-    "accepts and ends the run": [wire.Accepted(1.0, 5.0), VERDICT],
+    "accepts and ends the run": [wire.Accepted(b"", 1.0, 5.0), VERDICT],
+    "sends a short challenge": [wire.Challenge(b"n")],
+    "ends the run after its challenge": [wire.Challenge(b"n" * 16), VERDICT],
 }
 
 
@@ -212,17 +219,31 @@ def test_a_coordinator_that_proves_nothing_is_not_believed(address: Held, frames
             assert node.turns() == [JoinRefused]
     finally:
         liar.close()
-    assert all(isinstance(frame, wire.Hello) for frame in liar.heard), "it was told nothing but the greeting"
+    assert all(isinstance(frame, wire.Hello | wire.Proof) for frame in liar.heard), "it got nothing but the handshake"
 
 
-def test_a_coordinator_with_a_wrong_proof_gets_none_of_ours(address: Held) -> None:
-    liar = Liar(address.listen(), [wire.Challenge(b"n" * 16, b"x" * 32)])
+def test_a_coordinator_with_a_wrong_proof_is_rejected(address: Held) -> None:
+    """It accepts everyone, and then ends the run: nothing after the wrong proof is believed."""
+    lies = [wire.Challenge(b"n" * 16), wire.Accepted(b"x" * 32, 1.0, 5.0), VERDICT]
+    liar = Liar(address.listen(), lies)
     try:
         with engine_node(address.endpoint, secret=b"secret") as node:
-            assert node.until(JoinRefused).reason == WRONG_SECRET
+            assert "accepted this node without knowing the secret of the run" in node.until(JoinRefused).reason
+            assert node.turns() == [JoinRefused]
     finally:
         liar.close()
-    assert all(isinstance(frame, wire.Hello) for frame in liar.heard)
+
+
+def test_a_coordinator_of_another_version_is_named_as_such(address: Held) -> None:
+    """The text of a rejection is not shown, because anyone may have sent it."""
+    liar = Liar(address.listen(), [wire.Refused("\x1b[2J click here")])  # as version 1 sends it: without its number
+    try:
+        with engine_node(address.endpoint) as node:
+            reason = node.until(JoinRefused).reason
+            assert "it has version 1 of the protocol and this node version 2; use the same tenax" in reason
+            assert "click" not in reason
+    finally:
+        liar.close()
 
 
 def test_the_secret_itself_never_travels(address: Held) -> None:
@@ -360,9 +381,10 @@ def accept_by_hand(sock: socket.socket, terms: LeaseTerms, is_formed: bool = Tru
 
     hello = frame()
     nonce = os.urandom(wire.NONCE_BYTES)
-    sock.sendall(wire.encode(wire.Challenge(nonce, wire.prove(b"", "coordinator", hello, nonce))))
+    sock.sendall(wire.encode(wire.Challenge(nonce)))
     assert frame().proof == wire.prove(b"", "agent", hello, nonce)
-    sock.sendall(wire.encode(wire.Accepted(terms.beat_s, terms.lease_s)))
+    proof = wire.prove(b"", "coordinator", hello, nonce)
+    sock.sendall(wire.encode(wire.Accepted(proof, terms.beat_s, terms.lease_s)))
     assert isinstance(frame().message, NodeJoined)
     if is_formed:
         sock.sendall(wire.encode(wire.Event(GenerationFormed(Assignment(1)))))

@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 
+from tenax.core.bounds import MAX_SLOTS
 from tenax.core.coordinator import Heard, NodeLost
 from tenax.core.events import GenerationFormed
 from tenax.core.messages import NodeReady
 from tenax.core.requests import LogsWanted, StatusWanted
 from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.server import WRONG_SECRET
 from watching import until
 
 
@@ -48,9 +48,9 @@ def member(server: Served, node_id: str) -> Client:
 
 
 def operator(server: Served) -> Client:
-    client = Client(server.port, "operator")
+    client = Client(server.port, "operator", server.secret)
     client.hello = wire.Hello(wire.VERSION, "run", "operator", os.urandom(wire.NONCE_BYTES), is_operator=True)
-    proof = wire.prove(b"", "operator", client.hello, client.challenge().nonce)
+    proof = wire.prove(server.secret, "operator", client.hello, client.challenge().nonce)
     client.send(wire.Proof(proof))
     client.until(wire.Accepted)
     return client
@@ -138,7 +138,7 @@ def test_answers_that_a_node_does_not_take_do_not_cost_it_its_link() -> None:
 def test_operators_who_read_nothing_do_not_take_the_moment_for_the_nodes_last_words() -> None:
     """When the server closes there is a moment for what is unsent, and nodes have it first."""
     count, lines = 40, msgspec.Raw(b'"' + b"x" * (300 << 10) + b'"')
-    with served() as server, member(server, "a") as reads_late, member(server, "b") as has_lines:
+    with served(secret=b"secret") as server, member(server, "a") as reads_late, member(server, "b") as has_lines:
         deaf = [operator(server) for _ in range(4)]
         for client in (*deaf, reads_late):
             for number in range(count):
@@ -200,15 +200,16 @@ def test_nobody_on_the_way_makes_an_operator_of_a_node_or_the_other_way_round(
         client.hello = msgspec.structs.replace(client.hello, is_operator=greets_as_operator)
         nonce = client.challenge().nonce
         client.send(wire.Proof(wire.prove(b"secret", proves, client.hello, nonce)))
-        assert client.until(wire.Refused).reason == WRONG_SECRET
+        assert client.until(wire.Refused) == wire.Refused("", True, wire.VERSION)
 
 
-def test_a_node_with_more_workers_than_there_is_memory_can_be_shown() -> None:
+def test_a_node_with_as_many_workers_as_are_allowed_can_be_shown() -> None:
+    """More of them close the connection (``test_bounds.py``)."""
     with served(nodes=(2, 2)) as server, server.client("a") as node:
         node.greet()
-        node.join(nodes=(2, 2), slots=2**50)
+        node.join(nodes=(2, 2), slots=MAX_SLOTS)
         server.until_heard(Heard, kind_of_message=NodeReady)
         operator = Answers(server)
         operator.ask(StatusWanted())
         status, error = operator.until(1)[0]
-        assert (error, status.nodes[0].slots) == ("", 2**50)
+        assert (error, status.nodes[0].slots) == ("", MAX_SLOTS)

@@ -14,26 +14,38 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 
-from tenax.core.coordinator import CancelRequested, Heard, NodeLost
-from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded
+from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed
+from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
 from tenax.core.model import Failure, Outcome
 from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.server import WRONG_SECRET
 from tenax.tls import TlsFiles
 from watching import leaving_nothing, python, until
 
 # --- the handshake ----------------------------------------------------------------------------------------------------
 
 
-def test_a_node_with_the_secret_is_accepted_and_told_the_terms() -> None:
+def test_a_node_with_the_secret_is_accepted_with_a_proof_and_the_terms() -> None:
+    """The coordinator proves itself too, but only to a client that has proved itself."""
     with served(secret=b"secret", terms=LeaseTerms(0.5, 2.5)) as server, server.client() as client:
         challenge = client.challenge()
         expected = wire.prove(b"secret", "coordinator", client.hello, challenge.nonce)
-        assert challenge.proof == expected, "the coordinator proves itself first"
         client.send(client.proof(challenge))
-        assert client.until(wire.Accepted) == wire.Accepted(0.5, 2.5)
+        assert client.until(wire.Accepted) == wire.Accepted(expected, 0.5, 2.5)
+
+
+def test_an_unauthenticated_peer_gets_nothing_that_depends_on_the_secret_or_the_run() -> None:
+    """Two coordinators with other secrets and other runs send the same bytes, but for a random number."""
+    for run_id in ("run", "another"):
+        answers = []
+        for secret, served_run in ((b"one", "run"), (b"other", "of somebody else")):
+            with served(secret=secret, run_id=served_run) as server, server.client(run_id=run_id) as client:
+                challenge = client.challenge()
+                assert challenge == wire.Challenge(challenge.nonce), "a random number, and nothing else"
+                client.send(wire.Proof(b"guessed"))
+                answers.append(refusal(client))
+        assert answers == [wire.Refused("", True, wire.VERSION)] * 2
 
 
 def refusal(client: Client) -> wire.Refused:
@@ -42,22 +54,50 @@ def refusal(client: Client) -> wire.Refused:
     return refused
 
 
-def test_another_version_is_refused_with_both_numbers() -> None:
+def test_another_version_is_rejected_with_the_version_of_the_coordinator() -> None:
+    """Nodes of version 1 show the reason; later ones the number."""
     with served() as server, server.client() as client:
-        client.send(msgspec.structs.replace(client.hello, version=7))
-        said = refusal(client)
-        assert said.is_final
-        assert "version 7" in said.reason
-        assert f"speaks {wire.VERSION};" in said.reason
+        client.send(msgspec.structs.replace(client.hello, version=1))
+        rejected = refusal(client)
+        assert (rejected.is_final, rejected.version) == (True, wire.VERSION)
+        assert f"version {wire.VERSION} of the protocol; use the same tenax on every node" in rejected.reason
 
 
-def test_another_run_is_refused_with_both_names() -> None:
-    with served(run_id="ours") as server, server.client(run_id="theirs") as client:
-        client.send(client.hello)
-        said = refusal(client)
-        assert said.is_final
-        assert "'ours'" in said.reason
-        assert "'theirs'" in said.reason
+def test_another_run_is_rejected_as_another_secret_is() -> None:
+    """The peer cannot tell which of them was wrong; the console of the serving node can."""
+    said: list[str] = []
+    with served(secret=b"secret", run_id="ours", say=said.append) as server:
+        with server.client(run_id="theirs") as client:
+            client.send(client.proof(client.challenge()))
+            wrong_run = refusal(client)
+        with server.client(run_id="ours", secret=b"guess") as client:
+            client.send(client.proof(client.challenge()))
+            assert refusal(client) == wrong_run == wire.Refused("", True, wire.VERSION)
+    assert said == ["rejected a node from 127.0.0.1: it was started for the run 'theirs'"], "a flood prints one line"
+
+
+def test_rejections_are_counted_between_two_lines_on_the_console() -> None:
+    """At most one line in 10 s says who was rejected last, and how many were since the line before."""
+    said: list[str] = []
+    ahead = 0.0
+    with served(secret=b"secret", say=said.append, clock=lambda: time.monotonic() + ahead) as server:
+        for ahead in (0.0, 1.0, 2.0, 12.0):  # noqa: B007 - read by the clock
+            with server.client(secret=b"guess") as client:
+                client.send(client.proof(client.challenge()))
+                refusal(client)
+    assert said == [
+        "rejected a node from 127.0.0.1: it has another secret",
+        "rejected a node from 127.0.0.1: it has another secret (3 were rejected since the last report)",
+    ]
+
+
+def test_without_a_secret_nodes_join_and_operators_are_rejected() -> None:
+    """Anyone who reaches the endpoint of such a run could read and stop it otherwise."""
+    with served(secret=b"") as server, server.member() as member, server.client("operator") as client:
+        member.until(GenerationFormed)
+        client.hello = msgspec.structs.replace(client.hello, is_operator=True)
+        client.send(wire.Proof(wire.prove(b"", "operator", client.hello, client.challenge().nonce)))
+        assert refusal(client) == wire.Refused(wire.NO_SECRET, True, wire.VERSION)
 
 
 def test_a_run_that_is_over_refuses_another_run_for_now_only() -> None:
@@ -68,16 +108,16 @@ def test_a_run_that_is_over_refuses_another_run_for_now_only() -> None:
             member.say(NodeSucceeded(1))
             member.until(RunEnded)
         with server.client(run_id="next") as client:
-            client.send(client.hello)
+            client.send(client.proof(client.challenge()))
             assert not refusal(client).is_final
 
 
 @pytest.mark.parametrize(("ours", "theirs"), [(b"right", b"wrong"), (b"right", b""), (b"", b"any")])
 def test_another_secret_is_refused_and_the_secret_is_not_said(ours: bytes, theirs: bytes) -> None:
+    """Whichever side has none."""
     with served(secret=ours) as server, server.client(secret=theirs) as client:
         client.send(client.proof(client.challenge()))
-        said = refusal(client)
-        assert (said.reason, said.is_final) == (WRONG_SECRET, True)
+        assert refusal(client) == wire.Refused("", True, wire.VERSION)
 
 
 def test_a_replayed_proof_is_refused() -> None:
@@ -91,14 +131,15 @@ def test_a_replayed_proof_is_refused() -> None:
             thief.send(honest.hello)
             assert thief.until(wire.Challenge).nonce != challenge.nonce
             thief.send(proof)
-            assert refusal(thief).reason == WRONG_SECRET
+            assert refusal(thief).is_final
 
 
 def test_the_coordinators_own_proof_is_no_proof_of_an_agent() -> None:
     """Nothing can be reflected."""
     with served(secret=b"secret") as server, server.client(secret=b"") as client:
-        client.send(wire.Proof(client.challenge().proof))
-        assert refusal(client).reason == WRONG_SECRET
+        challenge = client.challenge()
+        client.send(wire.Proof(wire.prove(b"secret", "coordinator", client.hello, challenge.nonce)))
+        assert refusal(client).is_final
 
 
 OUT_OF_PLACE: dict[str, list[wire.FromAgent]] = {
@@ -106,12 +147,12 @@ OUT_OF_PLACE: dict[str, list[wire.FromAgent]] = {
     "a proof before the greeting": [wire.Proof(b"x")],
     "a beat before the greeting": [wire.Beat(1)],
     "a cancel before the greeting": [wire.Cancel("because")],
-    "a word before the proof": [wire.Hello(1, "run", "node", b"n" * 16), wire.Word(NodeLeft("bye"))],
-    "a cancel before the proof": [wire.Hello(1, "run", "node", b"n" * 16), wire.Cancel("because")],
-    "two greetings": [wire.Hello(1, "run", "node", b"n" * 16)] * 2,
-    "a short nonce": [wire.Hello(1, "run", "node", b"n")],
-    "a node without a name": [wire.Hello(1, "run", "", b"n" * 16)],
-    "a node with an endless name": [wire.Hello(1, "run", "n" * 65, b"n" * 16)],
+    "a word before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Word(NodeLeft("bye"))],
+    "a cancel before the proof": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Cancel("because")],
+    "two greetings": [wire.Hello(wire.VERSION, "run", "node", b"n" * 16)] * 2,
+    "a short nonce": [wire.Hello(wire.VERSION, "run", "node", b"n")],
+    "a node without a name": [wire.Hello(wire.VERSION, "run", "", b"n" * 16)],
+    "a node with an endless name": [wire.Hello(wire.VERSION, "run", "n" * 65, b"n" * 16)],
 }
 
 
@@ -138,7 +179,7 @@ def test_the_words_of_another_node_are_refused_and_its_life_goes_on() -> None:
         assert honest.until(wire.BeatAnswer) == wire.BeatAnswer(1)
 
 
-@pytest.mark.parametrize("frame", [wire.Hello(1, "run", "node", b"n" * 16), wire.Proof(b"x")])
+@pytest.mark.parametrize("frame", [wire.Hello(wire.VERSION, "run", "node", b"n" * 16), wire.Proof(b"x")])
 def test_a_trusted_node_that_greets_again_is_closed_and_lost(frame: wire.FromAgent) -> None:
     """Not at once: that its link was closed, and by us, says nothing about its workers."""
     with served(terms=LeaseTerms(0.1, 0.5)) as server, server.member("node") as client:
@@ -403,7 +444,7 @@ def test_a_slow_greeting_has_a_bounded_time() -> None:
         with socket.create_connection(("127.0.0.1", server.port), PATIENCE_S) as slow:
             begun = time.monotonic()
             slow.settimeout(0.01)
-            data = iter(wire.encode(wire.Hello(1, "run", "n" * 64, b"n" * 16)) * 100)
+            data = iter(wire.encode(wire.Hello(wire.VERSION, "run", "n" * 64, b"n" * 16)) * 100)
             closed = False
             while not closed:
                 slow.sendall(bytes([next(data)]) if time.monotonic() - begun < 0.3 else b"")
@@ -436,7 +477,7 @@ def test_a_thousand_silent_strangers_hurt_nobody_who_works() -> None:
             assert beats.answered
             newcomer.close()
         assert server.thread.call(lambda: server.server.refused) == 1000
-        assert server.thread.call(lambda: server.server._strangers) == 0, "their places are free again"
+        assert server.thread.call(lambda: len(server.server._admission)) == 0, "their places are free again"
         assert not [lost for lost in server.facts(NodeLost) if lost.node_id == "honest"][1:]
 
 
@@ -495,7 +536,7 @@ def test_honest_links_are_not_taken_for_strangers_when_they_are_many() -> None:
     """The bound is on those who have not proved themselves."""
     with served(nodes=(1, 400)) as server:
         members = [server.member(str(number), nodes=(1, 400)) for number in range(300)]
-        assert server.thread.call(lambda: server.server._strangers) == 0
+        assert server.thread.call(lambda: len(server.server._admission)) == 0
         assert server.thread.call(lambda: server.server.others("")) == 300
         for member in members:
             member.close()
@@ -530,3 +571,25 @@ def test_a_node_for_another_number_of_nodes_is_told_so() -> None:
         client.join(nodes=(2, 2))
         reason: Any = client.until(JoinRefused).reason
         assert "--nnodes" in reason
+
+
+def test_a_server_that_was_frozen_while_it_recovered_waits_a_full_period() -> None:
+    """Its deadline has passed, and a member may be alive: nothing is formed until it had the time to join."""
+    ahead = 0.0
+    terms = LeaseTerms(0.1, 1.5)
+    opened = Opened(recover_s=1.5, generation=4)
+    clock = lambda: time.monotonic() + ahead  # noqa: E731
+    with served(terms=terms, clock=clock, opened=opened) as server, server.member("new") as new:
+        new.until(Waiting)
+
+        def sleep_and_wake() -> None:
+            nonlocal ahead
+            ahead = 100_000.0
+
+        server.thread.call(sleep_and_wake)
+        resumed = server.until_heard(Resumed)
+        begun = time.monotonic()
+        assert resumed.absent_s > 1000.0
+        with beating(new, 0.05):
+            assert new.until(GenerationFormed).assignment.generation == 5
+        assert time.monotonic() - begun > 1.0

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import select
 import socket
+import subprocess
 import time
+from contextlib import suppress
 
+import pytest
 from tcp_kit import PATIENCE_S, beating, server_process
 
 from tenax.core.events import GenerationFormed, RunEnded
@@ -14,7 +18,7 @@ from tenax.core.lease import LeaseTerms
 from tenax.core.messages import NodeSucceeded
 from tenax.core.model import Outcome
 from tenax.rendezvous.tcp import wire
-from watching import on_linux, until
+from watching import on_linux, python, until
 
 pytestmark = on_linux
 
@@ -69,7 +73,8 @@ def test_without_descriptors_members_keep_their_leases_and_newcomers_wait_their_
         facts = server.facts()
         assert facts["descriptors"] <= 128 - 16, "there is a rest for files and workers"
         for stranger in strangers:
-            assert stranger.recv(1) == b""
+            with suppress(ConnectionResetError):  # evicted, to make room for the next one
+                assert stranger.recv(1) == b""
             stranger.close()
         with server.client("newcomer") as newcomer:
             newcomer.greet()
@@ -89,7 +94,7 @@ def test_two_thousand_connections_leave_no_descriptor_and_little_memory() -> Non
                         case 1:
                             stranger.sendall(b"\0\0\x0f\xff" + b"x" * 4000)  # all that may be kept, never whole
                         case 2:
-                            stranger.sendall(wire.encode(wire.Hello(1, "run", f"node-{number}", b"n" * 16)))
+                            stranger.sendall(wire.encode(wire.Hello(wire.VERSION, "run", f"node-{number}", b"n" * 16)))
                             stranger.recv(1000)
 
         def settled() -> dict[str, int]:
@@ -120,3 +125,54 @@ def test_strangers_that_send_as_much_as_they_may_cost_a_bounded_amount_of_memory
             assert honest.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
         for stranger in strangers:
             stranger.close()
+
+
+SILENT = """
+import resource, socket, sys
+
+count, source, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+held = []
+for number in range(count):
+    sock = socket.socket()
+    sock.bind((source, 0))
+    sock.connect(("127.0.0.1", port))
+    held.append(sock)
+    if number == count // 2:
+        print("half", flush=True)
+print("all", flush=True)
+sys.stdin.read()
+"""
+
+
+def may_have_descriptors(count: int) -> bool:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= count
+
+
+@on_linux
+@pytest.mark.skipif(not may_have_descriptors(10_100), reason="needs 10,100 descriptors: ulimit -Hn")
+@pytest.mark.parametrize("source", ["127.0.0.2", "127.0.0.1"], ids=["another address", "the same address"])
+def test_during_ten_thousand_silent_connections_an_honest_node_joins_within_a_second(source: str) -> None:
+    """While they come and when all are there; and what they cost is limited, however many they are. The second is one
+    of the server's own time, so that other programs of this machine do not count."""
+    with server_process(terms=LeaseTerms(), stranger_s=600.0) as server:
+        before = server.facts()
+        with subprocess.Popen(
+            python(SILENT, 10_000, source, server.port), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as flood:
+            assert flood.stdout is not None
+            try:
+                for expected in (b"half\n", b"all\n"):
+                    assert flood.stdout.readline() == expected
+                    begun = server.facts()["cpu_s"]
+                    with server.client(expected.decode().strip()) as honest:
+                        honest.greet()
+                        assert server.facts()["cpu_s"] - begun < 1.0
+                during = server.facts()
+                assert during["rss_kb"] - before["rss_kb"] < 20_000
+                assert during["descriptors"] - before["descriptors"] <= 2048 + 2
+                assert during["refused"] >= 10_000 - 2048
+            finally:
+                flood.kill()
+                flood.communicate()

@@ -24,30 +24,49 @@ CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MODEST = 1 << 53
 FINITE = st.floats(-MODEST, MODEST)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-_SIMPLE: dict[Any, st.SearchStrategy[Any]] = {float: FINITE, str: TEXT, int: st.integers(-MODEST, MODEST)}
-_SIMPLE[msgspec.Raw] = st.sampled_from([b"null", b'"done"', b'{"nodes":[1,2]}']).map(msgspec.Raw)  # an answer
+LINE = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=20)
+ANSWER = st.sampled_from([b"null", b'"done"', b'{"nodes":[1,2]}']).map(msgspec.Raw)
 
 
 def any_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Values of a type as the wire knows it: structs field by field, so that a new field is covered as it comes."""
-    if kind in _SIMPLE:
-        return _SIMPLE[kind]
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        fields = {field.name: any_of(field.type) for field in msgspec.structs.fields(kind)}
-        return st.builds(kind, **fields)
-    return st.from_type(kind)
+    """Values of a type as the wire knows it, within its bounds; a new field or bound is covered as it comes."""
+    return _values(msgspec.inspect.type_info(kind))
 
 
-def _with_structs() -> None:
-    """Let hypothesis build structs wherever they are nested."""
-    for kind in (Evidence, Failure, Stopped, Verdict, NodeInfo, *FromNode.__args__, *FromCoordinator.__args__):
-        st.register_type_strategy(kind, any_of)
-    st.register_type_strategy(float, FINITE)
-    st.register_type_strategy(str, TEXT)
-    st.register_type_strategy(int, _SIMPLE[int])
+def _values(info: Any) -> st.SearchStrategy[Any]:
+    of = msgspec.inspect
+    match info:
+        case of.IntType():
+            return st.integers(_or(info.ge, -MODEST), _or(info.le, _or(info.lt, MODEST + 1) - 1))
+        case of.FloatType():
+            return st.floats(_or(info.ge, -MODEST), _or(info.le, MODEST))
+        case of.StrType():
+            return LINE if info.pattern else TEXT
+        case of.VarTupleType():
+            return st.lists(_values(info.item_type), max_size=3).map(tuple)
+        case of.DictType():
+            return st.dictionaries(_values(info.key_type), _values(info.value_type), max_size=3)
+        case of.UnionType():
+            return st.one_of(*map(_values, info.types))
+        case of.EnumType():
+            return st.sampled_from(list(info.cls))
+        case of.StructType():
+            return st.builds(info.cls, **{field.name: _values(field.type) for field in info.fields})
+        case of.RawType():
+            return ANSWER
+        case of.BytesType():
+            return st.binary(max_size=40)
+        case of.BoolType():
+            return st.booleans()
+        case of.NoneType():
+            return st.none()
+    raise TypeError(f"no values of {info}")
 
 
-_with_structs()
+def _or(bound: Any, otherwise: Any) -> Any:
+    return otherwise if bound is None else bound
+
+
 FROM_AGENT = list(wire.FromAgent.__args__)
 FROM_SERVER = list(wire.FromServer.__args__)
 BODIES = st.lists(st.binary(max_size=300), max_size=12)

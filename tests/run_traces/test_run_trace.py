@@ -125,8 +125,8 @@ def test_the_service_has_a_name_and_the_environment_says_where() -> None:
     ("spec", "says"),
     [
         ("otel", "nothing says where to send it; write --trace otel:http://localhost:4318, or set"),
-        ("otel:localhost", "'localhost' is no endpoint; expected one such as http://localhost:4318"),
-        ("jaeger", "'jaeger' names no handler of traces; expected otel, or otel:URL"),
+        ("otel:localhost", "'localhost' is not an endpoint; expected one such as http://localhost:4318"),
+        ("jaeger", "'jaeger' is not a trace handler; expected otel or otel:URL"),
     ],
 )
 def test_a_trace_that_cannot_be_sent_anywhere_is_refused(spec: str, says: str) -> None:

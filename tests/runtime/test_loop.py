@@ -334,3 +334,18 @@ def test_a_call_from_another_thread_is_made_in_the_loop() -> None:
     loop.close()
     loop.soon(call)
     assert len(made_in) == 1
+
+
+def test_what_has_arrived_comes_before_a_deadline_that_has_passed(loop: Loop, ear: Ear) -> None:
+    """A process that was stopped reads what waits for it before it acts on the time that went by."""
+    ear.theirs.send(b"in time")
+    assert loop.next_event(lambda: 0.0) == fact.JoinRefused("in time")
+    assert loop.next_event(lambda: 0.0) is None
+
+
+def test_input_without_end_does_not_delay_a_deadline(loop: Loop, ear: Ear) -> None:
+    """Pending input is read once for each deadline."""
+    ear.theirs.send(b"first")
+    assert loop.next_event(lambda: 0.0) == fact.JoinRefused("first")
+    ear.theirs.send(b"second")
+    assert loop.next_event(lambda: 0.0) is None

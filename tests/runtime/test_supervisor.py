@@ -49,6 +49,7 @@ class QuietLogs:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.said_after_output: list[str] = []
         self.evidence: dict[int, Evidence | None] = {}  # None: there will never be an answer
         self.refuses = False
         self.steps: tuple[word.WorkerProgress, ...] = ()
@@ -76,8 +77,10 @@ class QuietLogs:
         if evidence is not None:
             done(evidence)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, after_output: bool = False) -> None:
         self.said.append(text)
+        if after_output:
+            self.said_after_output.append(text)
 
     def live(self, text: str) -> None: ...
 
@@ -116,6 +119,8 @@ class Named:
     def collect(self, local_rank: int, exit_code: int) -> str:
         self.values[local_rank] = exit_code
         return self.faults.get(local_rank, "")
+
+    def end_wait(self) -> None: ...
 
     def return_values(self) -> dict[int, Any]:
         return self.values
@@ -390,6 +395,7 @@ def test_the_story_is_told_as_it_happens(stage: Callable[..., Stage]) -> None:
         "tenax: generation 2 (restart 1 of 1): starting 2 workers, ranks 0 to 1 of 2",
         "tenax: the run succeeded: all 2 workers succeeded",
     ]
+    assert made.logs.said_after_output == made.logs.said[-1:]
 
 
 def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
@@ -410,9 +416,12 @@ def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
 class Elsewhere:
     """Implements ``ports.Control``: a coordinator that says what a test wants it to, when it hears a kind of word."""
 
-    def __init__(self, answers: dict[type, list[fact.AnyEvent]] | None = None) -> None:
+    def __init__(
+        self, answers: dict[type, list[fact.AnyEvent]] | None = None, after: list[fact.AnyEvent] | None = None
+    ) -> None:
         self.told: list[word.FromNode] = []
         self.answers = answers or {}
+        self.after = after or []  # arrives together with each answer
         self.asked: list[AnyRequest] = []
         self.needed_by_others = 0
         self.closed = 0
@@ -428,6 +437,8 @@ class Elsewhere:
         answers = self.answers.get(type(message), [])
         if answers:
             self.emit(answers.pop(0))
+            for event in self.after:
+                self.emit(event)
 
     def cancel(self, why: str) -> None: ...
 
@@ -482,6 +493,15 @@ def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callab
     ]
     assert [worker.signals for worker in made.processes.workers.values()] == [[15], [15], [], []]
     assert sorted(made.processes.workers) == [(1, 0), (1, 1), (3, 0), (3, 1)]
+
+
+def test_a_generation_that_is_read_together_with_the_end_of_the_run_is_not_started(stage: Callable[..., Stage]) -> None:
+    """The link had stalled: what it held back arrives at once, and no worker is started for a run that is over."""
+    made = stage()
+    ended = fact.RunEnded(Verdict(Outcome.CANCELLED, "an operator ended the run"), 5.0)
+    made.control = Elsewhere({word.NodeReady: [formed(1)]}, after=[ended])
+    assert made.run().outcome is Outcome.CANCELLED
+    assert made.processes.workers == {}
 
 
 def test_a_verdict_is_told_on_this_nodes_clock(stage: Callable[..., Stage]) -> None:

@@ -68,7 +68,7 @@ def test_a_coordinator_that_waits_for_nobody_is_caught() -> None:
 
 
 def test_a_wrong_first_cause_is_caught() -> None:
-    outcome = first_broken(parts_with(broken.NamesTheLastCause), range(200, 450))
+    outcome = first_broken(parts_with(broken.NamesTheLastCause), range(100, 450))
     assert outcome is not None
     assert outcome.property == "S8"
 

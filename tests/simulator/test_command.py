@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tenax.testing.simulator.__main__ import main
@@ -10,6 +12,26 @@ from tenax.testing.simulator.__main__ import main
 def test_many_seeds_end_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "5", "--start", "3"]) == 0
     assert capsys.readouterr().out.startswith("5 seeds, 0 broken: ")
+
+
+def test_seeds_are_fresh_unless_the_first_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first one is printed, and with it the same histories come again."""
+    assert main(["--seeds", "2"]) == 0
+    first, summary = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(r"first seed: (\d+) \(--start \1 repeats this\)", first)
+    assert found is not None
+    assert main(["--seeds", "2", "--start", found[1]]) == 0
+    (again,) = capsys.readouterr().out.splitlines()
+    assert again.rpartition(" in ")[0] == summary.rpartition(" in ")[0]
+    assert main(["--seeds", "1"]) == 0
+    assert not capsys.readouterr().out.startswith(f"first seed: {found[1]} ")
+
+
+def test_several_processes_play_the_same_seeds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "6", "--start", "3"]) == 0
+    alone = capsys.readouterr().out
+    assert main(["--seeds", "6", "--start", "3", "--jobs", "2"]) == 0
+    assert capsys.readouterr().out.rpartition(" in ")[0] == alone.rpartition(" in ")[0]
 
 
 def test_one_seed_is_told_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,12 +17,12 @@ QUIET = Habits(generation_s=1e6, fails=0.0, collateral=0.0, ignores_term=0.0, le
 @pytest.mark.parametrize(
     ("seed", "part", "name"),
     [
-        (21, broken.ChargesForTheCutOff, "S5"),
+        (54, broken.ChargesForTheCutOff, "S5"),
         (18, broken.RemembersEveryName, "S12"),
         (251, broken.DoesNotWaitForTheSuperseded, "S1"),
         (3338, broken.LetsTheSupersededBackIn, "L3"),
         (9, broken.ForgetsTheVerdict, "S6"),
-        (130, broken.DatesAnEndWhenItHearsOfIt, "S8"),
+        (165, broken.DatesAnEndWhenItHearsOfIt, "S8"),
         (20, broken.RemembersEveryBeat, "S12"),
     ],
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -18,10 +18,11 @@ OURS = """
 import os, resource, sys
 from tenax.store.limits import Limits
 from tenax.listening import listen
+from tenax.store.peers import PeerRules
 from tenax.store.server import StoreServer
-host, limits, allow, descriptors = sys.argv[1:]
+host, limits, peers, descriptors = sys.argv[1:]
 listener = listen(host)
-server = StoreServer(listener, Limits(**eval(limits)), allow=eval(allow))
+server = StoreServer(listener, Limits(**eval(limits)), peers=PeerRules(**eval(peers)))
 server.watch(0, lambda: os.write(1, repr(server.counters).encode() + b"\\n") if os.read(0, 99) else os._exit(0))
 print(listener.getsockname()[1], flush=True)
 if int(descriptors):
@@ -56,10 +57,14 @@ class Server:
 
 @contextmanager
 def our_server(
-    host: str = "127.0.0.1", *, descriptors: int = 0, allow: list[str] | None = None, **limits: float
+    host: str = "127.0.0.1",
+    *,
+    descriptors: int = 0,
+    peers: Mapping[str, list[str]] | None = None,
+    **limits: float,
 ) -> Iterator[Server]:
-    """With ``descriptors``, the process may have no more than so many open files."""
-    command = [sys.executable, "-c", OURS, host, repr(limits), repr(allow), str(descriptors)]
+    """With ``descriptors``, the process may have no more than so many open files; ``peers`` is for ``PeerRules``."""
+    command = [sys.executable, "-c", OURS, host, repr(limits), repr(dict(peers or {})), str(descriptors)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         try:

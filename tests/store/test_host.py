@@ -13,6 +13,7 @@ import pytest
 
 from store import requests as ask
 from store.requests import Peer
+from store.users import NOBODY, answer_to
 from tenax.core.events import TimePassed
 from tenax.loop import Loop
 from tenax.store import StoreHost, StoreTimeoutError, TCPStore
@@ -248,16 +249,20 @@ def test_strangers_are_noticed(agent: Agent) -> None:
     ]
 
 
-def test_only_peers_on_the_list_are_served() -> None:
-    with leaving_nothing():
-        agent = Agent(allow=["127.0.0.2"])
-        port = agent.store.bind(HERE)
-        agent.store.serve(1)
-        with Peer(port, greets=False) as uninvited:
-            assert agent.run_while(uninvited.is_closed_by_the_server)
-            agent.run_until(lambda: bool(agent.notices))
-        agent.close()
-        assert "127.0.0.1 is not among the peers" in agent.notices[0]
+@pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
+def test_what_an_operator_allows_reaches_the_process_and_rejections_come_back() -> None:
+    """By default only the run's user is served on this host."""
+    for allow in ((), ("127.0.0.0/8",)):
+        with leaving_nothing():
+            agent = Agent(allow=allow)
+            port = agent.store.bind(HERE)
+            agent.store.serve(1, hosts=["10.1.2.3"])
+            answer = agent.run_while(lambda port=port: answer_to(HERE, port, NOBODY))
+            assert answer == (b"abcd" if allow else b"")
+            if not allow:
+                agent.run_until(lambda agent=agent: bool(agent.notices))
+                assert f"127.0.0.1 is a process of uid {NOBODY}" in agent.notices[0]
+            agent.close()
 
 
 @forks_with_threads

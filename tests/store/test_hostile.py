@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import resource
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
@@ -15,12 +16,13 @@ import pytest
 
 from store import requests as ask
 from store.requests import Peer
-from store.servers import Server, our_server
+from store.servers import our_server, torch_client
 from watching import on_linux, until
 
 pytestmark = on_linux
 
 MIB = 1 << 20
+IP_BIND_ADDRESS_NO_PORT = 24  # Linux: a port is chosen when it connects, so that addresses have ports enough
 
 
 @pytest.fixture
@@ -141,7 +143,10 @@ def test_without_descriptors_those_who_are_in_are_served_and_the_others_wait(res
     server = resources.enter_context(our_server(descriptors=40))
     honest = resources.enter_context(Peer(server.port))
     assert is_served(honest)
-    crowd = [resources.enter_context(Peer(server.port)) for _ in range(80)]
+    crowd = []
+    for _ in range(80):
+        crowd.append(resources.enter_context(Peer(server.port, greets=False)))
+        crowd[-1].send(ask.GREETING + ask.set_(b"/key", b"value"))  # with a request none of them may be evicted
     until(lambda: server.counted("out_of_room") > 0, "the server to run out of descriptors")
     for _ in range(500):
         assert is_served(honest)
@@ -218,12 +223,78 @@ def test_a_full_store_refuses_the_writer_and_serves_the_readers(resources: ExitS
     assert is_served(honest)
 
 
-def test_only_peers_on_the_list_are_served(resources: ExitStack) -> None:
-    server: Server = resources.enter_context(our_server("", allow=["127.0.0.2", "::1"]))
-    with Peer(server.port, greets=False) as uninvited:
-        assert uninvited.is_closed_by_the_server()
-    assert server.counted("refused_peers") == 1
-    invited = socket.create_connection(("127.0.0.1", server.port), 60, source_address=("127.0.0.2", 0))
-    with invited:
-        invited.sendall(ask.GREETING + ask.ping(b"abcd"))
-        assert invited.recv(4) == b"abcd"
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+CALLERS = [f"127.0.0.{number}" for number in range(1, 201)]
+
+
+def flood(port: int, count: int, resources: ExitStack, sent: bytes = b"") -> list[socket.socket]:
+    """So many connections from several addresses of this host, none of which waits for the other side."""
+    made = []
+    for number in range(count):
+        sock = resources.enter_context(socket.socket())
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
+        sock.bind((CALLERS[number % len(CALLERS)], 0))
+        with suppress(BlockingIOError):
+            sock.connect(("127.0.0.1", port))
+        if sent:
+            with suppress(BlockingIOError, ConnectionResetError, BrokenPipeError):
+                sock.send(sent)
+        made.append(sock)
+    return made
+
+
+def seconds_to_serve_a_torch_client(port: int) -> float:
+    """How long torch's own client needs to connect, set and get, once it is imported."""
+    import torch.distributed  # noqa: F401
+
+    begin = time.monotonic()
+    store = torch_client(port)
+    store.set("newcomer", "value")
+    assert store.get("newcomer") == b"value"
+    return time.monotonic() - begin
+
+
+@pytest.mark.usefixtures("many_files")
+@pytest.mark.parametrize("sent", [b"", ask.GREETING + ask.ping(b"abcd")], ids=["silent", "greeted"])
+def test_ten_thousand_silent_connections_keep_nobody_out(sent: bytes, resources: ExitStack) -> None:
+    """Those who are in are served, a newcomer is served in less than a second, and memory is bounded."""
+    server = resources.enter_context(our_server())
+    honest = resources.enter_context(Peer(server.port))
+    idle = resources.enter_context(Peer(server.port))  # as a worker's spare connection: used hours later
+    assert is_served(honest)
+    assert idle.answers() == b""
+    before = server.most_memory()
+    for _ in range(10):
+        flood(server.port, 1000, resources, sent)
+        assert is_served(honest)
+    until(lambda: server.counted("accepted") > 10_000, "all of them to be accepted")
+    assert seconds_to_serve_a_torch_client(server.port) < 1.0
+    assert is_served(honest)
+    assert is_served(idle)
+    assert server.most_memory() - before < 64 * MIB
+    assert server.counted("evicted_idle" if sent else "evicted_silent") > 5000
+
+
+def test_idle_connections_that_take_all_descriptors_give_way(resources: ExitStack) -> None:
+    """A connection that has sent no request is closed for a newcomer; one that has is never."""
+    server = resources.enter_context(our_server(descriptors=300))
+    workers = [resources.enter_context(Peer(server.port)) for _ in range(50)]
+    assert all(is_served(worker) for worker in workers)
+    flood(server.port, 600, resources, ask.GREETING)
+    assert seconds_to_serve_a_torch_client(server.port) < 1.0
+    assert all(is_served(worker) for worker in workers)
+    assert server.counted("evicted_idle") > 300
+    assert server.counted("out_of_room") == 0
+
+
+def test_of_too_many_idle_connections_those_in_the_middle_go(resources: ExitStack) -> None:
+    """Those that were there first stay, because workers keep spare connections; and so do those that have just come."""
+    server = resources.enter_context(our_server(idle_per_address=4))
+    made = []
+    for _ in range(10):
+        made.append(resources.enter_context(Peer(server.port)))
+        assert made[-1].answers() == b""
+    assert [peer.answers() for peer in made] == [b"", b"", *[None] * 6, b"", b""]
+    assert server.counted("evicted_idle") == 6

@@ -248,6 +248,8 @@ class Program:
     def collect(self, local_rank: int, exit_code: int) -> str:
         return ""
 
+    def end_wait(self) -> None: ...
+
     def return_values(self) -> dict[int, Any]:
         return {}
 

@@ -200,3 +200,36 @@ def test_members_of_both_kinds_meet_in_one_store() -> None:
         said, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert said.strip() == "[b'ours', b'theirs']"
+
+
+# Asks torch's function and ours, in a process that has imported torch, and prints what each raised.
+BOTH = """
+import socket, torch.distributed as dist
+from torch.distributed.elastic.utils.distributed import create_c10d_store as theirs
+from tenax.utils.distributed import create_c10d_store as ours
+
+def raised(create, is_server, port, world_size):
+    try:
+        create(is_server, "127.0.0.1", port, world_size=world_size, timeout=1, retries=1)
+    except Exception as error:
+        kinds = (dist.DistNetworkError, dist.DistStoreError)
+        return [kind.__name__ for kind in kinds if isinstance(error, kind)]
+
+taken = socket.create_server(("", 0))
+free = socket.socket()
+free.bind(("127.0.0.1", 0))
+for create in (theirs, ours):
+    print(
+        raised(create, True, taken.getsockname()[1], 1),
+        raised(create, False, free.getsockname()[1], 2),
+        raised(create, True, 0, 2),
+    )
+"""
+
+
+def test_errors_are_also_torchs_where_torch_is_imported() -> None:
+    """A port in use, a server that is not there, a worker that does not come: the types of the real torch."""
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = subprocess.run([sys.executable, "-c", BOTH], stdout=subprocess.PIPE, text=True, timeout=100, check=True)
+    theirs, ours = done.stdout.splitlines()
+    assert ours == theirs == "['DistNetworkError'] ['DistNetworkError'] ['DistStoreError']"

@@ -16,8 +16,10 @@ from tenax.agent.outlets import Outlets, Views
 from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax.core.environment import WorkerEnvironment, lasting_environment, worker_environment
 from tenax.core.model import AgentSettings
-from tenax.failures.plain_text import harmless
+from tenax.core.text import one_line
+from tenax.helper_process import inheritable_environ
 from tenax.loop import Loop
+from tenax.ports import RequestRefused
 from tenax.runtime.journal import Journal
 from tenax.runtime.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax.runtime.notice_file import NoticeFile
@@ -80,6 +82,11 @@ class NodePlan(msgspec.Struct, frozen=True):
     live_line: bool = True  # ... with a live line, on a terminal
     is_last_act: bool = False  # this process does nothing else afterwards
 
+    def __repr__(self) -> str:
+        from tenax.core.text import concealed_repr
+
+        return concealed_repr(self)
+
 
 class Node:
     """One run. ``run`` may be called from any thread, once."""
@@ -90,6 +97,7 @@ class Node:
         self.journal_path = ""
         self.log_dir = ""
         self._notice = NoticeFile()
+        self._journal = Journal()
         self._journal_complains: Callable[[str], None] = _say_on_stderr
         self._cold_because = ""  # why workers are not forked from what was preloaded
         self._sockets: WorkerSockets | None = None  # where workers can be asked
@@ -163,6 +171,7 @@ class Node:
         finally:
             self._keeper.close()
             outlets.close()  # if it did not come to a run
+            self._journal.close(loop.now())  # likewise
             if self._sockets is not None:
                 self._sockets.close()
             if plan.health is not None:
@@ -219,7 +228,7 @@ class Node:
             return
         from tenax.control_plane.sockets import open_sockets
 
-        self._sockets = open_sockets(os.environ, lambda line: self._complain(line, logs))
+        self._sockets = open_sockets(os.environ)
         if self._sockets is not None:
             logs.say(f"tenax: workers that use worker_main can be asked with: tenax ask {self._sockets.folder}")
 
@@ -242,6 +251,8 @@ class Node:
         journal = self._open_journal()
         self._notice.directory = self.log_dir
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
+        if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
+            logs.say(f"tenax: note: every user of this host may replace logs in {root}; restrict it (chmod o-w {root})")
         for note in plan.places.notes:
             logs.say(f"tenax: {note}")
         if self._cold_because:
@@ -275,7 +286,10 @@ class Node:
         from tenax.timer.watchdog_pipe import WatchdogPipe
 
         self.scopes = WatchdogPipe(self._plan.settings.local_world_size, watchdog.timer_file)
-        self.scopes.make()
+        try:
+            self.scopes.make()
+        except ValueError as error:
+            raise RequestRefused(str(error)) from error
 
     def _environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
         plan = self._plan
@@ -298,7 +312,7 @@ class Node:
         options = WorkerEnvironment(plan.virtual_local_rank, plan.places.omp_num_threads)
         lasting, late = lasting_environment(plan.settings, os.environ, options)
         launches = [
-            plan.places.place(rank, plan.entrypoint.launch(rank, {**os.environ, **lasting}))
+            plan.places.place(rank, plan.entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
             for rank in range(plan.settings.local_world_size)
         ]
         # The command line of a process cannot grow: the template has the longest.
@@ -307,7 +321,7 @@ class Node:
         standbys = plan.settings.local_world_size if plan.keep_standbys else 0
         template = template_of(first, launches, plan.preload, [*late, *_LATE], standbys)
         if isinstance(template, Template):
-            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {harmless(sentence)}"))
+            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {sentence}"))
         else:
             self._cold_because = template
 
@@ -333,22 +347,28 @@ class Node:
         return RunJournal(path, self._journal_complains)
 
     def _open_journal(self) -> Journal:
-        """In the run's own directory, where the log specs have one and the disk allows it."""
+        """In the run's own directory, where the log specs have one. Raises RequestRefused if the user chose one that
+        cannot be created; without a temporary directory the run keeps no logs."""
         open_run_log_dir = getattr(self._plan.logs_specs, "open_run_log_dir", None)
         if open_run_log_dir is None:
             return Journal()
         try:
             self.log_dir = open_run_log_dir(self._plan.settings.run_id)
-        except OSError:  # said by the worker logs, which need the same directory
-            return Journal()
+        except OSError as error:
+            if chosen := getattr(self._plan.logs_specs, "chosen_log_dir", ""):
+                raise RequestRefused(
+                    f"--log-dir {chosen}: {error.filename or chosen} cannot be created: {error.strerror}; "
+                    "name a folder that can be created and written"
+                ) from error
+            return Journal()  # reported by the worker logs, which need the same directory
         path = _unused(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""
-        journal = Journal(path, complain=self._journal_complains)
+        journal = self._journal = Journal(path, complain=self._journal_complains)
         self.journal_path = journal.path
         return journal
 
 
 def _say_on_stderr(line: str) -> None:
-    sys.stderr.write(f"tenax: {line}\n")
+    sys.stderr.write(f"tenax: {one_line(line)}\n")
 
 
 def _unused(path: str) -> str:

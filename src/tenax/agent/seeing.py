@@ -3,10 +3,14 @@
     the page (``--dashboard``) and the trace (``--trace``)   where the coordinator is, for as long as it is there
     samples of workers (``--on-hang``)                       on every node
 
-Law: nothing here is needed to train. Whatever cannot be opened, or breaks, is said once, and the run goes on.
+Law: nothing here is needed to train. What breaks is reported once, and the run goes on. What cannot be opened at the
+start of a run of one node is refused (``RequestRefused``); with more nodes the one that serves the coordinator may
+change at any time, and the others need it: there it is reported, too.
 """
 
 from __future__ import annotations
+
+from tenax.ports import RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,16 +74,21 @@ class Seeing:
         if make_desk is None:
             return
         if self._plan.dashboard:
-            self._open("the page (--dashboard)", self._open_dashboard, make_desk)
+            self._open("--dashboard", self._plan.dashboard, self._open_dashboard, make_desk)
         if self._plan.trace:
-            self._open("the trace (--trace)", self._open_trace, make_desk)
+            self._open("--trace", self._plan.trace, self._open_trace, make_desk)
 
-    def _open(self, what: str, open_it: Callable[[Callable[[], Desk]], None], make_desk: Callable[[], Desk]) -> None:
+    def _open(
+        self, flag: str, value: str, open_it: Callable[[Callable[[], Desk]], None], make_desk: Callable[[], Desk]
+    ) -> None:
         try:
             open_it(make_desk)
         except Exception as error:
-            said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            self._say(f"{what} is not there: {said or type(error).__name__}; the job is not affected")
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            failure = f"{flag} {value}: {reason or type(error).__name__}"
+            if not self._plan.control.where:  # the only node
+                raise RequestRefused(failure) from error
+            self._say(f"{failure}; the job runs without it")
 
     def _open_dashboard(self, make_desk: Callable[[], Desk]) -> None:
         from tenax.dashboard.live import Dashboard

@@ -6,6 +6,8 @@ import os
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -192,7 +194,7 @@ def _listed(said: str) -> str:
     """The names of handlers, one per line."""
     try:
         return "\n".join(msgspec.json.decode(said, type=list[str]))
-    except msgspec.DecodeError:
+    except DECODE_ERRORS:
         return said
 
 

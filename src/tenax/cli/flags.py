@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.bounds import MAX_SECONDS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -29,6 +31,10 @@ GROUPS = (WHAT, MANY, STOPPING, LOGS, SEEING, PLACEMENT, NODES)
 
 class UsageError(ValueError):
     """What was asked for cannot be done as it was asked. Its text is one sentence, for the person at the keyboard."""
+
+
+class OutOfRange(UsageError):
+    """A number that the flag does not allow."""
 
 
 class Flag(msgspec.Struct, frozen=True):
@@ -454,8 +460,9 @@ FLAGS = (
         "Settings of the meeting, 'key=value,key=value': join_timeout, last_call_timeout, keep_alive_interval, "
         "keep_alive_max_attempt (seconds and a count), scale_up (now, restart), token_file (a secret that all "
         "machines share), ssl_cert, ssl_cert_key, ca_cert (TLS), node_name, node_order, store_port, "
-        "use_agent_store. With etcd also user, password_file, outage_timeout (seconds), and managed (true: tenax runs "
-        "etcd on the hosts of --rdzv-endpoint).",
+        "use_agent_store, store_allow. With etcd also user, password_file, outage_timeout (seconds), link_port (of "
+        "the elected node), link_tls (false: links without TLS), and managed (true: tenax runs etcd on the hosts of "
+        "--rdzv-endpoint).",
         value="SETTINGS",
     ),
 )
@@ -501,13 +508,9 @@ def _whole(flag: Flag, text: str, source: str) -> int:
     try:
         value = int(text)
     except ValueError:
-        value = None
-    if (
-        value is None
-        or (flag.least is not None and value < flag.least)
-        or (flag.most is not None and value > flag.most)
-    ):
-        raise UsageError(f"{source} takes {_range(flag)}, not {text!r}")
+        raise UsageError(f"{source} takes {_range(flag)}, not {text!r}") from None
+    if (flag.least is not None and value < flag.least) or (flag.most is not None and value > flag.most):
+        raise OutOfRange(f"{source} takes {_range(flag)}, not {text!r}")
     return value
 
 
@@ -518,12 +521,15 @@ def _range(flag: Flag) -> str:
 
 
 def _number(text: str, source: str) -> float:
+    expected = f"{source} takes a number of seconds greater than 0, not {text!r}"
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
+        raise UsageError(expected) from None
     if not 0 < value < float("inf"):
-        raise UsageError(f"{source} takes a number of seconds greater than 0, not {text!r}")
+        raise OutOfRange(expected)
+    if value > MAX_SECONDS:
+        raise OutOfRange(f"{source} takes at most {MAX_SECONDS:.0f} seconds, not {text!r}")
     return value
 
 

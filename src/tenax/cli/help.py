@@ -93,6 +93,11 @@ exit code:
   SIGKILL.
 """
 
+_HELP = """\
+help:
+  -h, --help                  Show this page and exit.
+"""
+
 _INDENT = 2
 _TEXT_COLUMN = 30
 
@@ -107,7 +112,7 @@ def run_page(width: int) -> str:
             if flag.group == group:
                 lines.extend(_flag_lines(flag, width))
         parts.append("\n".join(lines) + "\n")
-    return "\n".join([*parts, _ENDING])
+    return "\n".join([*parts, _HELP, _ENDING])
 
 
 def _flag_lines(flag: Flag, width: int) -> list[str]:

@@ -24,6 +24,7 @@ from typing import TypeVar
 import msgspec
 
 from tenax.cli.flags import UsageError
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.rendezvous.tcp.operator import Declined, LineLost, NotLetIn, OperatorError, Unreachable, at_door, at_endpoint
 
 TYPE_CHECKING = False
@@ -91,6 +92,11 @@ class Wanted(msgspec.Struct, frozen=True):
     endpoint: str = ""  # empty: on this host
     backend: str = ""
     conf: str = ""
+
+    def __repr__(self) -> str:
+        from tenax.core.text import concealed_repr
+
+        return concealed_repr(self)
 
 
 class Words(msgspec.Struct):
@@ -295,7 +301,7 @@ def _job_of(agents: list[AgentHere]) -> Job:
 def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
     try:
         return msgspec.json.decode(raw, type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except DECODE_ERRORS as error:
         raise LineLost(f"its answer is not ours ({error}); is that another version of tenax?") from error
 
 
@@ -483,8 +489,13 @@ def _job_at_endpoint(meant: Wanted) -> Job:
     from tenax.endpoint import Endpoint
 
     endpoint = Endpoint.parse(settings.endpoint)
+    secret = settings.secret
+    if settings.uses_user_secret:
+        from tenax.rendezvous.secret import user_secret
+
+        secret = user_secret(create=False)  # readable: the settings were checked
     try:
-        line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, settings.secret, tls, endpoint.host)
+        line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, secret, tls, endpoint.host)
     except NotLetIn as error:
         raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
     except Unreachable as error:

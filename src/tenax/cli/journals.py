@@ -10,6 +10,8 @@ import os
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +42,7 @@ def find_journals(place: str) -> tuple[list[str], str]:
         if folder.count(os.sep) - top >= _MOST_DEEP:
             folders.clear()
         folders.sort()
-        found += [os.path.join(folder, name) for name in sorted(files) if _is_called_like_one(name)]
+        found += [os.path.join(folder, name) for name in sorted(files) if _is_one(folder, name)]
         if len(found) > _MOST_FILES:
             return found[
                 :_MOST_FILES
@@ -48,9 +50,10 @@ def find_journals(place: str) -> tuple[list[str], str]:
     return found, "" if found else f"there is no journal (coordinator.jsonl, journal.jsonl) below {place!r}"
 
 
-def _is_called_like_one(name: str) -> bool:
-    """A second run in the same folder has a number in the names of its journals."""
-    return name.endswith(".jsonl") and name.startswith(("coordinator", "journal"))
+def _is_one(folder: str, name: str) -> bool:
+    """A second run in the same folder has a number in the names of its journals. A FIFO would be waited for."""
+    is_called_so = name.endswith(".jsonl") and name.startswith(("coordinator", "journal"))
+    return is_called_so and os.path.isfile(os.path.join(folder, name))
 
 
 def read_histories(places: Sequence[str]) -> Found:
@@ -144,6 +147,6 @@ def _beginning(path: str, kinds: Any) -> list[object]:
                 if its_format is not None and (lines or its_format != FORMAT):
                     break
                 lines.append(line)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DECODE_ERRORS):
         pass  # said by whoever read it first
     return lines

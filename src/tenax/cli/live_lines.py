@@ -13,6 +13,7 @@ from heapq import merge
 import msgspec
 
 from tenax.cli.job import LineLost, NoSuchJob
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.core.requests import LogsWanted, StatusWanted
 from tenax.rendezvous.tcp import wire
 from tenax.runtime.log_answers import START, RankSet
@@ -347,5 +348,5 @@ def _show_in_portions(lines: Iterator[LogLine], page: Page) -> None:
 def _decoded(value: msgspec.Raw, kind: Any) -> Any:
     try:
         return msgspec.json.decode(value, type=kind)
-    except (msgspec.DecodeError, RecursionError, ValueError) as error:
+    except DECODE_ERRORS as error:
         raise LineLost(f"its answer is not ours ({error}); is that another version of tenax?") from error

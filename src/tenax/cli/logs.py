@@ -212,7 +212,7 @@ class Page:
 
     def show(self, lines: Iterable[LogLine]) -> None:
         """Print them, in this order."""
-        from tenax.failures.plain_text import harmless
+        from tenax.failures.plain_text import one_line
 
         text: list[str] = []
         for line in lines:
@@ -226,7 +226,7 @@ class Page:
             if self._has_colours:
                 name = f"\x1b[{_COLOURS[line.rank % len(_COLOURS)]}m{name}{_RESET}"
             # What comes from a node is a stranger's word, whatever that node should have done with it.
-            text.append(f"{name} {harmless(line.text)}".rstrip(" ") + "\n")
+            text.append(f"{name} {one_line(line.text)}".rstrip(" ") + "\n")
         if text:
             self._print("".join(text))
 
@@ -237,7 +237,7 @@ class Page:
 
         # Before the page is printed, which does not tell a reader that is gone from one that reads.
         is_gone = is_reader_gone()
-        self._is_failed = not is_gone and bool(print_page(text))
+        self._is_failed = not is_gone and bool(print_page(text, is_styled=True))
         self.is_closed = is_gone or self._is_failed
 
     def _time(self, at: float) -> str:

@@ -26,9 +26,11 @@ COMMANDS = ("run", *_ELSEWHERE, "version", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script. Returns the exit code."""
+    """The console script. Returns the exit code. With ``argv``, this is a call inside another program."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        if argv is None:
+            _honour_interrupts(words)
         return _obey(words)
     except KeyboardInterrupt:  # before the launcher has taken over the signals, or in a command that takes none over
         from tenax.failures.exit_codes import CANCELLED
@@ -83,6 +85,21 @@ def _elsewhere(command: str, words: list[str]) -> int:
     return int(getattr(import_module(f"tenax.cli.{module}"), name)(words))
 
 
+def _honour_interrupts(words: list[str]) -> None:
+    """Lose no Ctrl-C during the start. Raises KeyboardInterrupt if Python has discarded one already.
+
+    Until the agent handles signals, SIGINT ends this process directly: a KeyboardInterrupt may be raised in code that
+    discards exceptions (a finalizer, a callback of C code), and the run would start all the same.
+    """
+    import _signal  # type: ignore[import-not-found]
+
+    # Python prints and discards an interrupt that arrives while it checks what kind of file its script is.
+    if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
+        raise KeyboardInterrupt
+    if words[:1] == ["run"] and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
+
+
 class _Undisturbed:
     """Holds a Ctrl-C back until the imports are done.
 
@@ -91,7 +108,7 @@ class _Undisturbed:
 
     def __enter__(self) -> None:
         # Not `signal`, which is itself one of the imports that take their time.
-        import _signal  # type: ignore[import-not-found]
+        import _signal
 
         self._signals = _signal
         self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})

@@ -17,6 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax.cli.flags import BY_DEST, UsageError
+from tenax.core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ _KNOWN_SETTINGS = frozenset(
         *("keep_alive_interval", "keep_alive_max_attempt", "is_host", "store_type", "use_libuv", "rank"),
         *("protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "etcd_prefix", "cacert", "cert", "key"),
         *("token", "token_file", "scale_up", "node_name", "node_order", "store_port", "use_agent_store"),
-        *("user", "password", "password_file", "outage_timeout", "managed", "managed_only"),
+        "store_allow",
+        *("user", "password", "password_file", "outage_timeout", "managed", "managed_only", "link_port", "link_tls"),
     }
 )
+_URLS = ("rdzv_endpoint", "trace", "metrics", "event_log_handler")  # may hold a user and a password
 # What a handler is told besides: each has a flag of its own.
 _NOT_SETTINGS = frozenset({"self", "backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"})
 # Flags that a script of its own hardly has, so that finding one behind the script is worth a note.
@@ -107,6 +110,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     live_line_allowed: bool = True  # likewise
     notes: tuple[str, ...] = ()  # what the user should know although nothing is wrong
 
+    def __repr__(self) -> str:
+        from tenax.core.text import concealed_repr
+
+        return concealed_repr(self)
+
 
 def decide(
     script: str,
@@ -171,7 +179,7 @@ def decide(
         virtual_local_rank=values["virtual_local_rank"],
         numa_binding=values["numa_binding"],
         run_id="" if values["rdzv_id"] == "none" and most == 1 else values["rdzv_id"],
-        role=values["role"],
+        role=_name("--role", values["role"]),
         rdzv_backend=backend,
         rdzv_endpoint=endpoint,
         rdzv_configs=configs,
@@ -211,6 +219,10 @@ class Asked:
     def words(self, dest: str) -> str:
         """The request as the user wrote it: '--nnodes 2', 'PET_NNODES=2', '--standalone'."""
         name, value = self.name(dest), self.values[dest]
+        if isinstance(value, str) and dest in _URLS:
+            from tenax.core.text import hide_passwords
+
+            value = hide_passwords(value)
         if isinstance(value, float):
             value = f"{value:g}"
         if self.from_environment(dest):
@@ -270,6 +282,8 @@ def _least_and_most(asked: Asked) -> tuple[int, int]:
         smallest = biggest = 0
     if not 1 <= smallest <= biggest:
         raise UsageError(f"{asked.name('nnodes')} takes N, or MIN:MAX with 1 <= MIN <= MAX, not {text!r}")
+    if biggest > MAX_NODES:
+        raise UsageError(f"{asked.name('nnodes')} takes at most {MAX_NODES} nodes, not {text!r}")
     return smallest, biggest
 
 
@@ -414,14 +428,21 @@ def _settings(asked: Asked) -> dict[str, Any]:
     if asked["rdzv_backend"] in ONE_NODE_BACKENDS:
         unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
         if unknown:
-            asked.notes.append(f"{name} sets {unknown}, which no backend of ours reads")
+            asked.notes.append(f"unknown {name} key {unknown}, which has no effect")
     for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
         if secret in settings and asked.typed("rdzv_conf"):
-            asked.notes.append(
-                f"everybody on this host can read the {secret} of {name} in the list of processes; '{name} "
-                f"{secret}_file=FILE' and the variable {variable} keep it to yourself"
+            raise UsageError(
+                f"every user of this host can read the {secret} of {name} in the process list; write it to a file that "
+                f"only you can read and pass '{name} {secret}_file=FILE', or set the variable {variable}"
             )
     return settings
+
+
+def _name(what: str, name: str) -> str:
+    """Return a name that other nodes accept. Raises UsageError."""
+    if problem := name_problem(name):
+        raise UsageError(f"{what} {name[:MAX_NAME]!r} cannot be used: {problem}")
+    return name
 
 
 def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
@@ -442,6 +463,8 @@ def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
         raise UsageError(
             f"{asked.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
         )
+    if count > MAX_SLOTS:
+        raise UsageError(f"{asked.name('nproc_per_node')} takes at most {MAX_SLOTS} workers, not {text!r}")
     return count
 
 

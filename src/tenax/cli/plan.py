@@ -19,6 +19,8 @@ from tenax.control_plane.sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane.sockets import socket_folder
 from tenax.core.environment import WorkerEnvironment, worker_environment
 from tenax.core.model import AgentSettings, Assignment
+from tenax.core.text import hide_passwords
+from tenax.endpoint import Endpoint
 from tenax.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax.processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.rendezvous.local import LOOPBACK
@@ -182,7 +184,12 @@ def _meeting_at_etcd(options: Options) -> Iterable[str]:
     yield from _terms(options, settings)
     yield f"a generation of a single node goes on for {settings.outage_s:g} s without etcd (outage_timeout)"
     user = f"as user {settings.etcd.user!r}" if settings.etcd.user else "without a user (user, password_file)"
+    if settings.managed is not None:
+        user = "as root, with the secret" if settings.etcd.user else "without a user, so it is open to all (token_file)"
     yield f"etcd is asked {user}, {'with' if settings.etcd.tls is not None else 'without'} TLS"
+    port = f"port {settings.link_port}" if settings.link_port else "a port that the system chooses"
+    tls = "with TLS" if settings.tls is not None else "without TLS (ssl_cert, ssl_cert_key and ca_cert)"
+    yield f"nodes link to the leader at {port} (link_port), {tls}"
 
 
 def _terms(options: Options, settings: LinkedSettings) -> Iterable[str]:
@@ -202,7 +209,10 @@ def _secret(options: Options, environ: Mapping[str, str]) -> str:
         return "secret: given (token)"
     if environ.get(TOKEN_VARIABLE):
         return f"secret: given ({TOKEN_VARIABLE})"
-    return "secret: none, so whoever reaches that place can join (token_file, TENAX_RDZV_TOKEN)"
+    host, _ = split_endpoint(options.rdzv_endpoint)
+    if options.rdzv_backend not in ETCD_BACKENDS and Endpoint(host, 1).is_loopback:
+        return "secret: that of this user on this host (token_file, TENAX_RDZV_TOKEN)"
+    return "secret: none, so any process that reaches that place can join (token_file, TENAX_RDZV_TOKEN)"
 
 
 def _tls(options: Options) -> str:
@@ -288,9 +298,7 @@ def _seeing(options: Options) -> Iterable[str]:
 
 def _without_secrets(names: str) -> str:
     """An address may have a user and a password in it."""
-    import re
-
-    return re.sub(r"//[^/,]*@", "//<hidden>@", _names(names))
+    return hide_passwords(_names(names))
 
 
 def _watching(environ: Mapping[str, str]) -> Iterable[str]:

@@ -9,6 +9,7 @@ import msgspec
 
 from tenax.cli.flags import UsageError
 from tenax.cli.job import AgentHere, agents_here, guarded, read_words
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.rendezvous.tcp.operator import OperatorError, at_door
 
 TYPE_CHECKING = False
@@ -129,7 +130,7 @@ def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
             continue
         try:
             return msgspec.json.decode(line.ask(StatusWanted(), _STATUS_S), type=RunStatus), ""
-        except (OperatorError, msgspec.DecodeError, RecursionError) as error:
+        except (OperatorError, *DECODE_ERRORS) as error:
             trouble = trouble or str(error)
         finally:
             line.close()

@@ -52,17 +52,18 @@ def replay_command(argv: Sequence[str]) -> int:
 def _replay_coordinator(path: str) -> int:
     from tenax.cli.run import print_page
     from tenax.failures.exit_codes import FAILED, SUCCEEDED
-    from tenax.failures.plain_text import harmless
+    from tenax.failures.plain_text import one_line
     from tenax.runtime.run_journal import read_run_journal, replay_run
 
     header, steps, footer = read_run_journal(path)
     story, differences = replay_run(header, steps)
     settings = header.settings
     lines = [
-        f"the coordinator of run {settings.run_id} on {header.host}: {settings.min_nodes} to {settings.max_nodes} "
-        f"nodes, {settings.max_restarts} restarts allowed, tenax {header.tenax}",
+        f"the coordinator of run {one_line(settings.run_id)} on {one_line(header.host)}: "
+        f"{settings.min_nodes} to {settings.max_nodes} nodes, "
+        f"{settings.max_restarts} restarts allowed, tenax {one_line(header.tenax)}",
         "",
-        *(f"{after_s:>10.3f} s  {harmless(text)}" for after_s, text in story),
+        *(f"{after_s:>10.3f} s  {one_line(text)}" for after_s, text in story),
         "",
         *_ending(footer, differences, len(steps)),
     ]
@@ -79,16 +80,17 @@ def _complain(sentence: str, code: int) -> int:
 
 def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
     """The page for a person."""
-    from tenax.failures.plain_text import harmless
+    from tenax.failures.plain_text import one_line
 
     settings = header.settings
     lines = [
-        f"run {settings.run_id} of {header.entrypoint} on {header.host}, begun {_begun(header.wall_time)}",
+        f"run {one_line(settings.run_id)} of {one_line(header.entrypoint)} on {one_line(header.host)}, "
+        f"begun {_begun(header.wall_time)}",
         f"workers: {settings.local_world_size}, restarts allowed: {settings.max_restarts}, "
-        f"{settings.grace_s:g} s of grace, tenax {header.tenax}",
+        f"{settings.grace_s:g} s of grace, tenax {one_line(header.tenax)}",
         "",
     ]
-    lines += [f"{told.after_s:>10.3f} s  {harmless(told.text)}" for told in replayed.story]
+    lines += [f"{told.after_s:>10.3f} s  {one_line(told.text)}" for told in replayed.story]
     lines.append("")
     lines += _ending(footer, replayed.differences, steps)
     return "\n".join(lines) + "\n"
@@ -111,7 +113,9 @@ def _ending(footer: Footer | None, differences: list[str], steps: int) -> list[s
         lines.append(f"{footer.steps_not_written} steps are missing: the journal was full or its disk was.")
     if differences:
         lines.append(f"{len(differences)} of {steps} steps do not follow from the facts:")
-        lines += [f"  {difference}" for difference in differences]
+        from tenax.failures.plain_text import one_line
+
+        lines += [f"  {one_line(difference)}" for difference in differences]
     else:
         lines.append(f"All {steps} steps were derived again: every decision follows from what happened.")
     return lines

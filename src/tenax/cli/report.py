@@ -65,12 +65,15 @@ def report_command(argv: Sequence[str]) -> int:
         return WRONG_USAGE
     summary = summary_of(found.histories)
     if wish.as_json:
-        print_page(msgspec.json.format(msgspec.json.encode(summary), indent=2).decode() + "\n")
+        from tenax.cli.status import print_json
+
+        print_json(summary, indent=2)
         return FAILED if found.troubles else SUCCEEDED
+    from tenax.named_file import create_named
     from tenax.view.html.report_page import report_page
 
     try:
-        with open(wish.output, "wb") as file:
+        with create_named(wish.output) as file:
             file.write(report_page(summary, found.histories, found.troubles).encode())
     except OSError as error:
         tell(f"tenax report: {wish.output!r} cannot be written: {error.strerror}")

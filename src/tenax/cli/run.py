@@ -13,7 +13,7 @@ from contextlib import suppress
 from tenax.cli.arguments import HelpWanted, parse
 from tenax.cli.flags import UsageError
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import check_world, current_folder, logs_specs_named, numa_options
+from tenax.cli.world import check_files, check_world, current_folder, logs_specs_named, numa_options
 from tenax.launcher.config import LaunchConfig
 
 TYPE_CHECKING = False
@@ -38,6 +38,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         if options.dry_run:
             return print_plan(options, environ)
         config, entrypoint, args = launch_of(options, sys.executable)
+        check_files(options, environ)
         handler = _handler(config)
         outlets = _outlets(config)
     except HelpWanted:
@@ -45,18 +46,22 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
     except UsageError as error:
         return complain(error)
     from tenax.launcher.api import launch
+    from tenax.ports import RequestRefused
 
     colour = options.colour_allowed and sys.stderr is not None and sys.stderr.isatty()
-    return launch(
-        config,
-        entrypoint,
-        args,
-        handler=handler,
-        outlets=outlets,
-        report_path=options.report,
-        colour=colour,
-        live_line=options.live_line_allowed,
-    )
+    try:
+        return launch(
+            config,
+            entrypoint,
+            args,
+            handler=handler,
+            outlets=outlets,
+            report_path=options.report,
+            colour=colour,
+            live_line=options.live_line_allowed,
+        )
+    except RequestRefused as error:
+        return complain(UsageError(str(error)))
 
 
 def _handler(config: LaunchConfig) -> RendezvousHandler:
@@ -192,9 +197,12 @@ def _print_help() -> int:
 
 
 def tell(text: str) -> None:
-    """Say something on stderr. A console that is closed, full or gone is no reason to fail, now or at exit."""
+    """Print to stderr, escaped. A console that is closed, full or gone is no reason to fail, now or at exit."""
     if sys.stderr is None:
         return
+    from tenax.core.text import harmless, without_passwords
+
+    text = harmless(without_passwords(text))
     try:
         descriptor = sys.stderr.fileno()
     except OSError:  # it is not a file but an object in this process
@@ -204,10 +212,17 @@ def tell(text: str) -> None:
         os.write(descriptor, f"{text}\n".encode(sys.stderr.encoding, "backslashreplace"))
 
 
-def print_page(text: str) -> int:
-    """Print to stdout. A reader that has seen enough (``| head``) is no failure."""
+def print_page(text: str, *, is_styled: bool = False) -> int:
+    """Print to stdout, escaped. A reader that has seen enough (``| head``) is no failure.
+
+    A styled page contains escape sequences of ours; whoever composed it has escaped the rest.
+    """
     if sys.stdout is None:
         return 0
+    if not is_styled:
+        from tenax.core.text import harmless, without_passwords
+
+        text = harmless(without_passwords(text))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a word that this terminal cannot show is still worth printing
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

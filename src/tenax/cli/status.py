@@ -138,7 +138,7 @@ class _Screen(_Lines):
         from tenax.cli.run import print_page
         from tenax.cli.screen import render
 
-        return print_page(render(status, terminal_size()[0], colour=allows_colour()))
+        return print_page(render(status, terminal_size()[0], colour=allows_colour()), is_styled=True)
 
     def again(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
@@ -148,7 +148,7 @@ class _Screen(_Lines):
         text = render(status, width, height - 1, colour=allows_colour())
         begin = "\x1b[H" if self._has_drawn else "\x1b[H\x1b[2J"
         self._has_drawn = True
-        return print_page(begin + text.replace("\n", "\x1b[K\n") + "\x1b[J")
+        return print_page(begin + text.replace("\n", "\x1b[K\n") + "\x1b[J", is_styled=True)
 
 
 class _Json(_Lines):

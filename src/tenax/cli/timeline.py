@@ -129,6 +129,8 @@ def _write(path: str, history: RunHistory, form: str) -> str:
         from tenax.view.chrome_trace import trace_in_text
 
         data = trace_in_text(history)
-    with open(path, "wb") as file:
+    from tenax.named_file import create_named
+
+    with create_named(path) as file:
         file.write(data)
     return os.path.abspath(path)

@@ -43,7 +43,7 @@ def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
     own_backends = ONE_NODE_BACKENDS if options.max_nodes == 1 else MANY_NODES_BACKENDS
     if options.rdzv_backend not in own_backends:
         _check_installed_backend(options.rdzv_backend, own_backends)
-    elif options.max_nodes > 1 or "use_agent_store" in options.rdzv_configs:
+    elif options.max_nodes > 1 or not {"use_agent_store", "store_allow"}.isdisjoint(options.rdzv_configs):
         _check_rendezvous(options)
     if options.logs_specs is not None:
         logs_specs_named(options.logs_specs)
@@ -92,6 +92,37 @@ def _check_report(report: str, cwd: str) -> None:
         raise UsageError(f"--report {report}: there is no folder {folder!r} to write it in; make it first")
     if os.path.isdir(path):
         raise UsageError(f"--report {report} is a folder; name a file")
+
+
+def check_files(options: Options, environ: Mapping[str, str]) -> None:
+    """Refuse paths that cannot be written, by trying. Raises ``UsageError``. Leaves no file behind."""
+    if options.report:
+        try:
+            _try_to_write(options.report)
+        except OSError as error:
+            raise UsageError(
+                f"--report {options.report}: cannot be written: {error.strerror}; name a file that can be written"
+            ) from error
+    if doors := environ.get("TENAX_DOORS"):
+        try:
+            os.mkdir(doors, 0o700)
+        except FileExistsError:
+            return  # whether it is private is checked when it is used
+        except OSError as error:
+            raise UsageError(
+                f"TENAX_DOORS is {doors!r}, which cannot be created: {error.strerror}; name a folder whose parent "
+                "exists and can be written, or leave it unset"
+            ) from error
+
+
+def _try_to_write(path: str) -> None:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        if os.path.isfile(path):  # a pipe or a device is opened once, for the report itself
+            os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+    else:
+        os.unlink(path)
 
 
 def _check_installed_backend(name: str, own: frozenset[str]) -> None:

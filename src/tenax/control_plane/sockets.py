@@ -2,8 +2,8 @@
 
 ``TORCH_WORKER_SERVER_SOCKET``, where it is set for the agent, names a folder. A worker finds its own path in the same
 variable: ``<folder>/rank<global rank>``, so that several agents of a run may share a folder. The folder belongs to its
-user alone; if it cannot be used, a new one takes its place. Sockets are removed when the run is over, and the folder if
-it was made here and nobody else uses it.
+user alone; one that cannot be used is refused. Sockets are removed when the run is over, and the folder if it was made
+here and nobody else uses it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import stat
 import sys
 from contextlib import suppress
 
+from tenax.ports import RequestRefused
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 _MOST_BYTES = 107 if sys.platform.startswith("linux") else 103
@@ -71,37 +73,22 @@ def is_served(path: str) -> bool:
         return True
 
 
-def open_sockets(environ: Mapping[str, str], warn: Callable[[str], None]) -> WorkerSockets | None:
-    """The sockets of a run that begins, if the environment asks for them."""
+def open_sockets(environ: Mapping[str, str]) -> WorkerSockets | None:
+    """Create the sockets' folder of a run that begins, if the environment asks for one. Raises RequestRefused."""
     try:
         folder = socket_folder(environ)
         if not folder:
             return None
         sockets = WorkerSockets(folder)
         sockets.open()
-    except (OSError, ValueError) as error:
-        return _open_elsewhere(str(error), warn)
-    return sockets
-
-
-def _open_elsewhere(why: str, warn: Callable[[str], None]) -> WorkerSockets | None:
-    """In a new folder. Workers need paths: torch's ``worker_main`` fails with the name of a folder, which they would
-    inherit, and with an empty one it listens where everybody may ask.
-    """
-    import tempfile
-
-    try:
-        folder = tempfile.mkdtemp(prefix="tenax-ask-", dir=_short_folder(tempfile.gettempdir()))
     except OSError as error:
-        warn(f"workers cannot be asked: {why}, and no other folder can be made: {error}; the run goes on")
-        return None
-    warn(f"{why}; workers are asked in {folder} instead")
-    return WorkerSockets(folder, has_made_folder=True)
-
-
-def _short_folder(folder: str) -> str:
-    """Where a folder of sockets can be made."""
-    return folder if len(os.fsencode(f"{folder}/tenax-ask-12345678{_LONGEST_NAME}")) <= _MOST_BYTES else "/tmp"
+        raise RequestRefused(
+            f"{VARIABLE} is {environ[VARIABLE]!r}, which cannot be created: {error.strerror}; "
+            "name a folder that can be created, or leave it unset"
+        ) from error
+    except ValueError as error:
+        raise RequestRefused(str(error)) from error
+    return sockets
 
 
 class WorkerSockets:

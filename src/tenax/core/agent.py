@@ -54,6 +54,7 @@ from tenax.core.model import (
 )
 
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
+EXIT_CODE_OF_EXCEPTION = 1  # of a Python process
 _HURRY = (SIGINT, SIGQUIT)
 _HISTORY_KEPT = 100
 _MOST_OF_SCOPE = 200  # characters in a sentence
@@ -358,7 +359,7 @@ class AgentMachine:
         ):
             return  # our own doing: nothing to find out
         state.unexamined.add(worker.local_rank)
-        state.deadlines.setdefault(Deadline.EXAMINE, now + state.settings.examine_s)
+        state.deadlines[Deadline.EXAMINE] = now + state.settings.examine_s  # the last one has the full time, too
         self._orders.append(
             order.ExamineFailure(
                 generation=state.generation,
@@ -383,7 +384,8 @@ class AgentMachine:
             local_rank=worker.local_rank,
             global_rank=self._global_rank(worker.local_rank),
             pid=worker.pid,
-            exit_code=worker.exit_code,
+            # One that we stopped while it was exiting is a failure only because it had raised before.
+            exit_code=EXIT_CODE_OF_EXCEPTION if worker.asked_to_end and worker.exit_code < 0 else worker.exit_code,
             # What follows from a worker that hangs can be seen before its own end.
             seen_at=worker.overdue.since if worker.overdue is not None and is_late else worker.ended_at,
             reason=fault,

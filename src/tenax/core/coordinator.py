@@ -22,6 +22,8 @@ C7  Nobody waits without a deadline: too few nodes for too long end the run with
 C8  A word about another generation changes nothing but the number of the next one.
 C9  An operator's restart ends a generation that runs, and is free; a drain asks one node to leave. Neither ends a run
     that goes on without it.
+C10 A coordinator that did not run judges nothing that it missed: when it resumes, every deadline by which nodes must do
+    something is a full period away again, and nothing else has changed.
 H5 to H8: hangs, see ``suspicion.py``.
 """
 
@@ -36,6 +38,7 @@ from tenax.core import messages as word
 from tenax.core.events import FromCoordinator
 from tenax.core.model import (
     HANG,
+    MAX_STORE_PEERS,
     Assignment,
     Failure,
     Outcome,
@@ -63,6 +66,7 @@ from tenax.core.run_state import (
     Opened,
     Quiet,
     RestartRequested,
+    Resumed,
     RunDeadline,
     RunPhase,
     RunSettings,
@@ -93,6 +97,7 @@ __all__ = [
     "Opened",
     "Quiet",
     "RestartRequested",
+    "Resumed",
     "RunDeadline",
     "RunPhase",
     "RunSettings",
@@ -149,6 +154,8 @@ class CoordinatorMachine:
                 self._on_gone(node_id, why, now, is_loss=True)
             case TimeWentBy():
                 self._on_time(now)
+            case Resumed():
+                self._on_resumed(now)
             case Opened():
                 self._on_opened(event, now)
             case EarlierCoordinatorGone(node_id, others):
@@ -186,6 +193,7 @@ class CoordinatorMachine:
                 self._await_recorded(opened.record, opened, now)
         elif opened.recover_s > 0:
             state.phase = RunPhase.RECOVERING
+            state.recover_period_s = opened.recover_s
             state.deadlines = {RunDeadline.RECOVER: now + opened.recover_s}
 
     def _on_heard(self, node_id: str, message: word.FromNode, now: float) -> None:
@@ -464,7 +472,7 @@ class CoordinatorMachine:
         state.awaited = dict(state.member_labels)
         state.return_s, state.recover_s = opened.return_s, opened.recover_s
         is_one = len(state.awaited) == 1
-        wait_s = opened.alone_s if is_one else state.settings.join_timeout_s
+        wait_s = state.recover_period_s = opened.alone_s if is_one else state.settings.join_timeout_s
         state.deadlines = {RunDeadline.RECOVER: now + wait_s}
 
     def _on_earlier_gone(self, node_id: str, others: int, now: float) -> None:
@@ -473,7 +481,7 @@ class CoordinatorMachine:
             return
         if others == 0:
             state.is_deserted = True
-            self._recover_by(now + state.recover_s)
+            self._recover_within(state.recover_s, now)
         label = state.awaited.pop(node_id, "")
         if label:
             state.gone.add(node_id)
@@ -481,9 +489,11 @@ class CoordinatorMachine:
             state.is_broken = True
         self._recovered_if_all_are_here(now)
 
-    def _recover_by(self, when: float) -> None:
-        deadlines = self.state.deadlines
-        deadlines[RunDeadline.RECOVER] = min(deadlines[RunDeadline.RECOVER], when)
+    def _recover_within(self, seconds: float, now: float) -> None:
+        state = self.state
+        if now + seconds < state.deadlines[RunDeadline.RECOVER]:
+            state.deadlines[RunDeadline.RECOVER] = now + seconds
+            state.recover_period_s = seconds
 
     def _never_heard(self, record: NodeRecord, now: float) -> None:
         """A member that was not told of its generation before the coordinator was lost: so that is not whole."""
@@ -493,7 +503,7 @@ class CoordinatorMachine:
 
     def _show_up(self, node_id: str, now: float) -> None:
         if self.state.is_recorded:
-            self._recover_by(now + self.state.return_s)
+            self._recover_within(self.state.return_s, now)
             self.state.awaited.pop(node_id, None)
         self._recovered_if_all_are_here(now)
 
@@ -519,6 +529,7 @@ class CoordinatorMachine:
         """The generation may be at work where we do not reach it, and its coordinator with it: it is theirs."""
         state, settings = self.state, self.state.settings
         state.deadlines[RunDeadline.RECOVER] = now + settings.join_timeout_s
+        state.recover_period_s = settings.join_timeout_s
         reason = (
             f"generation {state.generation} of the run {settings.run_id!r} may still be at work on "
             f"{some_of(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
@@ -586,6 +597,7 @@ class CoordinatorMachine:
             return
         record.store_addr, record.store_port = ready.store_addr, ready.store_port
         record.is_agent_store = ready.is_agent_store
+        record.addresses = ready.addresses
         if record.phase is NodePhase.READY:
             return
         is_member = self._is_member(node_id)
@@ -686,11 +698,18 @@ class CoordinatorMachine:
                 restarts_used=state.restarts_used,
                 why=state.next_why,
                 coordinator_rank=coordinator_rank,
+                store_peers=self._store_peers(first) if record is first and first.is_agent_store else (),
             )
             record.generation, record.part = part.generation, part
             self._says.append(Say((place.node_id,), fact.GenerationFormed(part)))
         if state.ready:
             self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+
+    def _store_peers(self, first: NodeRecord) -> tuple[str, ...]:
+        """Return the addresses from which members other than the first may connect to its store."""
+        others = [record for each in self.state.members if (record := self.state.nodes[each]) is not first]
+        per_node = MAX_STORE_PEERS // max(1, len(others))
+        return tuple(dict.fromkeys(address for record in others for address in record.addresses[:per_node]))
 
     def _remember_ranks(self) -> None:
         """Of each rank, the name that had it last: so there are never more of them than ranks."""
@@ -744,14 +763,14 @@ class CoordinatorMachine:
                 return f"a pause before the next try: {state.next_why}"
             case RunPhase.RECOVERING:
                 whom = some_of(list(state.awaited.values())) or "the nodes of an earlier coordinator"
-                left = state.deadlines[RunDeadline.RECOVER] - now
+                left = state.seconds_left(RunDeadline.RECOVER, now)
                 return f"the coordinator is a new one; waiting for {whom} to come back, for {left:.0f} s at most"
         count = len(state.ready)
         here = f"{_nodes(count)} of {_span(settings.min_nodes, settings.max_nodes)} here"
         if RunDeadline.LAST_CALL in state.deadlines:
-            left = state.deadlines[RunDeadline.LAST_CALL] - now
+            left = state.seconds_left(RunDeadline.LAST_CALL, now)
             return f"{here}; the last call for more ends in {left:.1f} s (--rdzv-conf last_call_timeout)"
-        left = state.deadlines.get(RunDeadline.JOIN, now) - now
+        left = state.seconds_left(RunDeadline.JOIN, now)
         return (
             f"{here} ({self._hosts_in_words(state.ready)}); waiting for "
             f"{settings.min_nodes - count} more{self._lost_in_words()}, for {left:.0f} s at most"
@@ -1043,6 +1062,21 @@ class CoordinatorMachine:
                 case RunDeadline.STACKS:
                     if state.hang is not None:
                         self._hang_found(now)
+
+    def _on_resumed(self, now: float) -> None:
+        """Give nodes a full period: they could not reach this coordinator while it did not run (C10)."""
+        state, settings = self.state, self.state.settings
+        if RunDeadline.QUIET in state.deadlines:
+            state.moved_at = now
+        periods = {
+            RunDeadline.JOIN: settings.join_timeout_s,
+            RunDeadline.LAST_CALL: settings.last_call_s,
+            RunDeadline.RECOVER: state.recover_period_s,
+            RunDeadline.QUIET: settings.hang_after_s,
+            RunDeadline.STACKS: settings.stacks_timeout_s,
+        }
+        for deadline, at in state.deadlines.items():
+            state.deadlines[deadline] = max(at, now + periods.get(deadline, 0.0))
 
     def _too_few(self, now: float) -> None:
         settings = self.state.settings

@@ -5,8 +5,24 @@ A fact about a generation carries its number, so that a late echo of an older on
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
+from tenax.core.bounds import (
+    MAX_SLOTS,
+    ExitCode,
+    Generation,
+    Label,
+    LocalRank,
+    LongText,
+    Number,
+    Pid,
+    Seconds,
+    Signal,
+    Text,
+    Time,
+)
 from tenax.core.messages import HangReport, WorkerProgress
 from tenax.core.model import Assignment, Evidence, Verdict
 
@@ -31,8 +47,8 @@ class GenerationFormed(Event, frozen=True):
 class GenerationEnded(Event, frozen=True):
     """The generation is over for every node: a worker failed somewhere, a node went away, or one is let in."""
 
-    generation: int
-    why: str
+    generation: Generation
+    why: LongText
     is_late: bool = False  # the next one is at work already: whoever is still there has no time to lose
     is_free: bool = False  # a node came or went: what fails in it is not charged, whichever coordinator asks
 
@@ -41,55 +57,55 @@ class RunEnded(Event, frozen=True):
     """The run is over, with the same verdict on every node."""
 
     verdict: Verdict
-    sent_at: float  # on the coordinator's clock, as the times in the verdict
+    sent_at: Time  # on the coordinator's clock, as the times in the verdict
 
 
 class JoinRefused(Event, frozen=True):
     """This node cannot be part of the run."""
 
-    reason: str
+    reason: LongText
 
 
 class Waiting(Event, frozen=True):
     """No generation for us yet. A sentence for the person who waits too."""
 
-    why: str
+    why: LongText
 
 
 class LeaveNoticed(Event, frozen=True):
     """A node of the generation is going to leave: time to save what should be saved."""
 
-    generation: int
-    host: str
-    why: str
-    in_s: float | None = None  # how soon, if that is known
+    generation: Generation
+    host: Label
+    why: LongText
+    in_s: Seconds | None = None  # how soon, if that is known
 
 
 class LeaveRequested(Event, frozen=True):
     """An operator wants this node to leave the run, as if its agent had got SIGTERM."""
 
-    why: str
+    why: LongText
 
 
 class StacksWanted(Event, frozen=True):
     """Nothing moves on any node: the coordinator wants to know where all workers are."""
 
-    generation: int
-    number: int  # of the suspicion
-    why: str
+    generation: Generation
+    number: Number  # of the suspicion
+    why: LongText
 
 
 class HangFound(Event, frozen=True):
     """The generation hangs, and this is where its workers are. The same words for every node."""
 
-    generation: int
+    generation: Generation
     report: HangReport
 
 
 class HangOver(Event, frozen=True):
     """What was said to hang moves again."""
 
-    generation: int
+    generation: Generation
 
 
 # --- what the hold on the coordinator says ----------------------------------------------------------------------------
@@ -98,128 +114,130 @@ class HangOver(Event, frozen=True):
 class Fenced(Event, frozen=True):
     """This node was cut off for so long that the others may go on without it: its generation is no longer ours."""
 
-    generation: int
-    why: str
+    generation: Generation
+    why: LongText
 
 
 # --- what this node sees ----------------------------------------------------------------------------------------------
 
 
 class WorkerStarted(Event, frozen=True):
-    generation: int
-    local_rank: int
-    pid: int
+    generation: Generation
+    local_rank: LocalRank
+    pid: Pid
 
 
 class ProgressSeen(Event, frozen=True):
     """What the workers have written down about their steps."""
 
-    generation: int
-    workers: tuple[WorkerProgress, ...]
+    generation: Generation
+    workers: Annotated[tuple[WorkerProgress, ...], msgspec.Meta(max_length=MAX_SLOTS)]
 
 
 class WorkerStartFailed(Event, frozen=True):
     """The operating system would not start it: no such file, no more processes, not permitted."""
 
-    generation: int
-    local_rank: int
-    reason: str
-    exit_code: int = 1  # as a shell would say it: 127 not found, 126 not executable
+    generation: Generation
+    local_rank: LocalRank
+    reason: LongText
+    exit_code: ExitCode = 1  # as a shell would say it: 127 not found, 126 not executable
 
 
 class WorkerExited(Event, frozen=True):
-    generation: int
-    local_rank: int
-    exit_code: int  # negative: the number of the signal that killed it
-    fault: str = ""  # why even exit code 0 is a failure: "its result cannot be read: ..."
+    generation: Generation
+    local_rank: LocalRank
+    exit_code: ExitCode  # negative: the number of the signal that killed it
+    fault: LongText = ""  # why even exit code 0 is a failure: "its result cannot be read: ..."
     unasked: bool = False  # it had ended before our request to end could reach it
     wrote_error: bool = False  # it left an error file
-    ended_at: float | None = None  # on this host's clock; None: now. An agent that was stopped hears of it later
+    ended_at: Time | None = None  # on this host's clock; None: now. An agent that was stopped hears of it later
 
 
 class FailureExamined(Event, frozen=True):
     """What could be found out about a worker that ended badly."""
 
-    generation: int
-    local_rank: int
+    generation: Generation
+    local_rank: LocalRank
     evidence: Evidence
 
 
 class ScopeExpired(Event, frozen=True):
     """A worker did not leave a scope in time. With a signal, it asked to be ended by that in this case."""
 
-    generation: int
-    local_rank: int
-    pid: int
-    scope: str
+    generation: Generation
+    local_rank: LocalRank
+    pid: Pid
+    scope: Text
     after_s: float  # how long it may take to leave the scope
     expiration_time: float  # seconds since the epoch, as the worker asked for it
-    signal: int = 0
+    signal: Signal = 0
 
 
 class StacksRefused(Event, frozen=True):
     """A worker cannot be asked where its threads are."""
 
-    generation: int
-    local_rank: int
-    why: str
+    generation: Generation
+    local_rank: LocalRank
+    why: LongText
 
 
 class WorkerStacks(msgspec.Struct, frozen=True, omit_defaults=True):
     """What one worker has written down about its threads, when it was asked last."""
 
-    local_rank: int
-    stacks: str = ""
-    why: str = ""  # there are none
+    local_rank: LocalRank
+    stacks: LongText = ""
+    why: LongText = ""  # there are none
 
 
 class StacksRead(Event, frozen=True):
     """What the workers have written down, as ordered."""
 
-    generation: int
-    number: int
-    workers: tuple[WorkerStacks, ...]
+    generation: Generation
+    number: Number
+    workers: Annotated[tuple[WorkerStacks, ...], msgspec.Meta(max_length=MAX_SLOTS)]
 
 
 class QuietSeen(Event, frozen=True):
     """No worker of this node has done anything since then that can be seen, for longer than is usual."""
 
-    generation: int
-    since: float
-    why: str
-    stopped: tuple[int, ...] = ()  # local ranks that somebody has stopped (SIGSTOP, a debugger)
+    generation: Generation
+    since: Time
+    why: LongText
+    stopped: Annotated[
+        tuple[LocalRank, ...], msgspec.Meta(max_length=MAX_SLOTS)
+    ] = ()  # local ranks that somebody has stopped (SIGSTOP, a debugger)
 
 
 class MovementSeen(Event, frozen=True):
     """They do something again."""
 
-    generation: int
+    generation: Generation
 
 
 class NodeCleared(Event, frozen=True):
     """No process that this generation's workers started, directly or not, is alive on this node."""
 
-    generation: int
+    generation: Generation
 
 
 class SignalReceived(Event, frozen=True):
     """The agent was asked to stop, by the system or by a person."""
 
-    signal: int
-    grace_s: float | None = None  # None: what the settings say
+    signal: Signal
+    grace_s: Seconds | None = None  # None: what the settings say
 
 
 class NoticeReceived(Event, frozen=True):
     """This node will be asked to stop later: a scheduler's advance notice."""
 
-    why: str
-    in_s: float | None = None
+    why: LongText
+    in_s: Seconds | None = None
 
 
 class KeeperLost(Event, frozen=True):
     """The process above our workers is gone, and with it our hold on them."""
 
-    reason: str
+    reason: LongText
 
 
 class TimePassed(Event, frozen=True):

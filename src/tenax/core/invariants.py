@@ -7,6 +7,8 @@ message names the promise by its number (see ``agent.py``).
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from tenax.core import commands as order
@@ -35,6 +37,17 @@ class InvariantBroken(AssertionError):
     """A promise of the machine does not hold: a bug in tenax."""
 
 
+_NEGATIVE = re.compile(r"(?<![\w.-])-\d[\d.]* (?:ms|s|min|h)\b")
+
+
+def check_text(message: object) -> None:
+    """Raise ``InvariantBroken`` if a text for people in a message or command contains a negative duration."""
+    for name in ("why", "reason"):
+        text = getattr(message, name, "")
+        if "-" in text and _NEGATIVE.search(text):
+            raise InvariantBroken(f"{type(message).__name__} contains a negative duration: {text}")
+
+
 class InvariantChecker:
     """Watches one run. ``check`` is called after every step."""
 
@@ -46,7 +59,13 @@ class InvariantChecker:
         self._is_wanted = state.stacks_wish is not None  # the coordinator wants stacks
         self._is_quiet = state.stillness is not None  # as told
         self._is_hang_told = state.is_hang_told
+        self._is_written_before = False
         self._remember(state)
+
+    def expect(self, state: AgentState, event: AnyEvent) -> None:
+        """Called before a step, this saves writing the state down after every one."""
+        self._is_written_before = True
+        self._written = _encode(state) if self._ended or self._is_of_another_generation(event) else b""
 
     def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Raise ``InvariantBroken`` unless the step that took ``event`` and gave ``commands`` kept every promise."""
@@ -61,6 +80,7 @@ class InvariantChecker:
             self._is_wanted = True
         formed = event.assignment.generation if isinstance(event, fact.GenerationFormed) else 0
         for command in commands:
+            check_text(command.message if isinstance(command, order.Tell) else command)
             self._check_command(state, command, formed)
         self._check_ladder(state)
         self._check_deadlines(state)
@@ -76,7 +96,11 @@ class InvariantChecker:
         self._generation = state.generation
         self._rung = state.rung
         self._ended = state.phase is Phase.ENDED
-        self._written = _encode(state)
+        if not self._is_written_before:
+            self._written = _encode(state)
+
+    def _is_of_another_generation(self, event: AnyEvent) -> bool:
+        return getattr(event, "generation", self._generation) != self._generation
 
     def _check_silence(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """Some events must have no consequence at all."""
@@ -84,8 +108,7 @@ class InvariantChecker:
             if commands or _encode(state) != self._written:
                 raise InvariantBroken(f"A4: {event} had consequences after the verdict: {commands}")
             return
-        generation = getattr(event, "generation", self._generation)
-        if generation != self._generation and (commands or _encode(state) != self._written):
+        if self._is_of_another_generation(event) and (commands or _encode(state) != self._written):
             raise InvariantBroken(f"A9: {event} had consequences in generation {self._generation}: {commands}")
 
     def _check_command(self, state: AgentState, command: AnyCommand, formed: int) -> None:

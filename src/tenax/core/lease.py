@@ -11,7 +11,10 @@ cut off is alive when the others start without it.
 
 A beat is known to have arrived when the coordinator answered it, or when the system says that the other host has
 acknowledged every byte: then we are not cut off, and a coordinator that does not answer is merely busy or paused. (It
-reads what has arrived before it judges anybody.)
+reads what has arrived before it judges anybody, and gives every node a full lease if it did not run for ``freeze_s``.)
+
+An acknowledgement does not date what the coordinator sent: a generation that it formed may have been under way for
+longer than a lease. So a node accepts a generation only if a beat was *answered* in time (``is_answered``).
 """
 
 from __future__ import annotations
@@ -30,6 +33,11 @@ class LeaseTerms(msgspec.Struct, frozen=True):
         """Enough for a beat and a pause of 3 s; what is left to ``lease_s`` is for killing."""
         return self.lease_s * 0.86
 
+    @property
+    def freeze_s(self) -> float:
+        """A coordinator that did not run for longer than this was frozen; less than this is a busy machine."""
+        return self.lease_s / 2
+
 
 class Lease:
     """The node's side. One instance per connection; ``proven_at`` outlives it."""
@@ -37,6 +45,7 @@ class Lease:
     def __init__(self, terms: LeaseTerms, proven_at: float) -> None:
         self.terms = terms
         self.proven_at = proven_at  # when the last beat was sent that is known to have arrived
+        self.answered_at = proven_at  # when the last beat was sent that the coordinator has answered
         self._sent: dict[int, float] = {}  # beats that were not answered yet
         self._number = 0
         self._last_sent_at = proven_at
@@ -52,13 +61,19 @@ class Lease:
         sent_at = self._sent.get(number)
         if sent_at is not None:
             self.proven_at = max(self.proven_at, sent_at)
+            self.answered_at = max(self.answered_at, sent_at)
             self._sent = {each: at for each, at in self._sent.items() if each > number}
 
     def all_has_arrived(self) -> None:
         """The other host's system has taken every byte that we sent."""
         self.proven_at = max(self.proven_at, self._last_sent_at)
-        self._sent.clear()  # their answers would tell us nothing new, and may be long in coming
+        # An answer to an older beat would change nothing, and a coordinator that is paused sends none.
+        self._sent = {each: at for each, at in self._sent.items() if at + self.terms.fence_s > self._last_sent_at}
 
     def ends_at(self) -> float:
         """When the node must have begun to kill its workers."""
         return self.proven_at + self.terms.fence_s
+
+    def is_answered(self, now: float) -> bool:
+        """Whether what the coordinator sends now can be as recent as its last answer."""
+        return now < self.answered_at + self.terms.fence_s

@@ -23,17 +23,19 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.bounds import Count, SumSeconds
+
 _ENTRIES_KEPT = 100
 
 
 class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
     """Seconds, by what they were spent on."""
 
-    waiting_s: float = 0.0
-    starting_s: float = 0.0
-    training_s: float = 0.0
-    stopping_s: float = 0.0
-    lost_s: float = 0.0
+    waiting_s: SumSeconds = 0.0
+    starting_s: SumSeconds = 0.0
+    training_s: SumSeconds = 0.0
+    stopping_s: SumSeconds = 0.0
+    lost_s: SumSeconds = 0.0
 
     @property
     def total_s(self) -> float:
@@ -58,8 +60,8 @@ class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
 class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of durations, without keeping them."""
 
-    count: int = 0
-    sum_s: float = 0.0
+    count: Count = 0
+    sum_s: SumSeconds = 0.0
 
     def with_one(self, seconds: float) -> Mean:
         return Mean(self.count + 1, self.sum_s + max(0.0, seconds))
@@ -75,7 +77,7 @@ class Goodput(msgspec.Struct, frozen=True, omit_defaults=True):
     spent: Spent = Spent()
     to_detect: Mean = Mean()  # from a failure to the moment at which the coordinator ended its generation
     to_recover: Mean = Mean()  # from there until all workers of the next one ran
-    lost_steps: int = 0
+    lost_steps: Count = 0
 
 
 class GenerationEntry(msgspec.Struct, omit_defaults=True):

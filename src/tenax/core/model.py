@@ -6,9 +6,35 @@ Values only. Everything here is frozen and serialisable, so that a journal can h
 from __future__ import annotations
 
 import enum
+from typing import Annotated
 
 import msgspec
 
+from tenax.core.bounds import (
+    MAX_FRAMES,
+    MAX_TOLD,
+    Address,
+    Count,
+    ExitCode,
+    Generation,
+    HostAddress,
+    Label,
+    LocalRank,
+    LongText,
+    NodeCount,
+    NodeRank,
+    Number,
+    Path,
+    Pid,
+    Port,
+    Rank,
+    Signal,
+    Slots,
+    Text,
+    Time,
+    WorldSize,
+    clamped_time,
+)
 from tenax.core.ledger import Goodput
 
 TYPE_CHECKING = False
@@ -17,15 +43,18 @@ if TYPE_CHECKING:
 
 _MOST_OF_MESSAGE = 1000
 _MOST_OF_STACKS = 6000  # characters, of a worker that is not told in full
+MAX_STORE_PEERS = 1 << 16  # so that the message of the largest run stays within its limit
+
+StorePeers = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_STORE_PEERS)]
 
 
 class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one node is told before its first step. Nothing in it changes during a run."""
 
-    run_id: str
-    role: str
-    local_world_size: int
-    max_restarts: int  # what the workers are told; the coordinator keeps the ledger
+    run_id: Text
+    role: Text
+    local_world_size: Slots
+    max_restarts: Number  # what the workers are told; the coordinator keeps the ledger
     # How long a worker may take to end after it was asked to, on every path: signal, failure, restart, end of the run.
     grace_s: float = 30.0
     # How long a killed process may stay before it is abandoned. Only one stuck in the kernel survives SIGKILL.
@@ -43,19 +72,20 @@ class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Assignment(msgspec.Struct, frozen=True):
     """One node's part in one generation: what a rendezvous answers."""
 
-    generation: int  # also the fencing token: whatever carries an older one is refused
-    group_rank: int = 0
-    group_world_size: int = 1
-    first_global_rank: int = 0
-    world_size: int = 1
-    first_role_rank: int = 0
-    role_world_size: int = 1
-    master_addr: str = "127.0.0.1"
-    master_port: int = 0
+    generation: Generation  # also the fencing token: whatever carries an older one is refused
+    group_rank: NodeRank = 0
+    group_world_size: NodeCount = 1
+    first_global_rank: Rank = 0
+    world_size: WorldSize = 1
+    first_role_rank: Rank = 0
+    role_world_size: WorldSize = 1
+    master_addr: Address = "127.0.0.1"
+    master_port: Port = 0
     use_agent_store: bool = False
-    restarts_used: int = 0  # of the whole run, the same on every node
-    why: str = ""  # why this generation was formed
-    coordinator_rank: int = -1  # the group rank of the node that serves the coordinator; -1: none of the group
+    restarts_used: Count = 0  # of the whole run, the same on every node
+    why: LongText = ""  # why this generation was formed
+    coordinator_rank: NodeRank = -1  # the group rank of the node that serves the coordinator; -1: none of the group
+    store_peers: StorePeers = ()  # for rank 0, if it hosts the store: the addresses of the other members
 
     @property
     def store(self) -> str:
@@ -104,33 +134,33 @@ HANG = "hang"  # the cause of a failure that only the coordinator can know: noth
 class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
     """What could be found out about why a worker ended. Every field may be empty: a dead process owes us nothing."""
 
-    error_type: str = ""  # "RuntimeError"
-    message: str = ""  # one line: "RuntimeError: boom"
-    traceback: str = ""
-    last_lines: tuple[str, ...] = ()  # of stderr
-    out_of_memory: str = ""  # the sentence that proves it, when the kernel's OOM killer did it
-    error_file: str = ""
-    log_file: str = ""  # where the worker's stderr (or output) was kept, if it was
-    raised_at: float | None = None  # on the agent's clock: when the error file says the exception was raised
-    stacks: str = ""  # where each of its threads was when a scope had expired, innermost call first
-    cause: str = ""  # the kind of failure, as ``failures/cause.py`` names it; empty: not known
+    error_type: Text = ""  # "RuntimeError"
+    message: Text = ""  # one line: "RuntimeError: boom"
+    traceback: LongText = ""
+    last_lines: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()  # of stderr
+    out_of_memory: Text = ""  # the sentence that proves it, when the kernel's OOM killer did it
+    error_file: Path = ""
+    log_file: Path = ""  # where the worker's stderr (or output) was kept, if it was
+    raised_at: Time | None = None  # on the agent's clock: when the error file says the exception was raised
+    stacks: LongText = ""  # where each of its threads was when a scope had expired, innermost call first
+    cause: Text = ""  # the kind of failure, as ``failures/cause.py`` names it; empty: not known
     is_consequence: bool = False  # what such a worker says follows from what happened to another
-    proof: str = ""  # the line that shows the cause, or what the system says of it
+    proof: Text = ""  # the line that shows the cause, or what the system says of it
 
 
 class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker that ended badly, by itself."""
 
-    generation: int
-    local_rank: int
-    global_rank: int
-    pid: int
-    exit_code: int  # negative: the number of the signal that killed it
-    seen_at: float
-    reason: str = ""  # why it is a failure when the exit code alone does not say so ("could not be started: ...")
+    generation: Generation
+    local_rank: LocalRank
+    global_rank: Rank
+    pid: Pid
+    exit_code: ExitCode  # negative: the number of the signal that killed it
+    seen_at: Time
+    reason: Text = ""  # why it is a failure when the exit code alone does not say so ("could not be started: ...")
     evidence: Evidence = Evidence()
-    asked_to_end: bool = False  # it had failed, and then it was we who ended it: the exit code is our doing
-    host: str = ""  # where it ran
+    asked_to_end: bool = False  # it had failed before we stopped it; the exit code is that of its failure
+    host: Label = ""  # where it ran
     was_late: bool = False  # it had not left a scope in time, and was ended for that
 
     def shifted(self, by_s: float) -> Failure:
@@ -138,8 +168,8 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
         raised_at = self.evidence.raised_at
         evidence = self.evidence
         if raised_at is not None:
-            evidence = msgspec.structs.replace(evidence, raised_at=raised_at + by_s)
-        return msgspec.structs.replace(self, seen_at=self.seen_at + by_s, evidence=evidence)
+            evidence = msgspec.structs.replace(evidence, raised_at=clamped_time(raised_at + by_s))
+        return msgspec.structs.replace(self, seen_at=clamped_time(self.seen_at + by_s), evidence=evidence)
 
     def brief(self) -> Failure:
         """The same without what is long. Messages between hosts are bounded, and one full story is enough."""
@@ -191,16 +221,20 @@ def by_cause(failure: Failure) -> tuple[bool, float]:
 class Stopped(msgspec.Struct, frozen=True, omit_defaults=True):
     """One worker that we ended because another one failed or the run was stopped. Never a failure."""
 
-    local_rank: int
-    global_rank: int
-    pid: int
-    exit_code: int
-    stacks: str = ""  # where its threads were when another worker of its node was late
-    host: str = ""  # where it ran; only of those with stacks
+    local_rank: LocalRank
+    global_rank: Rank
+    pid: Pid
+    exit_code: ExitCode
+    stacks: LongText = ""  # where its threads were when another worker of its node was late
+    host: Label = ""  # where it ran; only of those with stacks
 
     def brief(self) -> Stopped:
         """The same without what is long."""
         return msgspec.structs.replace(self, stacks="", host="") if self.stacks else self
+
+
+Failures = Annotated[tuple[Failure, ...], msgspec.Meta(max_length=MAX_TOLD)]
+StoppedWorkers = Annotated[tuple[Stopped, ...], msgspec.Meta(max_length=MAX_TOLD)]
 
 
 class Outcome(enum.Enum):
@@ -229,15 +263,15 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True):
     """How the run ended, and why, in words. Decided once for the whole run, unless this node left it before."""
 
     outcome: Outcome
-    why: str
-    failures: tuple[Failure, ...] = ()  # of the last generation, on all nodes, first cause first
-    stopped: tuple[Stopped, ...] = ()
-    restarts_used: int = 0
-    generation: int = 0
-    signal: int = 0  # the signal that cancelled the run
-    stuck_pids: tuple[int, ...] = ()
-    earlier: tuple[Failure, ...] = ()  # the first cause of each generation that was tried again
-    membership_changes: int = 0  # generations that ended because nodes came or went: free of charge
-    drains: int = 0  # ... because a node was asked to leave
-    requests: int = 0  # ... because an operator wanted a restart
+    why: LongText
+    failures: Failures = ()  # of the last generation, on all nodes, first cause first
+    stopped: StoppedWorkers = ()
+    restarts_used: Count = 0
+    generation: Generation = 0
+    signal: Signal = 0  # the signal that cancelled the run
+    stuck_pids: Annotated[tuple[Pid, ...], msgspec.Meta(max_length=MAX_TOLD)] = ()
+    earlier: Failures = ()  # the first cause of each generation that was tried again
+    membership_changes: Count = 0  # generations that ended because nodes came or went: free of charge
+    drains: Count = 0  # ... because a node was asked to leave
+    requests: Count = 0  # ... because an operator wanted a restart
     goodput: Goodput | None = None  # what the time was spent on; None: this node left before the end

@@ -9,8 +9,20 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.bounds import (
+    Address,
+    Count,
+    Label,
+    LongText,
+    Name,
+    NodeId,
+    NodeRank,
+    OldGeneration,
+    SumSeconds,
+    WorldSize,
+)
 from tenax.core.ledger import Goodput
-from tenax.core.model import Failure, Verdict
+from tenax.core.model import Failures, Verdict
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,29 +32,29 @@ Mark = tuple[int, int, int, bool, int, str]
 
 
 class RecordedMember(msgspec.Struct, frozen=True):
-    node_id: str
-    rank: int
-    label: str  # what people call it
+    node_id: NodeId
+    rank: NodeRank
+    label: Label  # what people call it
 
 
 class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One value, replaced as a whole."""
 
-    generation: int = 0  # the last that was formed
+    generation: OldGeneration = 0  # the last that was formed
     members: tuple[RecordedMember, ...] = ()  # of that one
-    settled: int = 0  # the last one that has ended everywhere, and was charged or not
-    world_size: int = 0
-    store: str = ""
-    next_why: str = "first generation"
+    settled: OldGeneration = 0  # the last one that has ended everywhere, and was charged or not
+    world_size: WorldSize = 0
+    store: Address = ""
+    next_why: LongText = "first generation"
     # The ledger.
-    restarts_used: int = 0
-    membership_changes: int = 0
-    drains: int = 0
-    requests: int = 0
+    restarts_used: Count = 0
+    membership_changes: Count = 0
+    drains: Count = 0
+    requests: Count = 0
     cost: Goodput = Goodput()  # what the time was spent on, as far as generations have settled
-    earlier: tuple[Failure, ...] = ()
-    longest_s: float = 0.0
-    ranks_by_name: dict[str, int] = {}
+    earlier: Failures = ()
+    longest_s: SumSeconds = 0.0
+    ranks_by_name: dict[Name, NodeRank] = {}
     verdict: Verdict | None = None
 
     @property
@@ -55,6 +67,13 @@ class RunRecord(msgspec.Struct, frozen=True, omit_defaults=True):
         """As ``mark_of`` of a state that has this record."""
         count = len(self.members) if self.generation > self.settled else 0
         return self.generation, self.settled, self.restarts_used, self.verdict is not None, count, self.store
+
+    def __post_init__(self) -> None:
+        """Reject what no coordinator writes: others may have written the record that is read."""
+        if not 0 <= self.settled <= self.generation:
+            raise ValueError("a generation has ended that was not formed")
+        if len({member.node_id for member in self.members}) < len(self.members):
+            raise ValueError("one node is a member twice")
 
 
 def mark_of(state: CoordinatorState) -> Mark:

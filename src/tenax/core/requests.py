@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.bounds import GenerationOrAll, LocalRank, Name, Number, Reason, Seconds, Text, Time
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,33 +29,33 @@ class AgentWanted(Request, frozen=True):
 class StatusWanted(Request, frozen=True):
     """What is the run doing?"""
 
-    mark: str = ""  # of the last answer: this one may wait until something has changed
-    wait_s: float = 0.0  # for so long at most
+    mark: Text = ""  # of the last answer: this one may wait until something has changed
+    wait_s: Seconds = 0.0  # for so long at most
 
 
 class StopWanted(Request, frozen=True):
     """End the run on every node."""
 
-    why: str
+    why: Reason
 
 
 class RestartWanted(Request, frozen=True):
     """Start all workers again. Costs no restart of the budget."""
 
-    why: str
+    why: Reason
 
 
 class DrainWanted(Request, frozen=True):
     """Let one node leave."""
 
-    node: str  # its name, host, rank or id
-    why: str
+    node: Name  # its name, host, rank or id
+    why: Reason
 
 
 class NodeWanted(Request, frozen=True):
     """Who is meant by this name? The answer is the node's id."""
 
-    node: str  # its name, host, rank or id
+    node: Name  # its name, host, rank or id
 
 
 class LogsWanted(Request, frozen=True):
@@ -62,16 +64,16 @@ class LogsWanted(Request, frozen=True):
     Without a cursor it is the end of what there is: the last lines. With one it is what follows, from the oldest on.
     """
 
-    node: str
-    local_rank: int = -1  # -1: all of the node
-    generation: int = 0  # 0: the last one and, with a cursor, all that follow; -1: all that are known
-    stream: str = ""  # "stdout", "stderr"; empty: both
-    cursor: str = ""  # where the last answer ended; "start": the beginning of what there is; empty: its end
-    last: int = 100  # lines, if there is no cursor
-    wait_s: float = 0.0  # how long the answer may wait until there is something new after the cursor
-    ranks: str = ""  # "0,3-5": only these, by their rank in the generation; empty: all
-    containing: str = ""  # only lines with this text in them
-    since: float = 0.0  # seconds since the epoch: nothing older
+    node: Name
+    local_rank: LocalRank = -1  # -1: all of the node
+    generation: GenerationOrAll = 0  # 0: the last one and, with a cursor, all that follow; -1: all that are known
+    stream: Name = ""  # "stdout", "stderr"; empty: both
+    cursor: Text = ""  # where the last answer ended; "start": the beginning of what there is; empty: its end
+    last: Number = 100  # lines, if there is no cursor
+    wait_s: Seconds = 0.0  # how long the answer may wait until there is something new after the cursor
+    ranks: Text = ""  # "0,3-5": only these, by their rank in the generation; empty: all
+    containing: Text = ""  # only lines with this text in them
+    since: Time = 0.0  # seconds since the epoch: nothing older
     unfinished: bool = False  # also a last line that has no end yet; it will come again when it has one
 
 

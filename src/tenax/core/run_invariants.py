@@ -18,7 +18,7 @@ from tenax.core import coordinator as run
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunPhase, RunSettings, Say
-from tenax.core.invariants import InvariantBroken
+from tenax.core.invariants import InvariantBroken, check_text
 from tenax.core.model import Assignment, Outcome, Verdict, by_cause
 from tenax.core.policy import GiveUp
 from tenax.core.record import RunRecord
@@ -100,13 +100,22 @@ class RunChecker:
         self._phase = RunPhase.GATHERING
         self._verdict: Verdict | None = None
         self._written = b""
+        self._is_written_before = False
         self._quiet: set[str] = set()  # nodes that said so of the last generation
         self._is_hang_said = False
+
+    def expect(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
+        """Called before a step, this saves writing the state down after every one."""
+        must_change_nothing = isinstance(event, run.DrainRequested) or self._is_nothing(event)
+        self._is_written_before = True
+        self._written = _encode(state) if self._is_thorough and must_change_nothing else b""
 
     def check(
         self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], now: float | None = None
     ) -> None:
         """Raise ``InvariantBroken`` unless the step that took ``event`` and said ``says`` kept every promise."""
+        for say in says:
+            check_text(say.event.verdict if isinstance(say.event, fact.RunEnded) else say.event)
         if now is not None and self._verdict is None:
             self._check_time(state, event, now)
         if self._verdict is not None:
@@ -118,6 +127,9 @@ class RunChecker:
             return
         if self._is_nothing(event):
             self._check_silence(state, event, says)
+            return
+        if isinstance(event, run.Resumed):
+            self._check_resumed(state, says, now)
             return
         self._check_drains(state, event, says)
         if isinstance(event, run.DrainRequested):
@@ -140,7 +152,7 @@ class RunChecker:
             )
         self._phase = state.phase
         self._ledger = _ledger(state)
-        if self._is_thorough:
+        if self._is_thorough and not self._is_written_before:
             self._written = _encode(state)
 
     # --- what must change nothing -------------------------------------------------------------------------------------
@@ -194,6 +206,24 @@ class RunChecker:
         if newcomer and not says:
             raise InvariantBroken(f"C6: {newcomer} came after the end and was not told of it")
 
+    def _check_resumed(self, state: CoordinatorState, says: list[Say], now: float | None) -> None:
+        """Nothing is judged and nothing is sent; deadlines that nodes must keep are not due for a full period."""
+        if says or state.phase is not self._phase:
+            raise InvariantBroken(f"C10: resumed, and at once {state.phase.value}: {says}")
+        self._check_deadlines(state)
+        settings = self._settings
+        periods = {
+            RunDeadline.JOIN: settings.join_timeout_s,
+            RunDeadline.LAST_CALL: settings.last_call_s,
+            RunDeadline.RECOVER: state.recover_period_s,
+            RunDeadline.STACKS: settings.stacks_timeout_s,
+        }
+        for deadline, at in state.deadlines.items():
+            if now is not None and at < now + periods.get(deadline, 0.0):
+                raise InvariantBroken(f"C10: resumed, and {deadline.value} is due in {at - now:g} s")
+        if self._is_thorough and not self._is_written_before:
+            self._written = _encode(state)
+
     # --- what was heard -----------------------------------------------------------------------------------------------
 
     def _hear(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> bool:
@@ -235,9 +265,9 @@ class RunChecker:
                     at_work = {each for each in last.ranks if last.has(each)} - last.done if last is not None else set()
                     if self._settings.on_hang == "off" or not at_work <= self._quiet or set(say.to) != at_work:
                         raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
-                case fact.HangFound(report=report) if self._settings.on_hang == "restart" and report.places:
-                    if last is not None:
-                        self._note_failures(last, {report.places[0].ranks[0]})
+                case fact.HangFound(report=report) if self._settings.on_hang == "restart":
+                    if last is not None:  # of a member that was adopted and does not answer no rank is known
+                        self._note_failures(last, {report.places[0].ranks[0] if report.places else 0})
                     must_end = True
                 case fact.HangFound():
                     self._is_hang_said = True
@@ -397,7 +427,7 @@ class RunChecker:
 
     def _inherit(self, record: RunRecord) -> None:
         self._ledger = (record.restarts_used, record.membership_changes, record.drains, record.requests)
-        if record.is_at_work:
+        if record.is_at_work and record.members:  # else only its number is known
             self._last = _Generation(record.generation)
             self._last.ranks = {member.node_id: member.rank for member in record.members}
             self._last.expected, self._last.is_recorded = len(record.members), True
@@ -413,9 +443,11 @@ class RunChecker:
                 self._at_work.pop(node_id, None)
             return
         is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
-        if joined.is_running and node_id not in self._clear and not is_alien:
+        # Workers of an older generation ended with their lease, before the later one was formed: C2 is about the last.
+        is_latest = joined.generation == self._latest
+        if joined.is_running and is_latest and node_id not in self._clear and not is_alien:
             self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
-            if joined.generation == self._latest and not (last is not None and is_of_last and last.has(node_id)):
+            if not (last is not None and is_of_last and last.has(node_id)):
                 self._await_latecomer(node_id, joined.group_rank)
         self._check_told_one(node_id, joined.generation, says)
 

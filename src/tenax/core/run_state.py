@@ -10,6 +10,18 @@ import enum
 import msgspec
 
 from tenax.core import messages as word
+from tenax.core.bounds import (
+    Address,
+    LongText,
+    NodeCount,
+    NodeId,
+    NodeLimit,
+    NodeRank,
+    Number,
+    OldGeneration,
+    SumSeconds,
+    Text,
+)
 from tenax.core.events import FromCoordinator
 from tenax.core.ledger import Ledger
 from tenax.core.model import Assignment, Failure, Stopped, Verdict
@@ -20,10 +32,10 @@ from tenax.core.record import RunRecord
 class RunSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the coordinator is told before its first step."""
 
-    run_id: str
-    min_nodes: int = 1
-    max_nodes: int = 1
-    max_restarts: int = 0
+    run_id: Text
+    min_nodes: NodeLimit = 1
+    max_nodes: NodeLimit = 1
+    max_restarts: Number = 0
     # How long fewer nodes than the least are waited for: at the first gathering, and whenever nodes were lost.
     join_timeout_s: float = 600.0
     # How long strangers are waited for at the first gathering when there are enough nodes, but not all.
@@ -47,61 +59,67 @@ class Opened(CoordinatorEvent, frozen=True):
     """The first event. With ``recover_s``, an earlier coordinator of this run may have left a generation at work:
     its members have that long to show up before another one is formed."""
 
-    recover_s: float = 0.0
-    dead_rank: int = -1  # the group rank of a member that is known to be dead: the one that served
-    generation: int = 0  # what is known of the past
-    restarts_used: int = 0
-    store: str = ""  # of that generation
+    recover_s: SumSeconds = 0.0
+    dead_rank: NodeRank = -1  # the group rank of a member that is known to be dead: the one that served
+    generation: OldGeneration = 0  # what is known of the past
+    restarts_used: Number = 0
+    store: Address = ""  # of that generation
     verdict: Verdict | None = None  # an earlier coordinator has ended the run, and not everybody may have heard it
     # Where an elected coordinator keeps a record: then it is known who the members were, and how long each may be
     # at work without us (``authority.py``).
     record: RunRecord | None = None
-    return_s: float = 0.0  # since the first of them is here
-    alone_s: float = 0.0  # for a generation of one
+    return_s: SumSeconds = 0.0  # since the first of them is here
+    alone_s: SumSeconds = 0.0  # for a generation of one
 
 
 class Heard(CoordinatorEvent, frozen=True):
     """A node said something."""
 
-    node_id: str
+    node_id: NodeId
     message: word.FromNode
 
 
 class NodeLost(CoordinatorEvent, frozen=True):
     """A node's connection was closed, or it was silent for too long."""
 
-    node_id: str
-    why: str
+    node_id: NodeId
+    why: LongText
 
 
 class EarlierCoordinatorGone(CoordinatorEvent, frozen=True):
     """The agent in which an earlier coordinator lived is dead, and everything that it had started."""
 
-    node_id: str
-    others: int = 0  # earlier ones that may live, and answer members that are not here
+    node_id: NodeId
+    others: NodeCount = 0  # earlier ones that may live, and answer members that are not here
 
 
 class CancelRequested(CoordinatorEvent, frozen=True):
     """An operator ends the run for everybody."""
 
-    why: str
+    why: LongText
 
 
 class RestartRequested(CoordinatorEvent, frozen=True):
     """An operator wants all workers to be started again."""
 
-    why: str
+    why: LongText
 
 
 class DrainRequested(CoordinatorEvent, frozen=True):
     """An operator wants a node to leave the run."""
 
-    node_id: str
-    why: str
+    node_id: NodeId
+    why: LongText
 
 
 class TimeWentBy(CoordinatorEvent, frozen=True):
     """Some deadline may be due."""
+
+
+class Resumed(CoordinatorEvent, frozen=True):
+    """The coordinator's process did not run for ``absent_s`` (SIGSTOP, a paused VM, a suspended host)."""
+
+    absent_s: float
 
 
 AnyCoordinatorEvent = (
@@ -113,6 +131,7 @@ AnyCoordinatorEvent = (
     | RestartRequested
     | DrainRequested
     | TimeWentBy
+    | Resumed
 )
 
 
@@ -175,6 +194,7 @@ class NodeRecord(msgspec.Struct):
     store_addr: str = ""
     store_port: int = 0
     is_agent_store: bool = False
+    addresses: tuple[str, ...] = ()  # of its host, the most likely source of a connection first
     since: float = 0.0  # it is in this phase
     pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
     progress: tuple[word.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock
@@ -242,6 +262,7 @@ class CoordinatorState(msgspec.Struct):
     is_deserted: bool = False  # nobody answers them any more but we
     return_s: float = 0.0  # as opened with
     recover_s: float = 0.0
+    recover_period_s: float = 0.0  # the whole period of the deadline RECOVER
     is_free: bool = False  # it had ended it because a node came or went
     superseded: list[str] = []  # nodes whose new self is here: should they come back, they are refused
     ranks_by_name: dict[str, int] = {}  # the last group rank of nodes that have a name
@@ -258,3 +279,7 @@ class CoordinatorState(msgspec.Struct):
 
     def next_deadline(self) -> float | None:
         return min(self.deadlines.values(), default=None)
+
+    def seconds_left(self, deadline: RunDeadline, now: float) -> float:
+        """How long until a deadline; 0 if it has passed or is not set."""
+        return max(0.0, self.deadlines.get(deadline, now) - now)

@@ -1,10 +1,86 @@
-"""Text: what can travel, since a worker or a file system may write what JSON cannot hold; and lists that stay short."""
+"""Text from files and peers: escaped before it is printed, and made encodable before it is sent.
+
+A worker, a journal or a peer may contain anything: escape sequences that repaint a terminal, characters that reverse
+the reading order or cannot be seen, halves of characters that JSON cannot hold. ``harmless`` is the one place that
+decides what is printed as it is. Pure: text in, text out.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 NAMES_SAID = 8
+_SECRET_NAMES = ("secret", "password", "token", "conf")  # of fields and settings
+# Colours are removed: a coloured traceback should read like a plain one. Compiled on first use.
+_COLOUR = r"\x1b\[[0-9;:]*m"
+_ESCAPED = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))  # controls, formats, surrogates, line and paragraph separators
+
+
+class _Escapes(dict[int, str | int]):
+    """A table for ``str.translate`` that is filled as characters are met."""
+
+    def __missing__(self, number: int) -> str | int:
+        self[number] = _escape(number) if _is_escaped(number) else number
+        return self[number]
+
+
+def _is_escaped(number: int) -> bool:
+    character = chr(number)
+    if character.isprintable():
+        return False
+    import unicodedata
+
+    category = unicodedata.category(character)
+    if category != "Cn":
+        return category in _ESCAPED
+    # Not assigned in this Python's version of Unicode: a letter of a newer one, unless it is reserved for format
+    # characters or can never be a character.
+    is_reserved = number == 0x2065 or 0xFFF0 <= number <= 0xFFF8 or 0xE0000 <= number <= 0xE0FFF
+    return is_reserved or number & 0xFFFE == 0xFFFE or 0xFDD0 <= number <= 0xFDEF
+
+
+def _escape(number: int) -> str:
+    if number < 0x100:
+        return f"\\x{number:02x}"
+    return f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+_ESCAPES = _Escapes({ord("\t"): "\t", ord("\n"): "\n"})
+
+
+def harmless(text: str) -> str:
+    """Return the text as any terminal may show it: control and format characters become escapes.
+
+    Tabs and line breaks stay, colours are removed. Joiners of emoji and of Persian become visible: they also hide text.
+    """
+    if text.isprintable():
+        return text
+    if "\x1b" in text:
+        import re
+
+        text = re.sub(_COLOUR, "", text)
+    return text.replace("\r\n", "\n").translate(_ESCAPES)
+
+
+def one_line(text: str) -> str:
+    """Return the text escaped and on one line, so that it cannot look like a line of its own."""
+    return text if text.isprintable() else harmless(text).replace("\n", "\\n")
+
+
+def without_passwords(text: str) -> str:
+    """Return the text with the user and the password of every address in it replaced: ``http://***@host``."""
+    if "://" not in text:
+        return text
+    import re
+
+    return re.sub(r"://[^\s/'\"]*@", "://***@", text)
+
+
+def hide_passwords(addresses: str) -> str:
+    """Return one or several addresses without what stands before an ``@``, whether or not they have a scheme."""
+    *before, last = addresses.split("@")
+    shown = [part[: max(map(part.rfind, "/, \t\n'\"=")) + 1] + "***@" for part in before]
+    return "".join([*shown, last])
 
 
 def encodable(value: Any) -> Any:
@@ -17,6 +93,33 @@ def encodable(value: Any) -> Any:
         case list() | tuple():
             return [encodable(member) for member in value]
     return value
+
+
+def shortened_texts(value: Any, limit: int) -> Any:
+    """The same plain value, with every text cut to so many characters: what is longer would be rejected by a reader."""
+    match value:
+        case str():
+            return value if len(value) <= limit else f"{value[: limit - 3]}..."
+        case dict():
+            return {name: shortened_texts(member, limit) for name, member in value.items()}
+        case list() | tuple():
+            return [shortened_texts(member, limit) for member in value]
+    return value
+
+
+def conceal(name: str, value: Any) -> Any:
+    """The value of a field or setting for people: without secrets."""
+    if name in _SECRET_NAMES and value:
+        return "***"
+    if isinstance(value, dict):
+        return {key: conceal(key, member) for key, member in value.items()}
+    return hide_passwords(value) if isinstance(value, str) else value
+
+
+def concealed_repr(struct: Any) -> str:
+    """``repr()`` of a struct, without secrets."""
+    shown = (f"{name}={conceal(name, getattr(struct, name))!r}" for name in struct.__struct_fields__)
+    return f"{type(struct).__name__}({', '.join(shown)})"
 
 
 def some_of(names: list[str], count: int = 0) -> str:

@@ -25,6 +25,7 @@ import msgspec
 
 from tenax.core import commands as order
 from tenax.core import events as fact
+from tenax.core.bounds import DECODE_ERRORS, Pid, Text
 from tenax.core.hang import Scopes
 
 TYPE_CHECKING = False
@@ -38,7 +39,6 @@ MOST_LINE = 4096  # what POSIX systems write into a pipe in one piece
 _LEAST_LINE = 40  # no request is shorter
 _BEGIN = b'{"version"'  # how every client begins one
 _LAST_SIGNAL = 64
-_LAST_PID = 2**31 - 1
 _MOST_TIMERS = 256  # of one worker
 _MOST_EARLY = 256  # of workers whose start we have not heard of yet
 _MOST_WARNINGS = 100  # of one worker in a generation: scopes that expire without a signal
@@ -47,8 +47,8 @@ _MOST_WARNINGS = 100  # of one worker in a generation: scopes that expire withou
 class Request(msgspec.Struct, frozen=True):
     """One line. A negative expiration time releases the scope."""
 
-    pid: int
-    scope_id: str
+    pid: Pid
+    scope_id: Text
     expiration_time: float  # seconds since the epoch
     signal: int = 0  # 0 or less: only say so
     version: int = 1
@@ -89,10 +89,10 @@ class RequestLines:
 def _request(line: bytes) -> Request | None:
     try:
         request = _decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except DECODE_ERRORS:
         return None
     # Signal numbers and pids of 0 and below mean something else to the system than one process and one signal.
-    is_sound = request.version == 1 and 0 < request.pid <= _LAST_PID and request.signal <= _LAST_SIGNAL
+    is_sound = request.version == 1 and request.pid > 0 and request.signal <= _LAST_SIGNAL
     return request if is_sound else None
 
 

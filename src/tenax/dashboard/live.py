@@ -22,6 +22,7 @@ import time
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.dashboard import feed
 from tenax.dashboard.files import HEADERS, PAGES
 from tenax.http.later import Later
@@ -273,7 +274,7 @@ class Dashboard:
             return text(FORBIDDEN, "what changes the run needs the key of its link in the header X-Tenax-Key")
         try:
             wish = msgspec.json.decode(request.body, type=_Wish)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             return text(BAD_REQUEST, f"the body is no wish, such as {{'do': 'restart'}}: {error}")
         later = Later(_ANSWER_S)
         match wish:

@@ -16,6 +16,8 @@ import sys
 
 import msgspec
 
+from tenax.helper_process import inheritable_environ
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +27,9 @@ LEAST = (3, 4)
 # Upstream's own words: data may become inconsistent between members after a crash.
 _NOT_FOR_PRODUCTION = ((3, 5, 0), (3, 5, 2))
 _HOW = f"install it (Debian, Ubuntu: apt-get install etcd-server), or name the program with the variable {VARIABLES[1]}"
+
+
+_SECRETS = ("TENAX_RDZV_TOKEN", "TENAX_ETCD_PASSWORD")
 
 
 class EtcdUnusable(Exception):
@@ -86,15 +91,17 @@ def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a server of ours.
 
     Without etcd's own variables, each of which would stand in for a flag (a site sets them for its etcd, not for ours),
-    and without proxies, through which members would try to reach each other.
+    without proxies, through which members would try to reach each other, and without secrets that it does not need.
     """
     import platform
 
     kept = {
         name: value
-        for name, value in (os.environ if environ is None else environ).items()
+        for name, value in (inheritable_environ() if environ is None else environ).items()
         if not name.startswith("ETCD_") and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
     }
     if platform.machine() in ("aarch64", "arm64"):
         kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # else 3.4 refuses to start there; later ones support it
+    for name in _SECRETS:
+        kept.pop(name, None)
     return kept

@@ -35,7 +35,7 @@ class EtcdClient:
         self.loop = loop
         self.settings = settings
         self.pool = Pool(loop, settings.tls)
-        self.token = Token(settings.user, settings.password, self._authenticate)
+        self.token = Token(settings.user, settings.password, self._authenticate, settings.waits_for_users)
         self._places = [Place(index, text) for index, text in enumerate(settings.endpoints)]
         self.best_place = self._places[0]
         self._calls: set[EtcdCall] = set()

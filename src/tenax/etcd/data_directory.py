@@ -114,7 +114,7 @@ def last_words(text: str) -> str:
     messages = []
     for line in lines:
         if line.startswith("{"):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 entry = json.loads(line)
                 messages.append(": ".join(str(entry[key]) for key in ("msg", "error") if entry.get(key)))
     told = dict.fromkeys(reversed(messages or [line.strip()[:300] for line in lines]))  # each once, the last first

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from tenax.core.text import concealed_repr
 from tenax.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax.etcd.operations import (
     AddMember,
@@ -43,15 +44,18 @@ from tenax.etcd.operations import (
     RangeAnswer,
     RemoveMember,
     RevokeLease,
+    SetUpUsers,
     Status,
     StatusAnswer,
     Transaction,
     TransactionAnswer,
+    UsersAnswer,
 )
 
 # --- requests ---------------------------------------------------------------------------------------------------------
 
 WATCH_PATH = "/v3/watch"
+ROOT = "root"  # the user, and the role, without which etcd has no users
 _RESULTS = {"=": "EQUAL", "!=": "NOT_EQUAL", ">": "GREATER", "<": "LESS"}
 _TARGETS = {
     "create": "create_revision",
@@ -110,6 +114,16 @@ def _request(operation: AnyOperation) -> tuple[str, dict[str, Any]]:
             return "/v3/cluster/member/promote", {"ID": str(operation.id)}
         case Authenticate():
             return "/v3/auth/authenticate", {"name": operation.user, "password": operation.password}
+        case SetUpUsers("add user"):
+            return "/v3/auth/user/add", {"name": ROOT, "password": operation.password}
+        case SetUpUsers("add role"):
+            return "/v3/auth/role/add", {"name": ROOT}
+        case SetUpUsers("grant role"):
+            return "/v3/auth/user/grant", {"user": ROOT, "role": ROOT}
+        case SetUpUsers("enable"):
+            return "/v3/auth/enable", {}
+        case SetUpUsers():
+            return "/v3/auth/user/list", {}
 
 
 def _key_request(operation: AnyKeyOperation) -> tuple[str, dict[str, Any]]:
@@ -182,6 +196,9 @@ class _Answer(msgspec.Struct):
     lease_id: int = msgspec.field(default=0, name="ID")
     ttl_s: int = msgspec.field(default=0, name="TTL")
     token: str = ""
+    users: tuple[str, ...] = ()
+
+    __repr__ = concealed_repr
 
 
 class _Response(msgspec.Struct):
@@ -262,6 +279,10 @@ _watch_decoder = msgspec.json.Decoder(_WatchLine, strict=False)
 _fault_decoder = msgspec.json.Decoder(_UnaryFault, strict=False)
 
 
+# What a decoder raises for a body of others: it is malformed, or nested too deeply.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
 class Nonsense(Exception):
     """A body that is no answer of etcd's."""
 
@@ -274,7 +295,7 @@ def decode(operation: AnyOperation, status: int, body: bytes) -> AnyAnswer | Fau
         return fault if forgiven is None else forgiven
     try:
         return _decode(operation, body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise Nonsense(f"an answer that is none of etcd's: {error}") from error
 
 
@@ -316,6 +337,8 @@ def _plain_answer(operation: AnyOperation, answer: _Answer) -> AnyAnswer:
             return CompactAnswer(revision)
         case Authenticate():
             return AuthenticateAnswer(answer.token)
+        case SetUpUsers():
+            return UsersAnswer(answer.users)
         case _:
             raise AssertionError(operation)
 
@@ -360,6 +383,8 @@ def _forgive(operation: AnyOperation, fault: Fault) -> AnyAnswer | None:
         return LeaseAnswer(0, operation.id, operation.ttl_s)
     if isinstance(operation, RevokeLease) and "requested lease not found" in fault.message:
         return LeaseAnswer(0, operation.id)
+    if isinstance(operation, SetUpUsers) and "name already exists" in fault.message:
+        return UsersAnswer()
     return None
 
 
@@ -379,7 +404,7 @@ def decode_watch(line: bytes) -> WatchNews:
     """One line of the stream. Raises Nonsense."""
     try:
         message = _watch_decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise Nonsense(f"a watch that is none of etcd's: {error}") from error
     result = message.result
     if message.error is not None:
@@ -469,7 +494,7 @@ def decode_fault(status: int, body: bytes) -> Fault:
     """What a body that comes with another status than 200 says, in any version's words."""
     try:
         found = _fault_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         return _without_words(status, body)
     if isinstance(found.error, _Fault):
         return _fault_of(found.error)

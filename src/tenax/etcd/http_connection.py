@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tenax.endpoint import Address
     from tenax.etcd.place import Place
     from tenax.ports import EventLoop
+    from tenax.tls import TlsFailure, TlsStream
 
 _READ_BYTES = 256 << 10
 # A host that vanished says nothing: its silence ends the connection after these. In seconds, and milliseconds.
@@ -67,8 +68,7 @@ class HttpConnection:
         self._sock: socket.socket | None = None
         self._unsent = bytearray()
         self._reader: ResponseReader | None = None
-        self._tls: ssl.SSLObject | None = None
-        self._is_in_handshake = False
+        self._tls: TlsStream | None = None
         self._is_closed = False
 
     # --- opening ------------------------------------------------------------------------------------------------------
@@ -115,14 +115,10 @@ class HttpConnection:
         if self._context is None:
             self._opened()
             return
-        import ssl
+        from tenax.tls import TlsStream
 
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = self._context.wrap_bio(
-            self._incoming, self._outgoing, server_hostname=self.place.endpoint.host.partition("%")[0]
-        )
-        self._is_in_handshake = True
-        self._advance_handshake()
+        self._tls = TlsStream(self._context, server_hostname=self.place.endpoint.host.partition("%")[0])
+        self._push(self._tls.to_send())
 
     def _opened(self) -> None:
         self.is_open = True
@@ -168,10 +164,7 @@ class HttpConnection:
         return bool(self._unsent)
 
     def _send(self, data: bytes) -> None:
-        if self._tls is not None:
-            self._tls.write(data)
-            data = self._outgoing.read()
-        self._push(data)
+        self._push(data if self._tls is None else self._tls.send(data))
 
     def _push(self, data: bytes) -> None:
         self._unsent += data
@@ -206,10 +199,19 @@ class HttpConnection:
                 return
 
     def _take(self, data: bytes) -> None:
-        if self._tls is not None:
-            data = self._decrypt(data)
-        if data and not self._is_closed:
+        if self._tls is None:
             self._parse(data)
+            return
+        plain = self._tls.receive(data)
+        self._push(self._tls.to_send())
+        if self._tls.is_open and not self.is_open and not self._is_closed:
+            self._opened()
+        if plain and not self._is_closed:
+            self._parse(plain)
+        if self._tls.failure is not None:
+            self._fail_tls(self._tls.failure)
+        elif self._tls.is_ended and not self._is_closed:
+            self._finished()
 
     def _parse(self, data: bytes) -> None:
         if self._reader is None:
@@ -231,59 +233,16 @@ class HttpConnection:
                 self.answered += 1
             self.user.on_part(self, part)
 
-    # --- TLS ----------------------------------------------------------------------------------------------------------
-
-    def _decrypt(self, data: bytes) -> bytes:
-        import ssl
-
-        assert self._tls is not None
-        self._incoming.write(data)
-        if self._is_in_handshake:
-            self._advance_handshake()
-        plain = b""
-        if not self._is_in_handshake and not self._is_closed:
-            try:
-                while chunk := self._tls.read(_READ_BYTES):
-                    plain += chunk
-            except ssl.SSLWantReadError:
-                pass
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                if not plain:  # else the end is read next
-                    self._finished()
-            except ssl.SSLError as error:
-                if not plain:
-                    self._break_tls(error)
-        return plain
-
-    def _advance_handshake(self) -> None:
-        import ssl
-
-        assert self._tls is not None
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            self._push(self._outgoing.read())
-        except ssl.SSLError as error:
-            self._push(self._outgoing.read())  # which tells the other side why
-            self._break_tls(error)
-        else:
-            self._is_in_handshake = False
-            self._push(self._outgoing.read())
-            self._opened()
-
-    def _break_tls(self, error: ssl.SSLError) -> None:
-        reason = error.reason or str(error)
-        _, is_theirs, alert = reason.partition("_ALERT_")
-        if is_theirs:
-            words = alert.replace("_", " ").lower()
-            self._break(f"it refused the certificate that this client showed, or showed none ({words})", True)
-        elif reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
-            self._break("it does not speak TLS, and this client was told to", True)
-        else:
-            why = getattr(error, "verify_message", "") or reason.replace("_", " ").lower()
-            self._break(f"its certificate is not trusted: {why}", True)
-
     # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _fail_tls(self, failure: TlsFailure) -> None:
+        if failure.is_rejection:
+            message = f"it refused the certificate that this client showed, or showed none ({failure.reason})"
+        elif failure.is_not_tls:
+            message = "it does not speak TLS, and this client was told to"
+        else:
+            message = f"its certificate is not trusted: {failure.reason}"
+        self._break(message, is_about_tls=True)
 
     def _finished(self) -> None:
         """The other side has closed in good order."""

@@ -1,6 +1,6 @@
-"""An HTTP/1.1 response: from bytes, cut anywhere, to parts. Pure: no sockets and no clock.
+"""An HTTP/1.1 response: from bytes, cut anywhere, to parts. h11 parses. Pure: no sockets and no clock.
 
-One reader reads one response: a head, any number of pieces of its body as they come, and the end. Laws:
+One reader reads one response: a head, any number of pieces of its body as they come, and the end. Invariants:
 
 1. How the bytes were cut does not change the head, the joined body or the end.
 2. Nothing is read beyond the end; a connection with bytes beyond it is not used again.
@@ -9,29 +9,28 @@ One reader reads one response: a head, any number of pieces of its body as they 
 
 from __future__ import annotations
 
-import re
-
+import h11
 import msgspec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tenax.http.guard import Guard
 
-_MOST_HEAD_BYTES = 64 << 10
-_MOST_LINE_BYTES = 4096  # of the line before a chunk
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-9][0-9][0-9])(?: [^\r\n]*)?")
-_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
+_MAX_HEAD_BYTES = 16 << 10
+_PIECE_BYTES = 16 << 10  # h11 checks its limits between pieces
+_BEGINNING = b"HTTP/1."
+_MAX_MESSAGE = 100  # characters; h11 quotes what it rejects
+# What a response may look like depends on the request; all of ours are alike.
+_REQUEST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
+_REQUEST_END = h11.EndOfMessage()
 
 
 class HttpError(Exception):
-    """What came is no HTTP response."""
+    """What was received is not an HTTP response."""
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The status, and the headers by their names in lower case."""
+    """The status. Its headers only matter to the parser."""
 
     status: int
-    headers: dict[str, str] = {}
 
 
 class End(msgspec.Struct, frozen=True):
@@ -44,150 +43,60 @@ Part = Head | bytes | End
 
 
 class ResponseReader:
-    """Fed with what was received; gives parts."""
+    """Fed with what was received; returns parts."""
 
     def __init__(self) -> None:
-        self._held = bytearray()
-        self._state: Callable[[list[Part]], bool] = self._head
-        self._left = 0  # bytes of the body, or of the chunk
-        self._keeps_open = True
+        self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._parser.send(_REQUEST)
+        self._parser.send(_REQUEST_END)
+        self._guard = Guard()
+        self._beginning = b""
         self._is_over = False
-        self.has_begun = False  # anything at all has come
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was received."""
+        return bool(self._beginning)
 
     def feed(self, data: bytes) -> list[Part]:
-        """The parts that are complete now. Raises HttpError."""
+        """Return the parts that are complete now. Raises HttpError."""
         if self._is_over:
             raise HttpError("more than was asked for")
-        if data:
-            self.has_begun = True
-            self._held += data
+        if len(self._beginning) < len(_BEGINNING):
+            self._beginning += data[: len(_BEGINNING) - len(self._beginning)]
+            if not _BEGINNING.startswith(self._beginning):
+                raise HttpError("something else than HTTP")
         parts: list[Part] = []
-        while not self._is_over and self._state(parts):
-            pass
+        for at in range(0, len(data), _PIECE_BYTES):
+            piece = data[at : at + _PIECE_BYTES]
+            if self._is_over:
+                parts[-1] = End(keeps_open=False)
+                break
+            if not self._guard.admits(piece):
+                raise HttpError("a long run of blanks")
+            self._parse(piece, parts)
         return parts
 
     def feed_end(self) -> list[Part]:
-        """The other side has closed. The end, where that is how the body ends. Raises HttpError."""
+        """The peer has closed. Return the end, where that is how the body ends. Raises HttpError."""
+        parts: list[Part] = []
+        if not self._is_over:
+            self._parse(b"", parts)
+        return parts
+
+    def _parse(self, data: bytes, parts: list[Part]) -> None:
+        try:
+            self._parser.receive_data(data)
+            while not self._is_over and (event := self._parser.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.Data):
+                    parts.append(bytes(event.data))
+                elif isinstance(event, h11.Response):
+                    parts.append(Head(event.status_code))
+                elif isinstance(event, h11.EndOfMessage):
+                    self._is_over = True
+                elif not isinstance(event, h11.InformationalResponse):  # the connection was closed or switched
+                    raise HttpError("no answer")
+        except h11.RemoteProtocolError as error:
+            raise HttpError(f"an invalid answer: {str(error)[:_MAX_MESSAGE]}") from error
         if self._is_over:
-            return []
-        if self._state != self._until_closed:
-            raise HttpError("an answer that ends in its middle" if self.has_begun else "no answer")
-        self._is_over = True
-        return [End(keeps_open=False)]
-
-    # --- states: each takes what it can from what is held; False: more must come --------------------------------------
-
-    def _head(self, parts: list[Part]) -> bool:
-        head = self._take_until(b"\r\n\r\n", _MOST_HEAD_BYTES, "a head that is too long")
-        if head is None:
-            if not b"HTTP/1.".startswith(self._held[:7]):
-                raise HttpError("something else than HTTP")
-            return False
-        first, *rest = head.split(b"\r\n")
-        line = _STATUS_LINE.fullmatch(first)
-        if line is None:
-            raise HttpError("something else than HTTP")
-        headers: dict[str, str] = {}
-        for each in rest:
-            name, colon, value = each.partition(b":")
-            if not colon or not name.strip():
-                raise HttpError("a header that is none")
-            headers[name.decode("latin-1").lower()] = value.decode("latin-1").strip(" \t")
-        status = int(line[2])
-        if status < 200:  # "100 Continue": the answer follows
-            return True
-        connection = headers.get("connection", "").lower()
-        self._keeps_open = "keep-alive" in connection if line[1] == b"0" else "close" not in connection
-        parts.append(Head(status, headers))
-        self._expect_body(status, headers, parts)
-        return True
-
-    def _expect_body(self, status: int, headers: dict[str, str], parts: list[Part]) -> None:
-        length = headers.get("content-length")
-        if status in (204, 304):
-            self._end(parts)
-        elif "transfer-encoding" in headers:
-            if headers["transfer-encoding"].lower() != "chunked":
-                raise HttpError("a transfer encoding that was not asked for")
-            self._state = self._chunk_line
-        elif length is None:
-            self._state = self._until_closed
-        elif not (length.isascii() and length.isdecimal() and len(length) <= 18):
-            raise HttpError("a length that is no number")
-        else:
-            self._left = int(length)
-            self._state = self._counted
-            if not self._left:
-                self._end(parts)
-
-    def _counted(self, parts: list[Part]) -> bool:
-        if not self._pass_on(parts):
-            return False
-        if not self._left:
-            self._end(parts)
-        return True
-
-    def _until_closed(self, parts: list[Part]) -> bool:
-        self._left = len(self._held)
-        return self._pass_on(parts)
-
-    def _chunk_line(self, _: list[Part]) -> bool:
-        text = self._take_until(b"\r\n", _MOST_LINE_BYTES, "a chunk whose first line is too long")
-        if text is None:
-            return False
-        line = _CHUNK_LINE.fullmatch(text)
-        if line is None:
-            raise HttpError("a chunk without a length")
-        self._left = int(line[1], 16)
-        self._state = self._chunk if self._left else self._trailer
-        return True
-
-    def _chunk(self, parts: list[Part]) -> bool:
-        if not self._pass_on(parts):
-            return False
-        if not self._left:
-            self._state = self._chunk_end
-        return True
-
-    def _chunk_end(self, _: list[Part]) -> bool:
-        if len(self._held) < 2:
-            return False
-        if self._held[:2] != b"\r\n":
-            raise HttpError("a chunk that is longer than it said")
-        del self._held[:2]
-        self._state = self._chunk_line
-        return True
-
-    def _trailer(self, parts: list[Part]) -> bool:
-        line = self._take_until(b"\r\n", _MOST_HEAD_BYTES, "a trailer that is too long")
-        if line is None:
-            return False
-        if not line:
-            self._end(parts)
-        return True
-
-    def _end(self, parts: list[Part]) -> None:
-        self._is_over = True
-        parts.append(End(self._keeps_open and not self._held))
-
-    # --- what is held -------------------------------------------------------------------------------------------------
-
-    def _take_until(self, mark: bytes, most: int, complaint: str) -> bytes | None:
-        at = self._held.find(mark)
-        if at > most or (at < 0 and len(self._held) > most):
-            raise HttpError(complaint)
-        if at < 0:
-            return None
-        taken = bytes(self._held[:at])
-        del self._held[: at + len(mark)]
-        return taken
-
-    def _pass_on(self, parts: list[Part]) -> bool:
-        """What is there of the body, at most what is left of it. Whether there was any."""
-        data = bytes(self._held[: self._left])
-        if not data:
-            return False
-        del self._held[: len(data)]
-        self._left -= len(data)
-        parts.append(data)
-        return True
+            parts.append(End(self._parser.their_state is h11.DONE and not self._parser.trailing_data[0]))

@@ -16,6 +16,8 @@ What always holds:
      itself, or the cluster has removed this member. Then we decide again, from the beginning.
  M3  A member that was removed, or whose data is lost, never comes back as itself: it is added, with a new identity.
  M4  Two agents of one host never use one data directory at the same time (its lock).
+ M5  With a secret, nothing is written before the cluster has users: ``root``, whose password derives from the secret.
+     Every member sets them up, in steps that may be repeated, so it does not matter who is first or who is lost.
 
 A server that ends by itself is started again, a few times, with growing pauses; then ``failed`` is told. What nothing
 can announce (others that come up, a predecessor that still ends) is asked again by timers, with a bound.
@@ -32,10 +34,22 @@ from tenax.etcd.client import EtcdClient
 from tenax.etcd.control_host import DEFAULT_PORT, control_hosts, split_names, taken_port
 from tenax.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_words
 from tenax.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
+from tenax.etcd.gateway import ROOT
 from tenax.etcd.member_command import first_cluster, member_command, present_cluster
 from tenax.etcd.member_place import MemberPlace
 from tenax.etcd.member_scout import MemberScout
-from tenax.etcd.operations import AddMember, Members, PromoteMember, Put, Range, RemoveMember
+from tenax.etcd.operations import (
+    AddMember,
+    Members,
+    PromoteMember,
+    Put,
+    Range,
+    RemoveMember,
+    SetUpUsers,
+    UsersAnswer,
+    key_part,
+    run_prefix,
+)
 from tenax.etcd.server import ServerProcess
 from tenax.etcd.server_guard import GRACE_S
 from tenax.etcd.settings import EtcdSettings
@@ -44,12 +58,12 @@ from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Literal
 
     from tenax.etcd.control_host import ControlHost
     from tenax.etcd.member_scout import Standing
-    from tenax.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer
+    from tenax.etcd.operations import Member, MembersAnswer, PutAnswer, RangeAnswer, UserStep
     from tenax.ports import Cancellable, EventLoop
 
 __all__ = ["ManagedMember", "ManagedSettings", "managed_settings", "member_key"]
@@ -66,6 +80,7 @@ _SAY_WAITING_S = 10.0
 _PAUSES_S = (0.3, 0.6, 1.2, 2.5, 5.0, 5.0)
 _STABLE_S = 60.0  # who served that long has a clean record
 _TURNED_AWAY_S = 300.0
+_USER_STEPS: tuple[UserStep, ...] = ("add user", "add role", "grant role", "enable", "list users")
 # What etcd writes when it must not come back as the member it was, or seems to be.
 _REMOVED = "permanently removed from the cluster"
 _KNOWN = "has already been bootstrapped"
@@ -87,6 +102,27 @@ class ManagedSettings(msgspec.Struct, frozen=True):
     data_root: str = ""
     only: str = ""
     program: str = ""
+    secret: bytes = b""
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__ if name != "secret"}
+        fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"ManagedSettings({fields}, secret={'...' if self.secret else b''!r})"
+
+    @property
+    def password(self) -> str:
+        """Of etcd's user ``root``; empty without a secret: then members have no users."""
+        if not self.secret:
+            return ""
+        import hmac
+
+        return hmac.digest(self.secret, b"tenax managed etcd root\0" + key_part(self.run_id), "sha256").hex()
+
+    def client(self, hosts: Iterable[ControlHost]) -> EtcdSettings:
+        """How to reach these members, whether they have users yet or not."""
+        endpoints = tuple(str(host.endpoint) for host in hosts)
+        password = self.password
+        return EtcdSettings(endpoints, ROOT if password else "", password, self.tls)
 
     @property
     def hosts(self) -> tuple[ControlHost, ...]:
@@ -100,7 +136,13 @@ class ManagedSettings(msgspec.Struct, frozen=True):
 
 
 def managed_settings(
-    endpoint_text: str, run_id: str, *, tls: TlsFiles | None = None, data_root: str = "", only: str = ""
+    endpoint_text: str,
+    run_id: str,
+    *,
+    tls: TlsFiles | None = None,
+    data_root: str = "",
+    only: str = "",
+    secret: bytes = b"",
 ) -> ManagedSettings:
     """From what the user wrote. Raises ValueError with a sentence."""
     if tls is not None and not any((tls.cert, tls.key, tls.ca)):
@@ -115,7 +157,8 @@ def managed_settings(
             "managed etcd with TLS needs a certificate, its key and the authority on every node; "
             "give ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
         )
-    settings = ManagedSettings(split_names(endpoint_text), run_id, tls=tls, data_root=data_root, only=only)
+    names = split_names(endpoint_text)
+    settings = ManagedSettings(names, run_id, tls=tls, data_root=data_root, only=only, secret=secret)
     if only and only not in settings.names:
         raise ValueError(f"the member of this agent is to be {only!r}; expected one of {', '.join(settings.names)}")
     _ = settings.hosts
@@ -124,7 +167,7 @@ def managed_settings(
 
 def member_key(run_id: str, name: str) -> bytes:
     """Is put when the member serves for the first time, and stays: this name was started."""
-    return f"/tenax/{run_id}/members/{name}".encode()
+    return run_prefix(run_id) + b"members/" + key_part(name)
 
 
 class ManagedMember:
@@ -168,6 +211,7 @@ class ManagedMember:
         self._started_at = 0.0
         self._served_at: float | None = None  # of the running server
         self._has_said_waiting = False
+        self._has_said_open = False
         self._ends = 0
         self._turned_away_at: float | None = None
         self._last_said = ""
@@ -294,7 +338,7 @@ class ManagedMember:
             return
         others = tuple(each for each in self._hosts if each is not host)
         self._scout = MemberScout(
-            self._loop, others, self._key(), self._settings.tls, self._scout_s, answered=self._scouted
+            self._loop, others, self._key(), self._settings.client(others), self._scout_s, answered=self._scouted
         )
         self._scout.start()
 
@@ -390,12 +434,33 @@ class ManagedMember:
     def _put_key(self) -> None:
         host, _ = self._own()
         client = self._use_client((host,))
-        client.call(Put(self._key(), host.client_url.encode()), self._served, self._not_served, patience_s=_PUT_S)
+        password = self._settings.password
+        steps = list(_USER_STEPS) if password else []
+
+        def next_step(answer: UsersAnswer) -> None:
+            strange = [user for user in answer.users if user != ROOT]
+            if strange:
+                self._fail(
+                    f"the etcd members of this run have a user {strange[0]!r} that tenax did not add: someone else "
+                    f"reached them before they had users; choose another --rdzv-id, and keep others from the ports "
+                    f"{host.client_port} and {host.peer_port}"
+                )
+            elif steps:
+                client.call(SetUpUsers(steps.pop(0), password), next_step, self._not_served, patience_s=_PUT_S)
+            else:
+                put = Put(self._key(), host.client_url.encode())
+                client.call(put, self._served, self._not_served, patience_s=_PUT_S)
+
+        next_step(UsersAnswer())
 
     def _not_served(self, error: EtcdError) -> None:
-        host, _ = self._own()
+        host, directory = self._own()
         if isinstance(error, EtcdRefused):
-            self._fail(f"the etcd member {host.name} refuses its own agent: {error.sentence}")
+            self._fail(
+                f"the etcd member {host.name} refuses its own agent: {error.sentence}; give every node the same secret "
+                f"(token_file). If {directory.path} holds data of an earlier run with another secret, remove it, or "
+                "choose another --rdzv-id"
+            )
             return
         self._say_waiting()
         self._then(_TAKEN_PAUSE_S, self._ask_for_a_vote if len(self._hosts) > 1 else self._put_key)
@@ -421,6 +486,12 @@ class ManagedMember:
         self._scout_s = _SCOUT_S
         self._turned_away_at = None
         self._say(f"this node runs the etcd member {host.name}, at {host.client_url}")
+        if not self._settings.secret and self._settings.tls is None and not self._has_said_open:
+            self._has_said_open = True
+            self._say(
+                f"the etcd members of this run are open to everyone who reaches the ports {host.client_port} and "
+                f"{host.peer_port}; give every node the same secret with --rdzv-conf token_file=FILE"
+            )
 
     # --- a server that ended ------------------------------------------------------------------------------------------
 
@@ -540,8 +611,7 @@ class ManagedMember:
 
     def _use_client(self, hosts: tuple[ControlHost, ...]) -> EtcdClient:
         self._drop_client()
-        endpoints = tuple(str(host.endpoint) for host in hosts)
-        self._client = EtcdClient(self._loop, EtcdSettings(endpoints, tls=self._settings.tls))
+        self._client = EtcdClient(self._loop, self._settings.client(hosts))
         return self._client
 
     def _drop_client(self) -> None:

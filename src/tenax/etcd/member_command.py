@@ -40,6 +40,7 @@ def member_command(
         # Few writes, and readers that can begin anew: an hour of history is plenty, and memory is the workers'.
         *("--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),
         *("--snapshot-count", "10000"),
+        *("--bcrypt-cost", "4"),  # the password is a digest, not words: a slow check would only delay logins
         *("--logger", "zap", "--log-level", "warn"),
         *(_tls_words(tls) if tls is not None else ()),
     ]

@@ -20,7 +20,6 @@ from tenax.connecting import Connecting
 from tenax.endpoint import Lookup
 from tenax.etcd.client import EtcdClient
 from tenax.etcd.operations import Member, Members, Range
-from tenax.etcd.settings import EtcdSettings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +30,8 @@ if TYPE_CHECKING:
     from tenax.etcd.control_host import ControlHost
     from tenax.etcd.errors import EtcdError
     from tenax.etcd.operations import MembersAnswer, RangeAnswer
+    from tenax.etcd.settings import EtcdSettings
     from tenax.ports import Cancellable, EventLoop
-    from tenax.tls import TlsFiles
 
 _PAUSE_S = 0.25
 _ANSWER_S = 1.5
@@ -61,7 +60,7 @@ class MemberScout:
         loop: EventLoop,
         others: tuple[ControlHost, ...],
         key: bytes,
-        tls: TlsFiles | None,
+        settings: EtcdSettings,
         patience_s: float,
         answered: Callable[[Standing | None], None],
     ) -> None:
@@ -70,8 +69,7 @@ class MemberScout:
         self._key = key
         self._answered = answered
         self._until = loop.now() + patience_s
-        endpoints = tuple(str(host.endpoint) for host in others)
-        self._client = EtcdClient(loop, EtcdSettings(endpoints, tls=tls)) if others else None
+        self._client = EtcdClient(loop, settings) if others else None
         self._knocks: list[_Knock] = []
         self._timer: Cancellable | None = None
         self._is_asking = False

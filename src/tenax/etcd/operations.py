@@ -18,6 +18,16 @@ CompareTarget = Literal["create", "mod", "version", "value", "lease"]
 CompareResult = Literal["=", "!=", ">", "<"]
 
 
+def run_prefix(run_id: str) -> bytes:
+    """Return what all keys of one run begin with. No two runs have prefixes of which one begins with the other."""
+    return b"/tenax/" + key_part(run_id) + b"/"
+
+
+def key_part(text: str) -> bytes:
+    """Return the text as one part of a key, without a slash. Different texts have different parts."""
+    return text.replace("%", "%25").replace("/", "%2F").encode("utf-8", "surrogatepass")
+
+
 def prefix_end(prefix: bytes) -> bytes:
     """The end of the range of all keys that begin so. Of no prefix at all: every key."""
     kept = prefix.rstrip(b"\xff")
@@ -125,6 +135,12 @@ class AuthenticateAnswer(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return "AuthenticateAnswer(token=...)"
+
+
+class UsersAnswer(msgspec.Struct, frozen=True):
+    """The names of all users, where they were asked for."""
+
+    users: tuple[str, ...] = ()
 
 
 # --- operations -------------------------------------------------------------------------------------------------------
@@ -244,6 +260,19 @@ class Authenticate(Operation[AuthenticateAnswer], frozen=True):
         return f"Authenticate(user={self.user!r}, password=...)"
 
 
+UserStep = Literal["add user", "add role", "grant role", "enable", "list users"]
+
+
+class SetUpUsers(Operation[UsersAnswer], frozen=True):
+    """One step of giving etcd its user ``root``. Each may be repeated: what is there already is success."""
+
+    step: UserStep
+    password: str = ""
+
+    def __repr__(self) -> str:
+        return f"SetUpUsers(step={self.step!r}, password=...)"
+
+
 AnyOperation = (
     Range
     | Put
@@ -259,6 +288,7 @@ AnyOperation = (
     | RemoveMember
     | PromoteMember
     | Authenticate
+    | SetUpUsers
 )
 AnyAnswer = (
     RangeAnswer
@@ -270,6 +300,7 @@ AnyAnswer = (
     | StatusAnswer
     | MembersAnswer
     | AuthenticateAnswer
+    | UsersAnswer
 )
 
 # --- what a watch tells -----------------------------------------------------------------------------------------------

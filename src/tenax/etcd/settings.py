@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.text import concealed_repr
 from tenax.endpoint import Endpoint
 from tenax.tls import TlsFiles
 
@@ -15,6 +16,8 @@ class EtcdSettings(msgspec.Struct, frozen=True):
 
     ``attempt_s`` is how long one member may take for an answer before the next one is asked. Short, because a member
     that lost its leader holds a write for seconds; a call that finds everybody slow takes more time per attempt.
+
+    ``waits_for_users``: etcd that has no users yet is not used before it has.
     """
 
     endpoints: tuple[str, ...]
@@ -22,13 +25,9 @@ class EtcdSettings(msgspec.Struct, frozen=True):
     password: str = ""
     tls: TlsFiles | None = None
     attempt_s: float = 0.5
+    waits_for_users: bool = False
 
-    def __repr__(self) -> str:
-        password = "..." if self.password else ""
-        return (
-            f"EtcdSettings(endpoints={self.endpoints!r}, user={self.user!r}, password={password!r}, "
-            f"tls={self.tls!r}, attempt_s={self.attempt_s!r})"
-        )
+    __repr__ = concealed_repr
 
 
 def etcd_settings(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax.etcd.errors import EtcdRejected
+from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.operations import Authenticate, AuthenticateAnswer
 
 TYPE_CHECKING = False
@@ -31,10 +31,12 @@ class TokenWait:
 class Token:
     """The token of one client. Without a user there is none, and none is needed."""
 
-    def __init__(self, user: str, password: str, ask: Ask) -> None:
+    def __init__(self, user: str, password: str, ask: Ask, waits_for_users: bool = False) -> None:
         self._user = user
         self._password = password
         self._ask = ask
+        self._waits_for_users = waits_for_users
+        self.is_without_users = False  # etcd has none: the user and the password were not asked for
         self._token: str | None = None if user else ""
         self._waits: list[TokenWait] = []
 
@@ -66,8 +68,11 @@ class Token:
 
     def _refused(self, error: EtcdError) -> None:
         if isinstance(error, EtcdRejected) and "not enabled" in error.sentence:
-            self._arrived(AuthenticateAnswer(""))  # etcd knows no users (yet): it serves everybody
-            return
+            if not self._waits_for_users:
+                self.is_without_users = True
+                self._arrived(AuthenticateAnswer(""))  # etcd knows no users (yet): it serves everybody
+                return
+            error = EtcdUnavailable("etcd has no users yet", is_certain=True)
         for wait in self._take_waits():
             if wait.is_wanted:
                 wait.failed(error)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _OPEN_S = 3.0  # at most, until etcd says that the watch is there
 SILENT_S = 5.0  # then its place is asked whether it lives
 _LIFE_SIGN_S = 3.0
+_MAX_LINE_BYTES = 512 << 20
 _WITH_LEADER = "Grpc-Metadata-hasleader: true\r\n"  # a member that has lost the others ends the watch
 
 
@@ -101,27 +102,33 @@ class WatchStream:
         elif isinstance(part, End):
             self._take_last_line()
         else:
-            self._line += part
-            if self._status == 200:
-                self._take_lines()
+            self._take_part(part)
 
-    def _take_lines(self) -> None:
-        *lines, rest = self._line.split(b"\n")
-        self._line = bytearray(rest)
-        for line in filter(None, lines):
+    def _take_part(self, part: bytes) -> None:
+        """Take the lines that end in this part. The rest is kept, and not looked at again until its line ends."""
+        *ends, rest = part.split(b"\n") if self._status == 200 else [part]
+        for end in ends:
             if self._is_over:
                 return
-            try:
-                self._take(gateway.decode_watch(bytes(line)))
-            except gateway.Nonsense as error:
-                self._fail(f"it sent {error}")
+            line = bytes(self._line + end)
+            self._line.clear()
+            if line:
+                self._take_line(line)
+        self._line += rest
+        if len(self._line) > _MAX_LINE_BYTES:
+            self._fail(f"it sent a message of more than {_MAX_LINE_BYTES >> 20} MiB")
+
+    def _take_line(self, line: bytes) -> None:
+        try:
+            self._take(gateway.decode_watch(line))
+        except gateway.Nonsense as error:
+            self._fail(f"it sent {error}")
 
     def _take_last_line(self) -> None:
         if self._status != 200:
             self._end(gateway.decode_fault(self._status, bytes(self._line)))
             return
-        self._line += b"\n"
-        self._take_lines()
+        self._take_part(b"\n")
         self._fail("it ended the watch")
 
     def _take(self, news: gateway.WatchNews) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tenax.events.handlers.json_lines import JsonLinesEventHandler as JsonLinesEventHandler
     from tenax.events.handlers.null import NullEventHandler as NullEventHandler
     from tenax.events.handlers.of_logging import LoggingEventHandler as LoggingEventHandler
+    from tenax.events.recording import _get_or_create_logger as _get_or_create_logger
     from tenax.events.recording import construct_and_record_rdzv_event as construct_and_record_rdzv_event
     from tenax.events.recording import record as record
     from tenax.events.recording import record_rdzv_event as record_rdzv_event
@@ -63,6 +64,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    if name == "_get_or_create_logger":  # private in TorchElastic, and imported by launchers based on it
+        return import_module(f"{__name__}.recording")._get_or_create_logger
     if name in ("api", "handlers"):  # TorchElastic's package has them from the beginning
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

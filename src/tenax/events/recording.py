@@ -14,6 +14,7 @@ from tenax.events.handlers import handlers_of, hears_rendezvous
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Sequence
 
     from tenax.events.api import Event, NodeState, RdzvEvent
@@ -33,6 +34,24 @@ def record(event: Event, destination: str = "null") -> None:
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Send the event to ``dynamic_rendezvous``, TorchElastic's name for these, and to every configured handler."""
     _send(event, [*handlers_of(_OF_RENDEZVOUS), *configured_handlers()])
+
+
+def _get_or_create_logger(destination: str = "null") -> logging.Logger:
+    """Return TorchElastic's logger of a destination: it has that destination's handler and does not propagate.
+
+    Not used in tenax; launchers based on TorchElastic's write serialized events to it.
+    """
+    import logging
+
+    from tenax.events.handlers import get_logging_handler
+
+    logger = logging.getLogger(f"torchelastic-events-{destination}")
+    handler = get_logging_handler(destination)
+    if handler not in logger.handlers:
+        logger.setLevel(os.environ.get("LOGLEVEL", "INFO"))
+        logger.propagate = False
+        logger.addHandler(handler)
+    return logger
 
 
 def is_rendezvous_heard() -> bool:

@@ -156,7 +156,7 @@ class EventView:
         if failure is not None:
             error = self._error(failure)
             return self._of_worker(
-                "FAILED", at, ended_at, worker, state, exit_code=worker.exit_code, error=error, duration_ms=duration_ms
+                "FAILED", at, ended_at, worker, state, exit_code=failure.exit_code, error=error, duration_ms=duration_ms
             )
         by_itself = not worker.asked_to_end and worker.exit_code == 0
         return self._of_worker(

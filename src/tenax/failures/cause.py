@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Cause", "Facts", "Kind", "cause_of", "judge", "missing_ranks", "next_step_of", "sentence_of"]
 
 _MOST_PROOF = 300
+_MAX_SEARCHED = 2000  # characters of a line: some patterns cost the square of its length
 _MOST_LINES_OF_CONSEQUENCE = 8  # of output: what was printed long before the end was survived
 _OUTSIDE = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
@@ -763,10 +764,10 @@ def missing_ranks(texts: Iterable[str]) -> list[int]:
     """The ranks that these messages say did not arrive."""
     found: set[int] = set()
     for text in texts:
-        for match in re.finditer(r"Ranks? (\d+(?:, \d+)*) failed to pass monitoredBarrier", text):
+        for match in re.finditer(r"Ranks? (\d{1,9}(?:, \d{1,9})*) failed to pass monitoredBarrier", text):
             found.update(map(int, match.group(1).split(",")))
         for match in re.finditer(r"\[([\d, ]+)\] (?:finished collective #\d+, but )?didn't join collective", text):
-            found.update(int(number) for number in match.group(1).split(",") if number.strip())
+            found.update(int(number) for number in match.group(1).split(",") if 0 < len(number.strip()) < 10)
     return sorted(found)
 
 
@@ -862,7 +863,7 @@ def _first_match(lines: Sequence[str], kinds: Sequence[Kind], traceback: str) ->
             continue
         pattern = _pattern(kind.says)
         for line in lines:
-            if pattern.search(line):
+            if pattern.search(line, 0, _MAX_SEARCHED):
                 return kind.id, line
     return None
 

@@ -103,10 +103,10 @@ def stacks_in(path: str) -> str:
     if not path:
         return ""
     from tenax.core.hang_report import last_dump
+    from tenax.named_file import read_regular
 
     try:
-        with open(path, "rb") as file:
-            written = file.read(_MOST_STACKS_READ)
+        written = read_regular(path, _MOST_STACKS_READ)
     except OSError:  # it was not asked, or could not write
         return ""
     # Asked more than once, because it hung before and went on: only the last answer is about this end.

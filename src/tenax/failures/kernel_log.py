@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)(?:, pid='?(\d+|<unknown>)'?)?")
+_XID = re.compile(r"NVRM: Xid \([^()]*\): (\d{1,9})(?:, pid='?(\d+|<unknown>)'?)?")
 _LOST = frozenset({79})
 _MEMORY = frozenset({48, 63, 64, 92, 94, 95})
 _OF_THE_PROGRAM = frozenset({13, 31, 43, 45})  # 45: cleaned up after a process that was ended

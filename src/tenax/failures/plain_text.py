@@ -1,32 +1,13 @@
-"""Text that a stranger wrote, made fit to be shown and stored.
+"""Text from files and workers, made fit to be shown and stored. Pure: text in, text out.
 
-A worker may print anything: escape sequences that repaint a terminal, characters that reverse the reading order, halves
-of characters that cannot be encoded. Here such text becomes harmless without losing what a person needs to read.
-Pure: text in, text out.
+What a terminal may show is decided in ``core/text.py`` (``harmless``).
 """
 
 from __future__ import annotations
 
-import re
+from tenax.core.text import harmless, one_line
 
-# Patterns are compiled when they are needed (``re`` keeps them): most starts never do, and it takes a millisecond.
-# Colours are dropped without a trace: a coloured traceback should read like a plain one.
-_COLOUR = r"\x1b\[[0-9;:]*m"
-# Everything else that acts on a terminal, or on the eye, is shown as its code: C0 and C1 controls except tab and
-# newline, line and paragraph separators, the marks that change the direction of text, and lone surrogates.
-_ACTING = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
-
-
-def _as_code(match: re.Match[str]) -> str:
-    number = ord(match.group())
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
-
-
-def harmless(text: str) -> str:
-    """The text as any terminal may show it. Keeps tabs and newlines; drops colours; shows the rest as codes."""
-    if text.isascii() and text.isprintable():
-        return text
-    return re.sub(_ACTING, _as_code, re.sub(_COLOUR, "", text.replace("\r\n", "\n")))
+__all__ = ["decoded", "harmless", "one_line", "shortened", "storable", "without_middle"]
 
 
 def storable(text: str) -> str:

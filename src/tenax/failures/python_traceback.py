@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import signal
+from bisect import bisect_left
 
 import msgspec
 
@@ -172,9 +173,9 @@ def _start_of_chain(lines: list[str], header: int, headers: list[int], cut: bool
             above -= 1
         if above < 0 or lines[above].strip() not in _CONNECTORS:
             return start, ""
-        earlier = [at for at in headers if at < above]
+        earlier = bisect_left(headers, above)
         if earlier:
-            start = earlier[-1]
+            start = headers[earlier - 1]
             # A pool's remote traceback stands between triple quotes, below its own exception line.
             if start >= 2 and lines[start - 1] == '"""':
                 start -= 2

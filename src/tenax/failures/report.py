@@ -542,9 +542,7 @@ def _how_and_why(failure: Failure) -> str:
 
 def _how_it_ended(failure: Failure) -> str:
     ended = ended_in_words(failure.exit_code)
-    if not failure.asked_to_end:
-        return ended
-    return f"{ended}, by us" if failure.reason else f"{ended}, by us, on its way out after the exception"
+    return f"{ended}, by us" if failure.asked_to_end and failure.reason else ended
 
 
 def _restarts(report: Report) -> str:

@@ -6,6 +6,8 @@ import time
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
+
 
 class WallClock(msgspec.Struct, frozen=True):
     offset_s: float  # what to add to the agent's clock to get seconds since the epoch
@@ -26,6 +28,6 @@ def wall_clock_of(journal: str) -> WallClock:
     try:
         with open(journal, "rb") as file:
             header = msgspec.json.decode(file.readline(), type=_Header)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, *DECODE_ERRORS):
         return WallClock(time.time() - time.monotonic(), zone_s)
     return WallClock(header.wall_time - header.at, zone_s, header.at)

@@ -214,7 +214,7 @@ def _size(path: str) -> int:
 
 def _text(path: str, begin: int, end: int) -> str:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:
         return ""
     try:

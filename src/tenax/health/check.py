@@ -1,13 +1,14 @@
 """HealthCheck: a health check server in the hands of one run of an agent.
 
-The agent opens it before it meets anybody and closes it last. A server that cannot listen, or that breaks in its own
-code, costs the health checks, never the run.
+The agent opens it before it meets anybody and closes it last. A port that cannot be used is refused before any worker
+starts. A server that breaks in its own code costs the health checks, never the run.
 """
 
 from __future__ import annotations
 
 from tenax.health.judgement import has_running_workers
 from tenax.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
+from tenax.ports import RequestRefused
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,27 +33,27 @@ class HealthCheck:
         self._timer: Cancellable | None = None
 
     def open(self, run_id: str, warn: Callable[[str], None], tell: Callable[[str], None] = lambda _: None) -> None:
-        """Begin to answer. ``warn`` hears that it cannot, ``tell`` where it does."""
+        """Start to serve. Raises RequestRefused if the port cannot be used.
+
+        ``warn`` is called if the server's own code fails, ``tell`` with where it serves.
+        """
         if self.signs is not None:
             self.signs.begin(run_id)
         try:
             self._server.start()
         except Exception as error:  # the server may be somebody else's, and raise what it likes
-            warn(f"health checks are not answered: {self._why_not(error)}")
+            port = getattr(self._server, "port", None)
+            if isinstance(error, OSError) and port is not None:
+                raise RequestRefused(
+                    f"port {port} for health checks cannot be used ({error.strerror or error}); "
+                    f"choose another with {TORCHELASTIC_HEALTH_CHECK_PORT}, or 0 for any that is free"
+                ) from error
+            warn(f"health checks are not answered: its start() raised {_line(error)}; the run goes on without")
             return
         self._is_serving = True
         port = getattr(self._server, "port", None)
         if port is not None:
             tell(f"health checks are answered at port {port}")
-
-    def _why_not(self, error: Exception) -> str:
-        port = getattr(self._server, "port", None)
-        if not isinstance(error, OSError) or port is None:
-            return f"its start() raised {_line(error)}; the run goes on without"
-        return (
-            f"port {port} cannot be had ({error.strerror or error}); the run goes on without; "
-            f"choose another with {TORCHELASTIC_HEALTH_CHECK_PORT}"
-        )
 
     def watch(self, loop: EventLoop) -> None:
         """From now on the loop must come round to us."""

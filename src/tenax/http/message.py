@@ -1,12 +1,6 @@
-"""HTTP: from bytes to a request, and from a response to bytes. The small part of it that a probe or a person uses.
-
-Pure: no sockets and no clock. One request per connection, of a bounded size, whole or not at all; whatever is not such
-a request becomes the response that says so. Never raises for what a stranger sent.
-"""
+"""HTTP requests and responses as values, and a response's bytes. Pure: no sockets and no clock."""
 
 from __future__ import annotations
-
-import re
 
 import msgspec
 
@@ -34,9 +28,6 @@ _PHRASES = {
     NOT_IMPLEMENTED: "Not Implemented",
     UNAVAILABLE: "Service Unavailable",
 }
-_REQUEST_LINE = re.compile(rb"([A-Z]{1,16}) ([!-~]+) HTTP/1\.[01]")
-_HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00\r\n]*?)[ \t]*")
-_MOST_PARAMETERS = 64
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -90,64 +81,6 @@ def as_json(value: Any) -> bytes:
         from tenax.core.text import encodable
 
         return msgspec.json.encode(encodable(msgspec.to_builtins(value)))
-
-
-def parse(data: bytes, limits: Limits) -> Request | Response | None:
-    """The request in what has come so far; None: more must come; a response: this is none, and what to say about it."""
-    head, end, body = data.lstrip(b"\r\n").partition(b"\r\n\r\n")
-    if not end:
-        if len(data) > limits.head_bytes:
-            return text(HEADERS_TOO_LARGE, f"the request has more than {limits.head_bytes} bytes before its body")
-        return None if _may_become_a_request(head) else _bad("this is not an HTTP request")
-    if len(head) > limits.head_bytes:
-        return text(HEADERS_TOO_LARGE, f"the request has more than {limits.head_bytes} bytes before its body")
-    first, *rest = head.split(b"\r\n")
-    line = _REQUEST_LINE.fullmatch(first)
-    if line is None:
-        return _bad("the first line is not 'METHOD /path HTTP/1.1'")
-    headers = {}
-    for each in rest:
-        header = _HEADER.fullmatch(each)
-        if header is None:
-            return _bad("a header is not 'Name: value'")
-        headers[header[1].decode().lower()] = header[2].decode("latin-1")
-    if "transfer-encoding" in headers:
-        return text(NOT_IMPLEMENTED, "only bodies with a Content-Length are read")
-    length = headers.get("content-length", "0")
-    if not (length.isascii() and length.isdecimal() and len(length) <= 18):
-        return _bad("Content-Length is not a number")
-    if int(length) > limits.body_bytes and limits.body_bytes:
-        return text(TOO_LARGE, f"the body has {length} bytes, and at most {limits.body_bytes} are taken")
-    if len(body) < int(length) and limits.body_bytes:
-        return None
-    target = _target(line[2].decode())
-    if target is None:
-        return _bad("the path cannot be read")
-    path, params = target
-    return Request(line[1].decode(), path, params, headers, body[: int(length)] if limits.body_bytes else b"")
-
-
-def _may_become_a_request(head: bytes) -> bool:
-    """Whether waiting for more makes sense: a first line that is there must be one already."""
-    first, end, _ = head.partition(b"\r\n")
-    if end:
-        return _REQUEST_LINE.fullmatch(first) is not None
-    return first == b"" or (b"A" <= first[:1] <= b"Z" and b"\0" not in first and b"\n" not in first)
-
-
-def _target(written: str) -> tuple[str, dict[str, str]] | None:
-    from urllib.parse import parse_qsl, unquote, urlsplit
-
-    try:
-        parts = urlsplit(written)
-        params = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=_MOST_PARAMETERS))
-    except ValueError:
-        return None
-    return unquote(parts.path) or "/", params
-
-
-def _bad(sentence: str) -> Response:
-    return text(BAD_REQUEST, sentence)
 
 
 def render(response: Response, *, with_body: bool = True) -> bytes:

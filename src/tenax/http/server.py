@@ -1,9 +1,9 @@
 """HttpServer: a thread that answers short HTTP requests at a socket, and that no client can hold up.
 
 One thread for all connections; it waits for a descriptor or for the next deadline. Every connection has a bounded
-time, a bounded size and one request. When there are too many, the one that has waited longest without asking goes: a
-probe that connects and asks at once is answered whatever else hangs around. A client that only connects and leaves, as
-a TCP probe does, is none of our concern.
+time, a bounded size and one request. When there are too many, one without a request is closed: the oldest of the
+address that has the most of them, so that silent connections of one peer do not push out those of others, and a probe
+that connects and asks at once is answered. A client that only connects and leaves, as a TCP probe does, is no error.
 
 An answer may be one that is found out meanwhile (``Later``), or one without an end (``Stream``). There are only so many
 of each, fewer than there are connections; and a stream lives for as long as its client takes what is said.
@@ -17,7 +17,7 @@ import selectors
 import socket
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from weakref import WeakSet
 
@@ -31,11 +31,11 @@ from tenax.http.message import (
     Limits,
     Request,
     Response,
-    parse,
     render,
     render_head,
     text,
 )
+from tenax.http.request_reader import RequestReader
 from tenax.http.stream import Stream
 
 TYPE_CHECKING = False
@@ -66,10 +66,11 @@ class Patience(msgspec.Struct, frozen=True):
 
 
 class _Connection:
-    def __init__(self, sock: socket.socket, until: float) -> None:
+    def __init__(self, sock: socket.socket, peer: str, until: float) -> None:
         self.sock = sock
+        self.peer = peer  # its address without the port; empty for a Unix socket
         self.until: float | None = until  # None: for as long as the client wants
-        self.heard = b""
+        self.reader: RequestReader | None = None  # until the first byte has come
         self.to_say = bytearray()
         self.has_asked = False
         self.wants_body = True  # not so after a HEAD
@@ -192,7 +193,7 @@ class HttpServer:
     def _accept(self) -> None:
         for _ in range(_ACCEPT_AT_ONCE):
             try:
-                sock, _ = self._listener.accept()
+                sock, address = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
@@ -205,16 +206,19 @@ class HttpServer:
             sock.setblocking(False)
             if len(self._connections) >= self._patience.connections:
                 self._make_room()
-            connection = _Connection(sock, self._now() + self._patience.ask_s)
+            peer = str(address[0]) if isinstance(address, tuple) else ""
+            connection = _Connection(sock, peer, self._now() + self._patience.ask_s)
             self._connections[sock.fileno()] = connection
             self._selector.register(sock, selectors.EVENT_READ)
             self._go_on(connection)  # who asks in the same breath is not made to wait behind those who do not
 
     def _make_room(self) -> None:
+        """End the oldest connection without a request, of the peer that has the most of them."""
         waiting = [each for each in self._connections.values() if not each.has_asked or each.is_done]
-        oldest = next(iter(waiting or self._connections.values()), None)
-        if oldest is not None:
-            self._end(oldest)
+        candidates = waiting or list(self._connections.values())
+        counts = Counter(each.peer for each in candidates)
+        if candidates:
+            self._end(max(candidates, key=lambda each: counts[each.peer]))  # of equals, the first: the oldest
 
     def _go_on(self, connection: _Connection) -> None:
         try:
@@ -240,12 +244,12 @@ class HttpServer:
             if connection.thrown_away > _MOST_THROWN_AWAY:
                 self._end(connection)
             return
-        connection.heard += data
-        found = parse(connection.heard, self._limits)
+        if connection.reader is None:
+            connection.reader = RequestReader(self._limits)
+        found = connection.reader.feed(data)
         if found is None:
             return
         connection.has_asked = True
-        connection.heard = b""
         connection.wants_body = isinstance(found, Response) or found.method != "HEAD"
         if isinstance(found, Response):
             self._begin_to_say(connection, found)
@@ -399,7 +403,7 @@ class HttpServer:
                 sentence = f"no answer was found within {connection.later.within_s:g} s; ask again"
                 self._give(connection, text(UNAVAILABLE, sentence))
                 continue
-            if connection.has_asked or not connection.heard:
+            if connection.has_asked or connection.reader is None:
                 self._end(connection)
                 continue
             connection.has_asked = True

@@ -245,12 +245,15 @@ def _launch_by_asking(
     outlets: Outlets,
 ) -> int:
     """With a handler of others: the agent for old hooks asks it, and tells no story; the exit codes are the same."""
+    import signal
     import sys
 
     from tenax.failures.exit_codes import FAILED, SIGNAL_BASE, SUCCEEDED
     from tenax.multiprocessing.api import SignalException
     from tenax.multiprocessing.errors import ChildFailedError
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set for the start; this handler may have to clean up
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         _run_agent(handler, config, entrypoint, args, outlets)
     except ChildFailedError as error:
@@ -347,7 +350,9 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
     text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
     if report_path:
         try:
-            with open(report_path, "wb") as file:
+            from tenax.named_file import create_named
+
+            with create_named(report_path) as file:
                 file.write(to_json(report) + b"\n")
         except OSError as error:
             text += f"\ntenax: the report could not be written to {report_path!r}: {error.strerror}\n"

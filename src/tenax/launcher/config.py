@@ -215,8 +215,9 @@ class LaunchConfig:
         return dataclasses.replace(self, **changes)
 
     def __repr__(self) -> str:
-        shown = {**vars(self), "rdzv_configs": _without_secrets(self.rdzv_configs)}
-        fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        from tenax.core.text import conceal
+
+        fields = ", ".join(f"{name}={conceal(name, value)!r}" for name, value in vars(self).items())
         return f"{type(self).__qualname__}({fields})"
 
     def __eq__(self, other: object) -> bool:
@@ -225,10 +226,6 @@ class LaunchConfig:
         return vars(self) == vars(other)
 
     __hash__ = None  # type: ignore[assignment]  # it is mutable, as everywhere
-
-
-def _without_secrets(configs: dict[str, Any]) -> dict[str, Any]:
-    return {key: "***" if key == "token" else value for key, value in configs.items()}
 
 
 def _shutdown_timeout(given: int | None) -> int:

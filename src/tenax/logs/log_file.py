@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from contextlib import suppress
@@ -16,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax.logs.times import TimesWriter
 
-_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class LogFile:
@@ -46,7 +47,7 @@ class LogFile:
         """Make the file if it is not there. Returns whether it can be written."""
         if self._descriptor < 0:
             try:
-                self._descriptor = os.open(self.path, _FLAGS, 0o666)
+                self._descriptor = _opened(self.path)
                 self._look_at_file()
             except OSError as error:
                 self.reason = error.strerror or "it cannot be opened"
@@ -124,3 +125,14 @@ class LogFile:
         if done:
             self._at_line_start = data[done - 1 : done] == b"\n"
         return done
+
+
+def _opened(path: bytes) -> int:
+    try:
+        return os.open(path, _FLAGS, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+    from tenax.named_file import open_named  # a link that custom log specs name, such as /dev/stdout
+
+    return open_named(path, _FLAGS)

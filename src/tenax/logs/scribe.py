@@ -73,6 +73,7 @@ class Scribe:
         self._channel: Channel | None = None
         self.pid = 0
         self._streams: dict[Any, _Stream] = {}
+        self._consoles: dict[int, int] = {}  # those of ``open_console``: number -> descriptor
         self._requests: dict[int, tuple[tuple[Any, ...], Callable[[Any], None]]] = {}
         self._last_request = 0
         self._asked_again: set[int] = set()  # of the scribe that came after the one that was asked first
@@ -102,6 +103,11 @@ class Scribe:
 
     # -- streams
 
+    def open_console(self, number: int, descriptor: int) -> None:
+        """Allow streams to be shown at this descriptor, as console ``number`` (from 3 on). It stays the caller's."""
+        self._consoles[number] = descriptor
+        self._send(("console", number), [descriptor])
+
     def open_stream(
         self,
         key: Hashable,
@@ -115,11 +121,12 @@ class Scribe:
     ) -> int:
         """A pipe for one worker's stdout or stderr; returns the end to write to, which the caller closes.
 
-        ``path`` is the file for the bytes, ``console`` 1 or 2 to show the lines there (0: nowhere). Lines that contain
-        one of the ``filters`` are also collected in ``filter_path``. Without ``whole_lines``, for a worker that has the
-        console to itself, half a line is shown at once: a prompt. The key is made of plain values.
+        ``path`` is the file for the bytes, ``console`` 1 or 2 to show the lines there (0: nowhere; from 3 on: one of
+        ``open_console``). Lines that contain one of the ``filters`` are also collected in ``filter_path``. Without
+        ``whole_lines``, for a worker that has the console to itself, half a line is shown at once: a prompt. The key is
+        made of plain values.
         """
-        assert console in (0, 1, 2)
+        assert console in (0, 1, 2, *self._consoles)
         assert key not in self._streams, f"stream {key!r} is open already"
         read_end, write_end = os.pipe()
         _enlarge(read_end)
@@ -193,8 +200,13 @@ class Scribe:
 
     # -- our own lines
 
-    def say(self, text: str) -> None:
-        """Lines of our own, to the console's standard error."""
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        """Write the agent's own lines to standard error.
+
+        By default they are shown at once, above what workers write in answer to them. With ``after_output`` everything
+        that was written before is shown and flushed first: to standard output, to standard error and to the log files.
+        A device that is stuck is not waited for.
+        """
         if self._channel is not None and self._channel.queued_bytes > _MOST_QUEUED_BYTES:
             self._dropped_lines += text.count("\n") + 1
             return
@@ -202,7 +214,7 @@ class Scribe:
             text = f"tenax: {self._dropped_lines} of tenax's own lines were not shown: they came too fast\n{text}"
             self._losses = msgspec.structs.replace(self._losses, own_lines=self._losses.own_lines + self._dropped_lines)
             self._dropped_lines = 0
-        self._send(("say", text))
+        self._send(("say", text, after_output))
 
     def live(self, text: str) -> None:
         """The one live line at the bottom of a terminal; empty for none."""
@@ -371,10 +383,12 @@ class Scribe:
                 "look at the limits on processes and memory (ulimit -u, the container's limits)"
             )
         self.start()
+        for number, descriptor in self._consoles.items():
+            self._send(("console", number), [descriptor])
         for stream in self._streams.values():
             self._send((*stream.order, True), [stream.read_end])
         self._send(("live", self._live))
-        self._send(("say", self._restart_notice()))
+        self._send(("say", self._restart_notice(), False))
         for number, (message, _) in list(self._requests.items()):
             if number not in self._requests:
                 continue  # answered meanwhile: this one may have died, too

@@ -12,7 +12,8 @@ for a failure report and for whoever asks. It decides nothing about the run. Its
 
 One thread runs the loop and never blocks on a device; each device has a ``Lane``. Messages (see ``scribe``):
 
-    from the agent:  settings, open (with a descriptor), tail, recall, hurry, say, live, drain, forget, finish
+    from the agent:  settings, console, open (both with a descriptor), tail, recall, hurry, say, live, drain, forget,
+                     finish
     to the agent:    tails, recalled, drained, flushing, finished, crashed
 """
 
@@ -104,6 +105,7 @@ class ScribeProcess:
         self._past: dict[Key, Stream] = {}  # over, the oldest first
         self._past_keys: list[list[Key]] = []  # those that were over together
         self._past_bytes = 0
+        self._waiting_lines: list[bytes] = []  # the agent's, until all output before them is delivered
         self._recalls: Recalls | None = None  # made when somebody asks
         self._incarnation = 0
         self._poll = select.poll()
@@ -124,6 +126,9 @@ class ScribeProcess:
             self._err = Console(2, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
         self._consoles = [self._out] if self._err is self._out else [self._out, self._err]
         self._lanes = [self._file_lane, *(console.lane for console in self._consoles)]
+        self._output_lanes = [lane for lane in self._lanes if lane is not self._err.lane]
+        self._by_number: dict[int, Console | None] = {0: None, 1: self._out, 2: self._err}
+        self._limits = (queue_bytes, stuck_after_s)
         self._is_configured = True
 
     # -- the loop
@@ -148,6 +153,8 @@ class ScribeProcess:
             lane.judge(now)
         self._say_new_losses()
         self._answer_drains(now)
+        if self._waiting_lines and not self._undelivered(now):
+            self._say_waiting_lines()
         if self._recalls is not None:
             self._recalls.look(now)
         if self._orphaned_at is not None and (not self._by_descriptor or now >= self._orphaned_at + _ORPHAN_DRAIN_S):
@@ -158,6 +165,8 @@ class ScribeProcess:
         deadlines = [drain.deadline for drain in self._drains]
         if self._is_configured:
             deadlines += [lane.deadline for lane in self._lanes if lane.deadline is not None]
+        if self._waiting_lines:
+            deadlines += [lane.window_deadline for lane in self._output_lanes if lane.pending and not lane.stuck]
         if self._recalls is not None and (look_at := self._recalls.next_deadline) is not None:
             deadlines.append(look_at)
         if self._orphaned_at is not None:
@@ -208,7 +217,7 @@ class ScribeProcess:
     def _read_what_is_there(self, stream: Stream) -> None:
         """All that was in the pipe when this was called, and, if the worker goes on writing, not much more."""
         left = PIPE_BYTES
-        while stream.descriptor >= 0 and left > 0:
+        while stream.descriptor >= 0 and left >= 0:  # a full pipe is followed by its end, if that was there too
             count = self._read(stream)
             if not count:
                 return
@@ -370,8 +379,10 @@ class ScribeProcess:
             self._configure(*values)
         elif order == "open":
             self._open_stream(descriptors[0], *values)
+        elif order == "console":
+            self._open_console(descriptors[0], *values)
         elif order == "say":
-            self._err.say(values[0].encode("utf-8", "replace"))
+            self._say(values[0].encode("utf-8", "replace"), after_output=values[1])
         elif order == "live":
             self._err.set_live(values[0])
         elif order == "tail":
@@ -392,6 +403,15 @@ class ScribeProcess:
         else:
             raise ValueError(f"The scribe got an order that it does not know: {order!r}.")
 
+    def _open_console(self, descriptor: int, number: int) -> None:
+        """A pipe to the agent, which writes the lines to an object of its own."""
+        queue_bytes, stuck_after_s = self._limits
+        console = Console(descriptor, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
+        self._by_number[number] = console
+        self._consoles.append(console)
+        self._lanes.append(console.lane)
+        self._output_lanes.append(console.lane)
+
     def _open_stream(
         self,
         descriptor: int,
@@ -405,7 +425,7 @@ class ScribeProcess:
         is_resumed: bool,
     ) -> None:
         os.set_blocking(descriptor, False)
-        shown = {0: None, 1: self._out, 2: self._err}[console]
+        shown = self._by_number[console]
         file, filtered = self._use(path), self._use(filter_path)
         stream = Stream(key, descriptor, file, shown, prefix, needles, filtered, whole_lines, is_resumed)
         if shown is not None:
@@ -424,6 +444,38 @@ class ScribeProcess:
                 self._read_what_is_there(stream)
                 tails.append((key, stream.tail.last_bytes()))
         self._tell(("tails", request, tails))
+
+    # -- the agent's own lines
+
+    def _say(self, text: bytes, *, after_output: bool) -> None:
+        """Show the agent's lines: at once, above what workers answer to them; or below all output up to now."""
+        if after_output:
+            for stream in list(self._by_descriptor.values()):
+                self._read_what_is_there(stream)
+            if not self._waiting_lines:
+                self._watch_output_lanes(time.monotonic())
+        if after_output or self._waiting_lines:
+            self._waiting_lines.append(text)  # shown by _settle
+        else:
+            self._err.say(text)
+
+    def _watch_output_lanes(self, now: float) -> None:
+        for lane in self._output_lanes:
+            lane.wake_when_empty = True
+            if not lane.holding:  # else its window has begun
+                lane.begin_window(now)
+
+    def _undelivered(self, now: float) -> bool:
+        """Return whether a device other than standard error has yet to take something, and is not stuck."""
+        # All of them, so that no window that has passed is left unjudged.
+        return any([lane.pending and not lane.stuck and not lane.stands_still(now) for lane in self._output_lanes])
+
+    def _say_waiting_lines(self) -> None:
+        lines, self._waiting_lines = self._waiting_lines, []
+        for lane in self._output_lanes:
+            lane.wake_when_empty = False
+        for line in lines:
+            self._err.say(line)
 
     def _recall(self, request: int, wants: list[Want], asked: dict[str, Any], incarnation: int) -> None:
         if self._recalls is None:
@@ -478,7 +530,7 @@ class ScribeProcess:
                 self._tell(("drained", drain.request, still_open, self._losses()))
         self._drains = waiting
         self._is_forcing = bool(waiting) or self._orphaned_at is not None
-        self._file_lane.wake_when_empty = bool(waiting)
+        self._file_lane.wake_when_empty = bool(waiting) or bool(self._waiting_lines)
 
     # -- the end
 
@@ -494,9 +546,11 @@ class ScribeProcess:
         self._flush(
             [self._file_lane], patience_s, until
         )  # first, so that what is said of lost bytes is the whole truth
-        if self._out is not self._err:  # before standard error, which tells what this one did not take
-            self._flush([self._out.lane], patience_s, until)
-            self._out.give_up()
+        for console in self._consoles:  # before standard error, which tells what the others did not take
+            if console is not self._err:
+                self._flush([console.lane], patience_s, until)
+                console.give_up()
+        self._say_waiting_lines()
         self._say_final_losses()
         self._flush([self._err.lane], patience_s, until)
         self._err.give_up()

@@ -82,6 +82,7 @@ class DefaultLogsSpecs(LogsSpecs):
                 f"The log directory {log_dir} is a file: name a directory, or one that can be made."
             )
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
+        self.chosen_log_dir = log_dir or ""  # empty: a temporary one
         self._run_log_dir: str | None = None
 
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FOLDER = b"journal.times"
 _EVERY_S = 0.1
 _RECORD = struct.Struct("<Qd")
-_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 FOR_READING = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
 _AT_ONCE = 1 << 16  # bytes of records
 

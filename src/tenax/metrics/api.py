@@ -139,8 +139,8 @@ def prof(fn: F | None = None, group: str = TORCHELASTIC) -> Any:
     ``module.function`` with the last part of the module's name.
     """
     if fn is not None:
-        return _measured(fn, _name_of(fn), group)
-    return lambda function: _measured(function, _name_of(function), group)
+        return _measured(fn, _get_metric_name(fn), group)
+    return lambda function: _measured(function, _get_metric_name(function), group)
 
 
 def profile(group: str | None = None) -> Callable[[F], F]:
@@ -182,11 +182,12 @@ def _measured(function: F, name: str, group: str | None) -> F:
     return measured  # type: ignore[return-value]
 
 
-def _name_of(function: Callable[..., Any]) -> str:
-    qualified = function.__qualname__
-    if "." in qualified or not function.__module__:
+def _get_metric_name(fn: Callable[..., Any]) -> str:
+    """Return the name of a function in metrics. TorchElastic's name: launchers based on its own import it."""
+    qualified = fn.__qualname__
+    if "." in qualified or not fn.__module__:
         return qualified
-    return f"{function.__module__.rpartition('.')[2]}.{qualified}"
+    return f"{fn.__module__.rpartition('.')[2]}.{qualified}"
 
 
 def _warn(sentence: str) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 
 from tenax import handler_names
+from tenax.core.text import hide_passwords
 from tenax.handler_names import UnknownHandler
 from tenax.metrics.api import ConsoleMetricHandler, MetricHandler, NullMetricHandler
 
@@ -100,7 +101,7 @@ def _in_words(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
     """What goes wrong becomes one sentence with the handler's name in it."""
 
     def made(argument: str) -> T:
-        written = f"{name}:{argument}" if argument else name
+        written = hide_passwords(f"{name}:{argument}" if argument else name)
         try:
             return make(argument)
         except ImportError as error:

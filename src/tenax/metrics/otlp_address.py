@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tenax.core.text import hide_passwords
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -10,7 +12,8 @@ if TYPE_CHECKING:
 def otlp_address(written: str, signal: str, env: Mapping[str, str]) -> str:
     """The whole address for a signal ("metrics", "traces"); empty: nobody says. Raises ValueError for a wrong one."""
     if written and not written.startswith(("http://", "https://")):
-        raise ValueError(f"{written!r} is no endpoint; expected one such as http://localhost:4318")
+        shown = hide_passwords(written)
+        raise ValueError(f"{shown!r} is not an endpoint; expected one such as http://localhost:4318")
     if written:
         return with_path(written, signal)
     base = env.get("OTEL_EXPORTER_OTLP_ENDPOINT", "")

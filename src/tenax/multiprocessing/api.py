@@ -143,10 +143,8 @@ class PContext(ABC):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
     ) -> None:
-        _check_ranks("args", args)
-        _check_ranks("envs", envs)
-        if len(args) != len(envs):
-            raise RuntimeError(f"there are args for {len(args)} processes but envs for {len(envs)}; expected the same")
+        _validate_full_rank(args, max(1, len(args)), "args")
+        _validate_full_rank(envs, len(args), "envs")
         self.name = name
         self.entrypoint = entrypoint
         self.args = args
@@ -484,8 +482,7 @@ def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[
     return redirect_fn(std_rd) if std_rd and os.name == "posix" else nullcontext()
 
 
-def _check_ranks(what: str, by_rank: dict[int, Any]) -> None:
-    if set(by_rank) != set(range(len(by_rank))) or not by_rank:
-        raise RuntimeError(
-            f"{what} has the keys {sorted(by_rank)}; expected the local ranks 0 to n-1, one for each process"
-        )
+def _validate_full_rank(d: dict[int, Any], nprocs: int, what: str) -> None:
+    """Raise RuntimeError unless there is an entry for each local rank and no other."""
+    if set(d) != set(range(nprocs)):
+        raise RuntimeError(f"{what} has the keys {sorted(d)}; expected the local ranks 0 to {nprocs - 1}")

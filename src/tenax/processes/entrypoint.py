@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
+    from tenax.processes.function_worker import ReturnBarrier
     from tenax.processes.keeper import KeeperProcess
 
 LOCAL_RANK_MACRO = "${local_rank}"
@@ -53,6 +54,9 @@ class CommandEntrypoint:
             self._ended_well.add(local_rank)
         return ""
 
+    def end_wait(self) -> None:
+        """A command does not wait for others."""
+
     def return_values(self) -> dict[int, Any]:
         return dict.fromkeys(sorted(self._ended_well))
 
@@ -81,6 +85,8 @@ class FunctionEntrypoint:
         self._payloads: dict[int, int] = {}
         self._results: dict[int, int] = {}
         self._values: dict[int, Any] = {}
+        self._barrier: ReturnBarrier | None = None  # of the generation that is running
+        self._launched: set[int] = set()  # local ranks that have inherited it
 
     def keeper(self) -> KeeperProcess:
         """The keeper that can start this kind of worker."""
@@ -94,12 +100,13 @@ class FunctionEntrypoint:
         """In a worker forked from a copy of the agent: everything is here already."""
         from multiprocessing import set_start_method
 
-        from tenax.processes.function_worker import ANY_DESCRIPTOR, deliver, end_like_a_program
+        from tenax.processes import function_worker as worker
 
         set_start_method(self._method, force=True)  # for what the worker starts, as if it were a Process itself
         args = self._args_by_rank[spec["local_rank"]]
-        result = spec["places"][ANY_DESCRIPTOR]
-        end_like_a_program(lambda: deliver(self._wrap, self._function, args, result))
+        result = spec["places"][worker.ANY_RESULT_DESCRIPTOR]
+        barrier = spec["places"][worker.ANY_BARRIER_DESCRIPTOR]
+        worker.end_like_a_program(lambda: worker.deliver(self._wrap, self._function, args, result, barrier))
 
     def launch(self, local_rank: int, env: dict[str, str]) -> Launch:
         from tenax.processes import function_worker as worker
@@ -107,21 +114,38 @@ class FunctionEntrypoint:
         self._values.pop(local_rank, None)
         self._close(self._results, local_rank)
         result = self._results[local_rank] = worker.anonymous_file("tenax-result")
-        # A forked worker has inherited our open files, and none of them may be replaced.
-        descriptors = {worker.ANY_DESCRIPTOR if self._method == "fork" else worker.RESULT_DESCRIPTOR: result}
-        if self._method != "fork":
+        barrier = self._barrier_for(local_rank).descriptor
+        if self._method == "fork":  # it has inherited our open files, and none of them may be replaced
+            descriptors = {worker.ANY_RESULT_DESCRIPTOR: result, worker.ANY_BARRIER_DESCRIPTOR: barrier}
+        else:
+            descriptors = {worker.RESULT_DESCRIPTOR: result, worker.BARRIER_DESCRIPTOR: barrier}
             payload = self._payloads[local_rank] = worker.anonymous_file("tenax-payload")
             args = self._args_by_rank[local_rank]
             descriptors.update(worker.write_payload(payload, self._wrap, self._function, args, self._method))
             descriptors[worker.PAYLOAD_DESCRIPTOR] = payload
         return Launch(env=env, argv=_worker_argv() if self._method == "spawn" else None, descriptors=descriptors)
 
+    def _barrier_for(self, local_rank: int) -> ReturnBarrier:
+        """Return the barrier of this worker's generation; a rank that is launched again begins the next one."""
+        from tenax.processes.function_worker import ReturnBarrier
+
+        if self._barrier is None or local_rank in self._launched:
+            self._close_barrier()
+            self._barrier = ReturnBarrier(len(self._args_by_rank))
+        self._launched.add(local_rank)
+        return self._barrier
+
     def release(self, local_rank: int) -> None:
         self._close(self._payloads, local_rank)
 
     def collect(self, local_rank: int, exit_code: int) -> str:
-        from tenax.processes.function_worker import ResultUnreadable, read_result
+        from tenax.processes.function_worker import ResultUnreadable, has_result, read_result
 
+        if self._barrier is not None:
+            if exit_code == 0 and local_rank in self._results and not has_result(self._results[local_rank]):
+                self._barrier.arrive()
+            else:  # it failed; or it had waited, and then the barrier is open already
+                self._barrier.open()
         if exit_code == 0 and local_rank in self._results:
             try:
                 self._values[local_rank] = read_result(self._results[local_rank])
@@ -133,13 +157,24 @@ class FunctionEntrypoint:
             self._close(self._results, local_rank)
         return ""
 
+    def end_wait(self) -> None:
+        if self._barrier is not None:
+            self._barrier.open()
+
     def return_values(self) -> dict[int, Any]:
         return dict(sorted(self._values.items()))
 
     def close(self) -> None:
+        self._close_barrier()
         for held in (self._payloads, self._results):
             for local_rank in list(held):
                 self._close(held, local_rank)
+
+    def _close_barrier(self) -> None:
+        self._launched.clear()
+        if self._barrier is not None:
+            self._barrier.close()
+            self._barrier = None
 
     @staticmethod
     def _close(descriptors: dict[int, int], local_rank: int) -> None:

@@ -8,6 +8,9 @@ hold pickles.
 Ends, all defined: the function returns (its value), raises (failure with the exception), calls ``sys.exit(n)`` (that
 code; 0 means success with None), calls ``os._exit`` or is killed (that code or signal), returns something that
 cannot be pickled (failure that says so).
+
+A worker whose function has returned does not exit until the functions of all workers of its node have
+(``ReturnBarrier``): a process that exits closes its connections, and a peer may still use them.
 """
 
 from __future__ import annotations
@@ -21,11 +24,12 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
     from typing import Any
 
-PAYLOAD_DESCRIPTOR, RESULT_DESCRIPTOR, FIRST_FREE_DESCRIPTOR = 3, 4, 5
-ANY_DESCRIPTOR = -1  # in a Launch: wherever there is room
+PAYLOAD_DESCRIPTOR, RESULT_DESCRIPTOR, BARRIER_DESCRIPTOR, FIRST_FREE_DESCRIPTOR = 3, 4, 5, 6
+ANY_RESULT_DESCRIPTOR, ANY_BARRIER_DESCRIPTOR = -1, -2  # in a Launch: wherever there is room
 _LENGTH = struct.Struct("<Q")
 
 
@@ -44,6 +48,40 @@ def anonymous_file(name: str) -> int:
 
     with tempfile.TemporaryFile(prefix=name) as file:
         return os.dup(file.fileno())
+
+
+class ReturnBarrier:
+    """Keeps the function workers of one generation alive until all of their functions have returned.
+
+    A socket that all of them inherit. It holds one byte for each worker but one. A worker that returns takes a byte and
+    waits until the socket is shut down; the worker that finds none left is the last and shuts it down. The agent takes
+    a byte for a worker that exits with 0 without returning, and opens the barrier when a worker fails, when workers are
+    stopped, and, by its own end, when it dies. So a worker waits only while another one of its node runs.
+    """
+
+    def __init__(self, workers: int) -> None:
+        import socket
+
+        self._ours, self._theirs = socket.socketpair()
+        self._ours.sendall(bytes(workers - 1))
+
+    @property
+    def descriptor(self) -> int:
+        """The end that workers inherit."""
+        return self._theirs.fileno()
+
+    def arrive(self) -> None:
+        """Count a worker that has ended as returned."""
+        _take_ticket(self._theirs)
+
+    def open(self) -> None:
+        """Let all workers exit."""
+        _shut_down(self._ours)
+
+    def close(self) -> None:
+        self.open()
+        self._ours.close()
+        self._theirs.close()
 
 
 def write_payload(
@@ -92,6 +130,11 @@ class _NeededDescriptors:
         return number
 
 
+def has_result(descriptor: int) -> bool:
+    """Return whether the worker returned, or began to hand over what it returned."""
+    return os.fstat(descriptor).st_size > 0
+
+
 def read_result(descriptor: int) -> Any:
     """What the worker returned; None if it exited without returning. Raises ResultUnreadable."""
     size = os.fstat(descriptor).st_size
@@ -114,8 +157,12 @@ def read_result(descriptor: int) -> Any:
 
 
 def main() -> None:
-    """Entry of a spawned worker: a fresh interpreter."""
-    _run_payload(PAYLOAD_DESCRIPTOR)
+    """Entry of a spawned worker: a fresh interpreter. Does not return.
+
+    The interpreter is not torn down. Native threads that need it (torch's, of a process group that was not destroyed)
+    would abort the process, and the run would fail after all work was done.
+    """
+    _end_process(lambda: _run_payload(PAYLOAD_DESCRIPTOR), flush=_flush_open_files)
 
 
 def run_forked(spec: dict[str, Any]) -> None:  # noqa: ARG001 - the payload says it all
@@ -141,7 +188,8 @@ def _run_payload(descriptor: int) -> None:
                 "of its module, and put the code that starts the run under: if __name__ == '__main__':"
             ) from error
     os.set_inheritable(RESULT_DESCRIPTOR, False)
-    deliver(wrap, function, args, RESULT_DESCRIPTOR)
+    os.set_inheritable(BARRIER_DESCRIPTOR, False)
+    deliver(wrap, function, args, RESULT_DESCRIPTOR, BARRIER_DESCRIPTOR)
 
 
 def _answer_for_torchelastic() -> None:
@@ -158,8 +206,13 @@ def _prepare_stacks() -> None:
         prepare(os.environ)
 
 
-def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], result: int) -> None:
-    """Call the function and hand over what it returns. ``wrap`` records what goes wrong, here or in the function."""
+def deliver(
+    wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[Any, ...], result: int, barrier: int
+) -> None:
+    """Call the function, hand over what it returns, and wait for the other workers of this node.
+
+    ``wrap`` records what goes wrong, here or in the function.
+    """
     _prepare_stacks()
 
     def call_and_hand_over() -> None:
@@ -171,10 +224,46 @@ def deliver(wrap: Callable[..., Any], function: Callable[..., Any], args: tuple[
                 f"the return value of {getattr(function, '__qualname__', function)!s} is a {type(value).__name__} "
                 f"that cannot be pickled ({error}); return plain data instead"
             ) from error
-        _write_all(result, _LENGTH.pack(len(data)))
-        _write_all(result, data)
+        _write_result(result, data)
 
     wrap(call_and_hand_over)()
+    if not has_result(result):  # it called sys.exit(0), which counts as a return
+        _write_result(result, pickle.dumps(None))
+    _flush()
+    _wait_for_others(barrier)
+
+
+def _write_result(descriptor: int, data: bytes) -> None:
+    _write_all(descriptor, _LENGTH.pack(len(data)))
+    _write_all(descriptor, data)
+
+
+def _wait_for_others(descriptor: int) -> None:
+    """Wait until the functions of all workers of this node have returned."""
+    import select
+    import socket
+
+    with socket.socket(fileno=descriptor) as barrier, suppress(KeyboardInterrupt):  # interrupted: exit now
+        _take_ticket(barrier)
+        until_hangup = select.poll()
+        until_hangup.register(barrier, 0)
+        until_hangup.poll()
+
+
+def _take_ticket(barrier: socket.socket) -> None:
+    import socket
+
+    try:
+        barrier.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:  # all the others have returned
+        _shut_down(barrier)
+
+
+def _shut_down(barrier: socket.socket) -> None:
+    import socket
+
+    with suppress(OSError):  # another process has shut it down at the same moment
+        barrier.shutdown(socket.SHUT_RDWR)
 
 
 def end_like_a_program(body: Callable[[], None]) -> None:
@@ -183,11 +272,18 @@ def end_like_a_program(body: Callable[[], None]) -> None:
     Exit codes and tracebacks are a program's; threads and what was registered for the exit have their time; streams
     are flushed. What the process that was forked had registered is not run.
     """
+    _end_process(body, begin=_begin_anew)
+
+
+def _end_process(
+    body: Callable[[], None], *, begin: Callable[[], None] = lambda: None, flush: Callable[[], None] = lambda: None
+) -> None:
     code = 1
     try:
-        _begin_anew()
+        begin()
         code = _code_of(body)
         _wind_up()
+        flush()
     except BaseException:  # of a thread pool or an exit handler: shown, and no failure of the function
         sys.excepthook(*sys.exc_info())
     finally:
@@ -255,6 +351,18 @@ def _flush() -> None:
         if stream is not None:
             with suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
                 stream.flush()
+
+
+def _flush_open_files() -> None:
+    """Write what is still in the buffers of files that were not closed, as the end of an interpreter does."""
+    import gc
+    import io
+
+    for kind in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):  # the outer buffers first
+        for file in gc.get_objects():
+            if type(file) is kind:
+                with suppress(OSError, ValueError):  # nobody reads it any more, or it was closed
+                    file.flush()
 
 
 def _exit_code(code: object) -> int:

@@ -180,6 +180,13 @@ class RendezvousParameters:
         self.local_addr = local_addr
         self.config = kwargs
 
+    def __repr__(self) -> str:
+        """Without values of settings: some are secrets."""
+        return (
+            f"RendezvousParameters(backend={self.backend!r}, run_id={self.run_id!r}, min_nodes={self.min_nodes}, "
+            f"max_nodes={self.max_nodes}, config={sorted(self.config)})"
+        )
+
     def get(self, key: str, default: Any = None) -> Any:
         return self.config.get(key, default)
 

@@ -16,6 +16,7 @@ from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters
 from tenax.rendezvous.dynamic.state import MOST_BYTES
 from tenax.rendezvous.dynamic.teller import INIT, Teller
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
+from tenax.rendezvous.secret import TLS_OPTIONS, check_nothing_is_ignored
 from tenax.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint  # noqa: F401 - as others import it
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
@@ -116,6 +117,11 @@ def _teller(params: RendezvousParameters) -> Teller:
 
 
 def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
+    check_nothing_is_ignored(
+        params,
+        TLS_OPTIONS,
+        "an agent that calls next_rendezvous() itself meets the others in a store, which has neither a secret nor TLS",
+    )
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "tcp":
         store = _create_tcp_store(params)

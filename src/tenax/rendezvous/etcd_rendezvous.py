@@ -45,7 +45,8 @@ class EtcdRendezvousRetryImmediately(Exception):
 class EtcdRendezvous:
     """One node in the rendezvous of a run. ``num_min_workers`` and ``num_max_workers`` count nodes; times are seconds.
 
-    The state is under ``prefix/rendezvous/run_id``, the store's keys are below ``prefix/store/run_id/``. ``client``
+    The state is under ``prefix/rendezvous/run_id``, the store's keys are below ``prefix/store/run_id/`` (``/`` and
+    ``%`` in the run id are escaped there). ``client``
     stays the caller's.
     """
 
@@ -59,6 +60,7 @@ class EtcdRendezvous:
         timeout: float,
         last_call_timeout: float,
     ) -> None:
+        from tenax.etcd.operations import key_part
         from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
         from tenax.store.etcd import EtcdStore
 
@@ -68,7 +70,8 @@ class EtcdRendezvous:
         place = prefix.rstrip("/")
         self._backend = EtcdRendezvousBackend(client, run_id, key_prefix=f"{place}/rendezvous")
         self._backend.get_state()  # whether etcd can be reached is said now
-        self._store = EtcdStore(client, f"{place}/store/{run_id}")
+        part = key_part(run_id).decode("utf-8", "surrogatepass")  # no run's store is inside another's
+        self._store = EtcdStore(client, f"{place}/store/{part}")
         self._handler: DynamicRendezvousHandler | None = None
 
     def handler(self, local_addr: str | None = None) -> DynamicRendezvousHandler:
@@ -166,8 +169,8 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
     ``timeout``: seconds until a group must have formed (600). ``last_call_timeout``: for more nodes, once there are
     enough (30). ``etcd_prefix``: what all keys begin with (``/torchelastic/p2p``). ``protocol``: ``http`` or ``https``.
-    ``cert``, ``key``, ``cacert``: files; any of them means https. ``user``, ``password``, ``password_file`` and
-    ``read_timeout`` are those of the backend ``etcd-v2``.
+    ``cert``, ``key``, ``cacert`` (or ``ssl_cert``, ``ssl_cert_key``, ``ca_cert``): files; any of them means https.
+    ``user``, ``password``, ``password_file`` and ``read_timeout`` are those of the backend ``etcd-v2``.
     """
     teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
     try:
@@ -178,7 +181,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
 
 
 def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
-    from tenax.rendezvous.etcd_rendezvous_backend import OLD_TLS_OPTIONS, client_from
+    from tenax.rendezvous.etcd_rendezvous_backend import client_from
 
     timeout_s = params.get_as_int("timeout", _TIMEOUT_S)
     last_call_s = params.get_as_int("last_call_timeout", _LAST_CALL_S)
@@ -187,7 +190,7 @@ def _create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
             f"the timeout of the rendezvous is {timeout_s}, and its last_call_timeout {last_call_s}; expected positive "
             "numbers of seconds"
         )
-    client = client_from(params, *OLD_TLS_OPTIONS)
+    client = client_from(params)
     try:
         rendezvous = EtcdRendezvous(
             client,

@@ -12,7 +12,7 @@ import random
 import time
 
 from tenax.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
-from tenax.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction
+from tenax.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
@@ -40,8 +40,6 @@ _KEY_PREFIX = "/torch/elastic/rendezvous"
 _STORE_PREFIX = "/torch/elastic/store"
 _READ_TIMEOUT_S = 60
 _TTL_S = 7200
-TLS_OPTIONS = ("ssl_cert", "ssl_cert_key", "ca_cert")
-OLD_TLS_OPTIONS = ("cert", "key", "cacert")
 _RENEWALS_PER_TTL = 4
 
 
@@ -154,25 +152,26 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
     from tenax.store.etcd import EtcdStore
 
-    is_old = any(params.get(name) for name in OLD_TLS_OPTIONS)
-    client = client_from(params, *(OLD_TLS_OPTIONS if is_old else TLS_OPTIONS))
+    client = client_from(params)
     try:
         backend = EtcdRendezvousBackend(client, params.run_id, key_prefix=_KEY_PREFIX)
         backend.get_state()  # whether etcd can be reached is said now
-        return backend, EtcdStore(client, _STORE_PREFIX, owns_client=True)
+        store_prefix = f"{_STORE_PREFIX}/{key_part(params.run_id).decode('utf-8', 'surrogatepass')}"
+        return backend, EtcdStore(client, store_prefix, owns_client=True)
     except BaseException:
         client.close()
         raise
 
 
-def client_from(params: RendezvousParameters, cert: str, key: str, ca: str) -> BlockingEtcd:
-    """A client, which connects when it is used. The last three are the names of the options for TLS."""
+def client_from(params: RendezvousParameters) -> BlockingEtcd:
+    """A client, which connects when it is used. Raises ValueError, also for options that it could not honour."""
     from tenax.etcd.blocking import BlockingEtcd
-    from tenax.rendezvous.etcd.options import etcd_settings_from
+    from tenax.rendezvous.etcd.options import etcd_settings_from, refuse_engine_options
 
+    refuse_engine_options(params)
     read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)
     if read_timeout_s is None or read_timeout_s <= 0:
         raise ValueError(
             f"the read_timeout of the rendezvous is {read_timeout_s}; expected a positive number of seconds"
         )
-    return BlockingEtcd(etcd_settings_from(params, cert, key, ca), patience_s=read_timeout_s)
+    return BlockingEtcd(etcd_settings_from(params), patience_s=read_timeout_s)

@@ -17,7 +17,7 @@ from tenax.rendezvous.store_place import StorePlace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tenax.core.coordinator import Say
     from tenax.core.messages import FromNode
@@ -123,18 +123,23 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         master_addr: str = LOOPBACK,
         master_port: int = 0,
         use_agent_store: bool = True,
+        store_allow: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self._run_id = run_id
         self._backend = backend
         self._closed = False
         self._use_agent_store = use_agent_store
+        self._store_allow = store_allow
         self.master_addr = master_addr
         self.master_port = master_port
 
     def _make_engine(self, master_addr: str | None, master_port: int | None) -> LocalRendezvous:
         place = StorePlace(
-            master_addr or self.master_addr, master_port or self.master_port, in_agent=self._use_agent_store
+            master_addr or self.master_addr,
+            master_port or self.master_port,
+            in_agent=self._use_agent_store,
+            allow=self._store_allow,
         )
         return LocalRendezvous(self._run_id, place)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 from tenax.rendezvous.local import LOOPBACK, LocalRendezvousHandler
+from tenax.rendezvous.store_place import store_allow
 
 __all__ = ["get_rendezvous_handler"]
 
@@ -34,6 +35,7 @@ def _create_own_handler(params: RendezvousParameters) -> RendezvousHandler:
         master_addr=addr,
         master_port=port,
         use_agent_store=_may_use_agent_store(params),
+        store_allow=store_allow(params),
     )
 
 

@@ -1,16 +1,17 @@
 """The seat of the coordinator: the pure machine, with a clock and somewhere to speak.
 
 Every engine that holds the coordinator in its own process gives it a seat: facts go in, what the machine says is
-delivered, and its deadlines are kept. The seat decides nothing. One fact at a time: one that arises while another's
-answers are being delivered (a link that breaks when it is written to) waits until they are all out, so that every node
-hears everything in the order in which it was decided.
+delivered, and its deadlines are kept. The seat decides nothing. If a deadline is noticed so late that this process
+cannot have run, the machine gets ``Resumed`` instead of the deadline (C10). One fact at a time: one that arises while
+another's answers are being delivered (a link that breaks when it is written to) waits until they are all out, so that
+every node hears everything in the order in which it was decided.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from tenax.core.coordinator import CoordinatorMachine, Heard, TimeWentBy
+from tenax.core.coordinator import CoordinatorMachine, Heard, Resumed, TimeWentBy
 from tenax.core.messages import NodeProgress
 
 TYPE_CHECKING = False
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tenax.ports import Cancellable, EventLoop, RecordRun
 
 
+_FREEZE_S = 2.5  # as ``LeaseTerms.freeze_s`` of the default lease, where there is none
 _RECENT_KEPT = 256  # steps, for whoever asks what happened last
 
 
@@ -40,7 +42,9 @@ class CoordinatorSeat:
         loop: EventLoop,
         deliver: Callable[[Say], None],
         record: RecordRun = lambda *_: None,
+        freeze_s: float = _FREEZE_S,
     ) -> None:
+        self._freeze_s = freeze_s
         self._machine = CoordinatorMachine(settings, policy)
         self._loop = loop
         self._deliver = deliver
@@ -95,8 +99,10 @@ class CoordinatorSeat:
             self._timer = self._loop.at(wanted, self._on_deadline)
 
     def _on_deadline(self) -> None:
+        assert self._timer_at is not None
+        late_s = self._loop.now() - self._timer_at
         self._timer, self._timer_at = None, None
-        self.step(TimeWentBy())
+        self.step(Resumed(late_s) if late_s > self._freeze_s else TimeWentBy())
 
     def close(self) -> None:
         if self._timer is not None:

@@ -23,6 +23,7 @@ from tenax.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
+from tenax.rendezvous.secret import TLS_OPTIONS, check_nothing_is_ignored
 from tenax.rendezvous.utils import parse_rendezvous_endpoint
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
@@ -198,6 +199,9 @@ class StaticTCPRendezvous(RendezvousHandler):
 
 def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
     """From parameters: the endpoint is rank 0's host:port, ``rank`` is this node's, ``timeout`` is in seconds (600)."""
+    check_nothing_is_ignored(
+        params, TLS_OPTIONS, "the nodes of StaticTCPRendezvous meet in a store, which has neither a secret nor TLS"
+    )
     rank = params.get_as_int("rank")
     if rank is None:
         raise ValueError("the static rendezvous does not know the rank of this node; give it with --node-rank")

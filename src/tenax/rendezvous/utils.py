@@ -9,6 +9,7 @@ __all__ = ["parse_rendezvous_endpoint"]
 _HOST = re.compile(r"[\w.:-]+")
 _PORT = re.compile(r"[0-9]{1,5}")
 _MOST_PORTS = 1 << 16
+_SHORTEST_DELAY_S = 0.01
 
 
 def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[str, int]:
@@ -48,6 +49,20 @@ def _parse_rendezvous_config(config_str: str) -> dict[str, str]:
             raise ValueError(f"the option {key!r} of the rendezvous has no value; write {key}=value")
         config[key] = value
     return config
+
+
+def _delay(seconds: float | tuple[float, float]) -> None:
+    """Wait that long, or a random time between two bounds. Less than 10 ms is not worth a wait.
+
+    Not used in tenax; launchers and handlers based on TorchElastic's import it.
+    """
+    import random
+    import time
+
+    if isinstance(seconds, tuple):
+        seconds = random.uniform(*seconds)  # noqa: S311 - spreads nodes, hides nothing
+    if seconds >= _SHORTEST_DELAY_S:
+        time.sleep(seconds)
 
 
 def _matches_machine_hostname(host: str) -> bool:

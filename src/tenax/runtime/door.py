@@ -15,10 +15,12 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import stat
 from contextlib import suppress
 
 import msgspec
+
+from tenax.core.bounds import DECODE_ERRORS
+from tenax.private_folder import check_private, make_private, private_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from tenax.ports import Cancellable, EventLoop, Reply
     from tenax.rendezvous.tcp.link import Link
 
-FOLDER_VARIABLE = "TENAX_DOORS"
 _MOST_VISITORS = 32
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
@@ -59,17 +60,12 @@ def which_run(run_id: str, pid: int, coordinator: str) -> tuple[str, str]:
     return run_id, coordinator if " at " in coordinator else ""  # who is elected may be another tomorrow
 
 
-def doors_folder(environ: Mapping[str, str] = os.environ) -> str:
-    """Where the doors of this user's agents are. Not below TMPDIR, which may be another in every shell."""
-    return environ.get(FOLDER_VARIABLE) or f"/tmp/tenax-{os.getuid()}"
-
-
 def doors_of(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The paths of all doors of this user, whether somebody is behind them or not. Raises OSError."""
-    folder = doors_folder(environ)
+    folder = private_folder(environ)
     if not os.path.lexists(folder):
         return []
-    _check_private(folder)
+    check_private(folder)
     return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_DOOR)]
 
 
@@ -78,10 +74,10 @@ def last_runs(environ: Mapping[str, str] = os.environ) -> list[LastRun]:
 
     One whose door is still there may live, even if it does not answer.
     """
-    folder = doors_folder(environ)
+    folder = private_folder(environ)
     if not os.path.lexists(folder):
         return []
-    _check_private(folder)
+    check_private(folder)
     over = (path for path in reversed(_notes(folder)) if not os.path.lexists(path.removesuffix(_NOTE) + _DOOR))
     return [note for note in map(_read_note, over) if note is not None]
 
@@ -96,7 +92,7 @@ def _read_note(path: str) -> LastRun | None:
         with open(path, "rb") as file:
             note = msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=LastRun)
             return msgspec.structs.replace(note, since=os.fstat(file.fileno()).st_mtime)
-    except (OSError, msgspec.DecodeError, RecursionError):
+    except (OSError, *DECODE_ERRORS):
         return None
 
 
@@ -128,8 +124,8 @@ class Door:
     def open(self, loop: EventLoop) -> None:
         self._loop = loop
         try:
-            folder = doors_folder()
-            _make_private(folder)
+            folder = private_folder()
+            make_private(folder)
             self.path = _free_path(folder)
             from tenax.core.requests import AgentWanted
 
@@ -272,16 +268,3 @@ def _is_answered(path: str) -> bool:
         except OSError:  # its queue is full
             return True
     return True
-
-
-def _make_private(folder: str) -> None:
-    """Only this user may enter; a folder that somebody else has made there is not used."""
-    with suppress(FileExistsError):
-        os.mkdir(folder, 0o700)
-    _check_private(folder)
-
-
-def _check_private(folder: str) -> None:
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{folder} must be a folder that only this user can enter (or set {FOLDER_VARIABLE})")

@@ -18,13 +18,16 @@ from contextlib import suppress
 import msgspec
 
 from tenax import __version__
+from tenax.core.bounds import DECODE_ERRORS, MAX_TEXT
 from tenax.core.commands import AnyCommand
 from tenax.core.events import AnyEvent, ProgressSeen
 from tenax.core.model import AgentSettings
-from tenax.core.text import encodable
+from tenax.core.text import encodable, shortened_texts
 
 FORMAT = 3
 _LIMIT_BYTES = 16 << 20
+_MAX_READ_BYTES = 256 << 20
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="line", omit_defaults=True):
@@ -81,7 +84,7 @@ class Journal:
         self._size = 0
         if path:
             try:
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+                self._descriptor = os.open(path, _FLAGS, 0o644)
                 self._size = os.fstat(self._descriptor).st_size
             except OSError as error:  # a run is worth more than its journal; the story goes on without
                 self.path = ""
@@ -121,6 +124,8 @@ class Journal:
             data = self._encode(line) + b"\n"
         except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is
             data = self._encode(encodable(msgspec.to_builtins(line))) + b"\n"
+        if len(data) > MAX_TEXT:  # a text in it may be longer than a reader accepts
+            data = self._encode(shortened_texts(encodable(msgspec.to_builtins(line)), MAX_TEXT)) + b"\n"
         if self._lost > 0 and not isinstance(line, Footer):
             self._lost += 1
             return
@@ -162,16 +167,19 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
     decoder = msgspec.json.Decoder(kinds)
     try:
         with open(path, "rb") as file:
-            raw_lines = file.read().split(b"\n")
+            data = file.read(_MAX_READ_BYTES + 1)
     except OSError as error:
         raise JournalUnreadable(f"{path!r} cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_READ_BYTES:
+        raise JournalUnreadable(f"{path!r} is longer than any journal: more than {_MAX_READ_BYTES >> 20} MiB")
+    raw_lines = data.split(b"\n")
     torn = raw_lines.pop()
     _check_format(path, raw_lines)
     lines: list[Any] = []
     for number, raw in enumerate(raw_lines, 1):
         try:
             lines.append(decoder.decode(raw))
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise JournalUnreadable(f"line {number} of {path!r} is not a line of a tenax journal: {error}") from error
     if not lines or not isinstance(lines[0], header):
         what = "is empty" if not lines and not torn else "does not begin with a header"
@@ -193,7 +201,7 @@ def _check_format(path: str, raw_lines: list[bytes]) -> None:
     """Say so if another tenax wrote this, before its lines are taken for nonsense."""
     try:
         header = msgspec.json.decode(raw_lines[0], type=_AnyHeader)
-    except (IndexError, msgspec.DecodeError):
+    except (IndexError, *DECODE_ERRORS):
         return  # not a header at all: the reader will say where
     if header.format != FORMAT:
         raise JournalUnreadable(

@@ -52,7 +52,10 @@ class NoticeFile:
         }
         path = self._path(notice.generation)
         try:
-            with open(f"{path}.new", "wb") as file:
+            with suppress(FileNotFoundError):
+                os.unlink(f"{path}.new")  # of an agent that was killed while it wrote
+            descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(content))
             os.replace(f"{path}.new", path)
         except OSError:

@@ -11,7 +11,8 @@ import os
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine, Phase, is_started, words_on_connecting
-from tenax.failures.plain_text import harmless
+from tenax.core.text import harmless
+from tenax.helper_process import inheritable_environ
 from tenax.ports import ControlledNode
 from tenax.runtime.journal import Step
 from tenax.runtime.story import live_line, tell
@@ -105,6 +106,8 @@ class Supervisor:
             self._control.open(loop, loop.post, self._node())
             while self._verdict is None:
                 event = loop.next_event(self._next_deadline)
+                if isinstance(event, fact.GenerationFormed) and loop.has_posted((fact.RunEnded, fact.JoinRefused)):
+                    continue  # the run ended before this node heard of the generation: start nothing
                 if event is not None:
                     self._step(event)
                 else:
@@ -143,8 +146,8 @@ class Supervisor:
             for expired in self._scopes.expired():
                 self._loop.post(expired)
 
-    def _say(self, text: str) -> None:
-        self._logs.say(f"tenax: {harmless(text)}")
+    def _say(self, text: str, *, after_output: bool = False) -> None:
+        self._logs.say(f"tenax: {harmless(text)}", after_output=after_output)
 
     def _node(self) -> ControlledNode:
         return ControlledNode(
@@ -299,9 +302,10 @@ class Supervisor:
             if isinstance(command, order.Tell):
                 self._control.tell(command.message)
         # The person hears before the workers do, so that the console shows an order before what they answer to it.
+        is_end = any(isinstance(command, order.Finish) for command in commands)
         for line in tell(event, commands, state):
             if line.important:
-                self._say(line.text)
+                self._say(line.text, after_output=is_end)
         if self._scopes is not None:
             self._scopes.heard(event, commands)
         for command in commands:
@@ -318,6 +322,7 @@ class Supervisor:
             case order.ExamineFailure(generation, local_rank):
                 self._logs.examine(command, self._examined(generation, local_rank))
             case order.SignalWorkers(generation, number):
+                self._entrypoint.end_wait()
                 self._processes.signal(generation, number)
             case order.DumpStacks(generation, local_rank):
                 self._processes.dump_stacks(generation, local_rank)
@@ -343,9 +348,10 @@ class Supervisor:
             for rank in added:
                 self._loop.post(fact.WorkerStartFailed(generation, rank, reason))
             return
+        inherited = inheritable_environ()
         for rank, own in added.items():
             output = outputs[rank]
-            env = {**os.environ, **own, **output.env}
+            env = {**inherited, **own, **output.env}
             try:
                 launch = self._place(rank, self._entrypoint.launch(rank, env))
                 self._processes.start(generation, rank, _with_streams(launch, output.stdout, output.stderr))

@@ -7,9 +7,11 @@ bytes) and the evidence (what a dead worker's last words prove). Implements ``po
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from tenax.core.model import Evidence
+from tenax.core.text import one_line, without_passwords
 from tenax.logs.prefix import line_prefix
 from tenax.logs.scribe import Scribe
 from tenax.logs.specs import LogsDest
@@ -18,16 +20,19 @@ from tenax.ports import Output
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TextIO
 
     from tenax.core.commands import ExamineFailure
     from tenax.core.messages import WorkerProgress
     from tenax.core.requests import LogsWanted
     from tenax.failures.out_of_memory import OutOfMemoryWatch
+    from tenax.logs.replaced_stream import ReplacedStream
     from tenax.logs.specs import LogsSpecs
     from tenax.ports import Reply
     from tenax.runtime.log_answers import LogAnswers
 
 _STDOUT, _STDERR = 1, 2
+_REPLACED = 2  # what is added to the number of a stream whose object in ``sys`` was replaced
 _TAIL_BYTES = 64 << 10  # what the scribe keeps of each stream
 _DRAIN_S = 5.0  # at the end: how long the last lines may take
 _COARSE_S = 1.0  # how exact the times of a file system may be
@@ -65,6 +70,7 @@ class WorkerLogs:
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
         self._is_open = False
+        self._replaced: dict[int, ReplacedStream] = {}
         self._is_shared = False  # more than one worker writes to the console
         # Of each generation, the oldest first: the workers' ranks by local rank, and where their output went.
         self.generations: dict[int, tuple[dict[int, int], LogsDest]] = {}
@@ -73,6 +79,13 @@ class WorkerLogs:
     def open(self) -> None:
         self._scribe.start()
         self._is_open = True
+        for number in (_STDOUT, _STDERR):
+            stream = _replaced(number)
+            if stream is not None:
+                from tenax.logs.replaced_stream import ReplacedStream
+
+                self._replaced[number] = ReplacedStream(stream)
+                self._scribe.open_console(_REPLACED + number, self._replaced[number].descriptor)
 
     # --- output of workers --------------------------------------------------------------------------------------------
 
@@ -136,12 +149,16 @@ class WorkerLogs:
             key,
             path=path if path != os.devnull else "",
             # Not redirected: it is shown as it is. Redirected: it is only kept. Teed: both.
-            console=number if is_teed or not path else 0,
+            console=self._console(number, is_teed=is_teed) if is_teed or not path else 0,
             prefix=prefix,
             filters=self._filters[number] if is_teed else [],
             filter_path=filtered if is_teed else "",
             whole_lines=is_teed or self._is_shared,
         )
+
+    def _console(self, number: int, *, is_teed: bool) -> int:
+        """As in TorchElastic, an object that replaced ``sys.stdout`` in this program gets the lines that are teed."""
+        return _REPLACED + number if is_teed and number in self._replaced else number
 
     def _prefix(self, generation: int, rank: int, env: dict[str, str]) -> str:
         if self._prefixes is not None:
@@ -234,13 +251,20 @@ class WorkerLogs:
 
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, after_output: bool = False) -> None:
+        """Show a line of the agent; with ``after_output``, no worker is left and all output is delivered first."""
+        if after_output:
+            self._end_streams()
         if self._narrate:
-            self._scribe.say(text)
+            self._scribe.say(one_line(without_passwords(text)), after_output=after_output)
+
+    def _end_streams(self) -> None:
+        """No worker is left: whoever still holds one of their pipes open is not waited for."""
+        self._scribe.close_stream_duplicates(self._open_keys)
 
     def live(self, text: str) -> None:
         if self._live_line:
-            self._scribe.live(text if _is_in_foreground() else "")
+            self._scribe.live(one_line(text) if _is_in_foreground() else "")
 
     def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:
         """Everything that was written is out; then the last words; then the scribe leaves.
@@ -250,11 +274,14 @@ class WorkerLogs:
         if not self._is_open:
             return
         self._is_open = False
-        self._scribe.close_stream_duplicates(self._open_keys)
+        self._end_streams()
         self._scribe.drain_now(_DRAIN_S)
         if last_words:
-            self._scribe.say(last_words)
+            self._scribe.say(last_words, after_output=True)
         self._scribe.finish(_FINISH_S, hurry_descriptor)
+        for replaced in self._replaced.values():
+            replaced.close(_FINISH_S)
+        self._replaced = {}
         if self._memory is not None:
             self._memory.close()
 
@@ -272,6 +299,20 @@ class WorkerLogs:
 
     def on_writable(self) -> None:
         self._scribe.on_writable()
+
+
+def _replaced(number: int) -> TextIO | None:
+    """Return the object that a program has put in the place of ``sys.stdout`` (1) or ``sys.stderr`` (2), or None."""
+    stream = sys.stdout if number == _STDOUT else sys.stderr
+    if stream is None:
+        return None
+    try:
+        descriptor = stream.fileno()
+        if descriptor == number or os.path.samestat(os.fstat(descriptor), os.fstat(number)):
+            return None
+    except (AttributeError, OSError, ValueError):  # it is not a file, or the descriptor was closed
+        pass
+    return stream
 
 
 def _progress_file(error_file: str) -> str:

@@ -37,13 +37,14 @@ class StoreHost:
         self,
         on_lost: Callable[[str], None],
         *,
-        allow: Sequence[str] | None = None,
+        allow: Sequence[str] = (),
         on_notice: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """``allow``: the only peers that are served, as numeric addresses; ``on_notice`` is told about others."""
+        """``allow``: what is served besides the run's members, as in ``peers.py``; ``on_notice``: gets rejections."""
         self._on_lost = on_lost
         self._on_notice = on_notice
-        self._allow = None if allow is None else list(allow)
+        self._allow = list(allow)
+        self._hosts: list[str] = []  # addresses of the current generation's members on other hosts
         self._bound: dict[int, socket.socket] = {}  # by port: what was offered for the coming generation
         self._listener: socket.socket | None = None  # of the current one
         self._is_handed_over = False  # the process has it too
@@ -74,13 +75,17 @@ class StoreHost:
         self._bound[bound] = sock
         return bound
 
-    def serve(self, generation: int, port: int = 0) -> None:
-        """What was bound at this port (0: last) belongs to this generation, and the one before is over."""
+    def serve(self, generation: int, port: int = 0, hosts: Sequence[str] = ()) -> None:
+        """What was bound at this port (0: last) belongs to this generation, and the one before is over.
+
+        ``hosts``: the addresses of its members on other hosts.
+        """
         assert self._bound, "bind first"
         self.end()
         if self._channel is not None:  # it may have died since, and then nobody has lost anything yet
             self._listen_to_the_process(self._channel)
         self._generation = generation
+        self._hosts = list(hosts)
         self._listener = self._bound.pop(port or next(reversed(self._bound)), None)
         self._close_bound()
         if self._listener is None:
@@ -150,7 +155,7 @@ class StoreHost:
         try:
             if self._channel is None:
                 self._pid, self._channel = spawn_helper(_MODULE, "tenax-store")
-            self._channel.send(("serve", self._generation, self._allow), [self._listener.fileno()])
+            self._channel.send(("serve", self._generation, self._hosts, self._allow), [self._listener.fileno()])
         except (HelperUnavailable, RuntimeError, OSError) as error:
             self._lose(str(error))
         except ChannelClosed:

@@ -15,9 +15,11 @@ class Limits:
         "connections",
         "handshake_s",
         "held_bytes",
+        "idle_per_address",
         "key_bytes",
         "keys_per_request",
         "request_bytes",
+        "silent_per_address",
         "total_bytes",
         "total_keys",
         "unread_bytes",
@@ -36,7 +38,9 @@ class Limits:
     unread_bytes: int  # answers that one client does not read; then its requests are not read either
     waiting_keys: int  # that one client waits for
     held_bytes: int  # unread answers and unfinished requests of all clients; then whoever has most is dropped
-    handshake_s: float  # until a new connection must have said who it is
+    handshake_s: float  # until a new connection must have greeted
+    silent_per_address: int  # connections that have not greeted; then the oldest of them is closed
+    idle_per_address: int  # that greeted and sent no request; then the one in the middle, by age, is closed
 
     def __init__(
         self,
@@ -53,6 +57,8 @@ class Limits:
         waiting_keys: int = 128 << 10,
         held_bytes: int = 512 << 20,
         handshake_s: float = 5.0,
+        silent_per_address: int = 1 << 10,
+        idle_per_address: int = 4 << 10,
     ) -> None:
         given = locals()
         for name in self.__slots__:

@@ -36,6 +36,7 @@ _u8_u64: Callable[[bytes, int], tuple[int, int]] = struct.Struct("<BQ").unpack_f
 _pack_u64 = wire.U64.pack
 _pack_i64 = wire.I64.pack
 _SET = wire.SET
+_PING = bytes([wire.PING])
 _SHORTEST_RUN = 4  # SETs of the same shape that make it worth while to unpack them as such
 _ITEM_COST = 48  # what Python needs to keep one item of a list, besides its bytes
 
@@ -81,11 +82,13 @@ class Session(Waiter):
         "held_bytes",
         "is_known",
         "is_paused",
+        "is_used",
     )
 
     def __init__(self, table: KeyValues) -> None:
         self.fault = ""  # why the connection must be closed
         self.is_known = False  # the greeting was right
+        self.is_used = False  # there was a request other than a ping
         self.is_paused = False
         self.held_bytes = 0  # of requests that are not finished
         self._table = table
@@ -140,8 +143,13 @@ class Session(Waiter):
         size = len(data)
         start = at = 0
         try:
-            if not self.is_known:
-                at = self._greet(data)
+            if not self.is_used:
+                if not self.is_known:
+                    at = self._greet(data)
+                while data[at : at + 1] == _PING:
+                    start = at
+                    at = self._ping(data, at + 1)
+                self.is_used = at < size
             elif self._list is not None:
                 at = self._take_items(data, 0)
             while at < size:

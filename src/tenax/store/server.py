@@ -4,9 +4,12 @@ One thread, one loop over epoll. ``serve`` runs until ``stop``; everything else 
 
 1. Nobody can stop the others: no call blocks on a peer, every buffer is bounded (``Limits``), whoever sends what is not
    the protocol loses its connection, and whoever does not read is not read either.
-2. It never spins: without descriptors, or with as many connections as are allowed, it stops listening until there is
-   room again.
-3. It asks nobody for anything: peers are numbers, never names, and nothing is written to a stream. What was wrong is
+2. Who may connect is decided when a connection is accepted (``peers.py``).
+3. Connections that have not greeted, and those that greeted and sent no request, are limited per address and evicted
+   when descriptors run out. A connection that has sent a request is never evicted.
+4. It never spins: without descriptors, or with as many connections as are allowed, and none of them to evict, it stops
+   listening until there is room again.
+5. It asks nobody for anything: peers are numbers, never names, and nothing is written to a stream. What was wrong is
    counted (``counters``), and told in one line, at most once in ``NOTICE_EVERY_S``, to whoever asked for it.
 """
 
@@ -18,16 +21,17 @@ import select
 import socket
 import struct
 import time
-from collections import deque
 from contextlib import suppress
 
+from tenax.core.admission import Admission
 from tenax.store.key_values import KeyValues
 from tenax.store.limits import Limits
+from tenax.store.peers import CLOSED, PeerRules
 from tenax.store.protocol import Session
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from typing import Any
 
     from tenax.store.server_thread import ServerThread
@@ -36,21 +40,33 @@ NOTICE_EVERY_S = 60.0
 _READ_BYTES = 1 << 16
 _ACCEPTS_AT_ONCE = 64  # then those who are connected have their turn
 _OUT_OF_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_NO_ROOM_PAUSE_S = 1.0  # others may have given descriptors back, which nobody tells us
+_NO_ROOM_PAUSE_S = 0.25  # others may have given descriptors back, which nobody tells us
+_GREETING_GRACE_S = 0.1  # a connection that has not greeted for so long may be evicted when there is no room
 _NEVER = float("inf")
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _IN, _OUT = select.POLLIN, select.POLLOUT
-_MAPPED = "::ffff:"  # how an IPv6 socket writes an IPv4 peer
+_USED, _SILENT, _IDLE = 0, 1, 2  # stages of a connection: it has sent a request; has not greeted; has only greeted
 
 
 class Counters:
     """What happened, since the server was made."""
 
-    __slots__ = ("accepted", "dropped_for_memory", "out_of_room", "refused_peers", "refused_requests", "strangers")
+    __slots__ = (
+        "accepted",
+        "dropped_for_memory",
+        "evicted_idle",
+        "evicted_silent",
+        "out_of_room",
+        "refused_peers",
+        "refused_requests",
+        "strangers",
+    )
 
     def __init__(self) -> None:
         self.accepted = 0
-        self.refused_peers = 0  # not on the list
+        self.refused_peers = 0  # not a member of the run, by address or user
+        self.evicted_silent = 0  # had not greeted when there were too many like it
+        self.evicted_idle = 0  # had greeted and sent no request when there were too many like it
         self.strangers = 0  # did not greet, or not in time
         self.refused_requests = 0  # malformed, or over a limit
         self.dropped_for_memory = 0  # had most in buffers when all of them together were too much
@@ -61,15 +77,16 @@ class Counters:
 
 
 class _Connection(Session):
-    __slots__ = ("deadline", "descriptor", "interest", "recv", "send", "sent", "sock", "unsent")
+    __slots__ = ("descriptor", "group", "interest", "recv", "send", "sent", "sock", "stage", "unsent")
 
-    def __init__(self, table: KeyValues, sock: socket.socket, deadline: float) -> None:
+    def __init__(self, table: KeyValues, sock: socket.socket, group: str) -> None:
         super().__init__(table)
         self.sock = sock
+        self.group = group  # of peers, whose silent and idle connections are limited together
+        self.stage = _SILENT
         self.descriptor = sock.fileno()  # -1 when it is closed
         self.recv = sock.recv
         self.send = sock.send
-        self.deadline = deadline  # for the greeting
         self.interest = _IN
         self.unsent = b""
         self.sent = 0  # of the unsent
@@ -83,24 +100,32 @@ class StoreServer:
         listener: socket.socket,
         limits: Limits | None = None,
         *,
-        allow: Collection[str] | None = None,
+        peers: PeerRules | None = None,
         on_notice: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``allow``: the only peers that are served, as numeric addresses. ``on_notice``: told about what we closed."""
+        """``peers``: who is served; by default this user and root on this host, and every other host.
+
+        ``on_notice`` gets a line about connections that were closed.
+        """
         listener.setblocking(False)
         self.counters = Counters()
         self.table = KeyValues(limits or Limits())
         self._limits = self.table.limits
-        self._allow = None if allow is None else {_plain_address(address) for address in allow}
+        self._peers = PeerRules() if peers is None else peers
         self._on_notice = on_notice
         self._clock = clock
         self._listener = listener
         self._is_listening = True
+        self._is_timed = False  # something may be due at some time
         self._has_callers = False
         self._listen_again_at = 0.0  # 0: when a connection is closed
         self._connections: dict[int, _Connection] = {}
-        self._unknown: deque[_Connection] = deque()  # those that have not greeted yet, by deadline
+        limits = self._limits
+        self._silent: Admission[int] = Admission(limits.connections, min(limits.silent_per_address, limits.connections))
+        self._idle: Admission[int] = Admission(
+            limits.connections, min(limits.idle_per_address, limits.connections), from_middle=True
+        )
         self._watched: dict[int, Callable[[], None]] = {}
         self._last_fault = ""
         self._next_notice = 0.0
@@ -114,13 +139,15 @@ class StoreServer:
         _open_servers.add(self)
 
     @classmethod
-    def in_thread(cls, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None) -> ServerThread:
+    def in_thread(
+        cls, host: str = "127.0.0.1", port: int = 0, limits: Limits | None = None, peers: PeerRules | None = None
+    ) -> ServerThread:
         """A server in a daemon thread of its own, as a context manager with ``host`` and ``port``."""
         from tenax.listening import listen
         from tenax.store.server_thread import ServerThread
 
         listener = listen(host, port)
-        return ServerThread(cls(listener, limits), host, listener.getsockname()[1])
+        return ServerThread(cls(listener, limits, peers=peers), host, listener.getsockname()[1])
 
     def watch(self, descriptor: int, on_readable: Callable[[], None]) -> None:
         """Serve one more descriptor in this loop. Before ``serve``, or in its thread."""
@@ -148,6 +175,7 @@ class StoreServer:
         for connection in self._connections.values():
             connection.sock.close()
         self._listener.close()
+        self._peers.close()
         if hasattr(self._poller, "close"):
             self._poller.close()
         if self._wake_reader >= 0:
@@ -159,7 +187,7 @@ class StoreServer:
         connections, woken = self._connections, self.table.woken
         poll, read_bytes = self._poll, _READ_BYTES
         while not self._is_stopped:
-            for descriptor, events in poll(self._keep_time() if self._unknown or not self._is_listening else None):
+            for descriptor, events in poll(self._keep_time() if self._is_timed else None):
                 connection = connections.get(descriptor)
                 if connection is None:
                     self._on_other(descriptor)
@@ -177,6 +205,8 @@ class StoreServer:
                     self._drop(connection)
                     continue
                 answer = connection.receive(data)
+                if connection.stage:
+                    self._advance(connection)
                 if answer or connection.fault or connection.is_paused:
                     self._answer(connection, answer)
                 if woken:
@@ -263,7 +293,9 @@ class StoreServer:
         if not data:
             self._drop(connection)
             return
-        self._answer(connection, connection.receive(data))
+        answer = connection.receive(data)
+        self._advance(connection)
+        self._answer(connection, answer)
         if self.table.woken:
             self._answer_woken()
 
@@ -275,6 +307,42 @@ class StoreServer:
         if interest != connection.interest:
             connection.interest = interest
             self._poller.modify(connection.descriptor, interest)
+
+    def _advance(self, connection: _Connection) -> None:
+        """Note that the peer has greeted, or sent its first request."""
+        descriptor = connection.descriptor
+        if connection.stage == _SILENT and connection.is_known:
+            self._silent.release(descriptor)
+            connection.stage = _IDLE
+            if not connection.is_used:
+                self._evict(self._idle.admit(descriptor, connection.group, self._clock()))
+        if connection.stage == _IDLE and connection.is_used:
+            self._idle.release(descriptor)
+            connection.stage = _USED
+
+    def _evict(self, descriptors: list[int]) -> None:
+        """Close connections that have lost their places to others."""
+        for descriptor in descriptors:
+            connection = self._connections[descriptor]
+            if connection.stage == _SILENT:
+                self.counters.evicted_silent += 1
+                what = "had not greeted"
+            else:
+                self.counters.evicted_idle += 1
+                what = "had greeted and sent no request"
+            self._last_fault = f"too many connections of {connection.group} {what}"
+            self._give_notice()
+            self._drop(connection)
+
+    def _make_room(self) -> bool:
+        """Close a connection that has sent no request, for another to be accepted. Return False if there is none."""
+        oldest = self._silent.oldest_since()
+        is_late = oldest is not None and self._clock() - oldest > _GREETING_GRACE_S
+        # So many have been accepted in several rounds, and what the first of them had sent was read in between.
+        is_flood = len(self._silent) > 2 * _ACCEPTS_AT_ONCE
+        evicted = (self._silent if is_late or is_flood else self._idle).evict_one()
+        self._evict(evicted)
+        return bool(evicted)
 
     def _refuse(self, connection: _Connection) -> None:
         if connection.is_known:
@@ -289,6 +357,9 @@ class StoreServer:
         if connection.descriptor < 0:
             return
         connection.close()
+        if connection.stage:
+            self._silent.release(connection.descriptor)
+            self._idle.release(connection.descriptor)
         self.table.held_bytes -= len(connection.unsent) - connection.sent
         del self._connections[connection.descriptor]
         self._poller.unregister(connection.descriptor)
@@ -319,31 +390,40 @@ class StoreServer:
 
     def _accept(self) -> None:
         self._has_callers = False
-        for _ in range(_ACCEPTS_AT_ONCE):
+        for number in range(_ACCEPTS_AT_ONCE):
             if len(self._connections) >= self._limits.connections:
-                self._stop_listening(0.0)
-                return
+                if number:
+                    return  # if there is another caller, the next round knows
+                if not self._make_room():
+                    self._stop_listening(self._clock() + _NO_ROOM_PAUSE_S if self._silent else 0.0)
+                    return
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError, InterruptedError):
                 return
             except OSError as error:
                 if error.errno in _OUT_OF_ROOM:
+                    if number:
+                        return  # Linux says so even if there is no other caller
+                    if self._make_room():
+                        continue
                     self._stop_listening(self._clock() + _NO_ROOM_PAUSE_S)
                     return
                 if error.errno == errno.EINVAL:  # somebody who holds it too has shut it down
                     self._stop_listening(_NEVER)
                     return
                 continue  # a network error of that one connection, which Linux tells here
-            if self._allow is not None and _plain_address(address[0]) not in self._allow:
+            group, why_not = self._peers.judge(sock, address)
+            if why_not:
                 self.counters.refused_peers += 1
-                self._last_fault = f"{address[0]} is not among the peers that are served"
-                self._give_notice()
+                if why_not != CLOSED:  # nobody waits for that one
+                    self._last_fault = why_not
+                    self._give_notice()
                 sock.close()
                 continue
-            self._take_in(sock)
+            self._take_in(sock, group)
 
-    def _take_in(self, sock: socket.socket) -> None:
+    def _take_in(self, sock: socket.socket, group: str) -> None:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -352,13 +432,15 @@ class StoreServer:
         except OSError:  # it is gone already, or the system lets us watch no more
             sock.close()
             return
-        connection = _Connection(self.table, sock, self._clock() + self._limits.handshake_s)
+        connection = _Connection(self.table, sock, group)
         self._connections[connection.descriptor] = connection
-        self._unknown.append(connection)
         self.counters.accepted += 1
+        self._is_timed = True
+        self._evict(self._silent.admit(connection.descriptor, group, self._clock()))
 
     def _stop_listening(self, until: float) -> None:
         self._is_listening = False
+        self._is_timed = True
         self._listen_again_at = until
         self._poller.unregister(self._listener.fileno())
         self.counters.out_of_room += 1
@@ -370,19 +452,17 @@ class StoreServer:
     def _keep_time(self) -> float | None:
         """Do what is due; returns the seconds until something is."""
         now = self._clock()
-        while self._unknown:
-            first = self._unknown[0]
-            if not first.is_known and first.descriptor >= 0:
-                if now < first.deadline:
-                    break
-                first.fault = "it did not greet in time"
-                self._refuse(first)
-            self._unknown.popleft()
+        for descriptor in self._silent.expired(now, self._limits.handshake_s):
+            connection = self._connections[descriptor]
+            connection.fault = "it did not greet in time"
+            self._refuse(connection)
         if not self._is_listening and self._listen_again_at and now >= self._listen_again_at:
             self._listen()
-        due = [self._unknown[0].deadline] if self._unknown else []
+        since = self._silent.oldest_since()
+        due = [] if since is None else [since + self._limits.handshake_s]
         if not self._is_listening and 0 < self._listen_again_at < _NEVER:
             due.append(self._listen_again_at)
+        self._is_timed = bool(due)
         return max(0.0, min(due) - now) if due else None
 
     def _give_notice(self) -> None:
@@ -398,6 +478,8 @@ class StoreServer:
                 + counters.refused_peers
                 + counters.refused_requests
                 + counters.dropped_for_memory
+                + counters.evicted_silent
+                + counters.evicted_idle
                 - self._told_faults
             )
             self._told_faults += count
@@ -419,10 +501,6 @@ os.register_at_fork(after_in_child=_close_copies)
 
 def _held(connection: _Connection) -> int:
     return connection.held_bytes + len(connection.unsent) - connection.sent
-
-
-def _plain_address(address: str) -> str:
-    return address[len(_MAPPED) :] if address.startswith(_MAPPED) else address.partition("%")[0]
 
 
 def _make_poller() -> tuple[Any, Callable[[float | None], list[tuple[int, int]]]]:

@@ -5,7 +5,7 @@ decides nothing, runs from the standard library alone, and goes at once when the
 nothing in it that anybody else could use.
 
 Orders from the agent                                  Answers
-  serve, generation, addresses or None  + listener       notice, generation, text
+  serve, generation, hosts, allow  + listener            notice, generation, text
   close, generation
 
 Closing a generation closes its listener and all its connections: who still holds one sees a reset. Its keys are gone.
@@ -21,6 +21,7 @@ import socket
 from contextlib import suppress
 
 from tenax.channel import Channel, ChannelClosed
+from tenax.store.peers import PeerRules
 from tenax.store.server import StoreServer
 
 TYPE_CHECKING = False
@@ -55,9 +56,10 @@ class StoreProcess:
         try:
             for message, descriptors in self._channel.receive():
                 match message:
-                    case ("serve", generation, allow):
+                    case ("serve", generation, hosts, allow):
                         self._end()
-                        self._next = (generation, self._make_server(generation, allow, descriptors[0]))
+                        peers = PeerRules(hosts, allow)
+                        self._next = (generation, self._make_server(generation, peers, descriptors[0]))
                     case ("close", generation):
                         if self._next is not None and self._next[0] == generation:
                             self._next[1].close()
@@ -74,9 +76,9 @@ class StoreProcess:
             self._next[1].close()
             self._next = None
 
-    def _make_server(self, generation: int, allow: list[str] | None, descriptor: int) -> StoreServer:
+    def _make_server(self, generation: int, peers: PeerRules, descriptor: int) -> StoreServer:
         server = StoreServer(
-            socket.socket(fileno=descriptor), allow=allow, on_notice=lambda text: self._say(generation, text)
+            socket.socket(fileno=descriptor), peers=peers, on_notice=lambda text: self._say(generation, text)
         )
         server.watch(self._channel.fileno(), self._obey)
         return server

@@ -49,7 +49,7 @@ the answers what it says to them.
     - ``node a draining, grace 30: WHY``, ``node a will leave, in 120 s: WHY``, ``node a left: WHY`` (``left, not clear:
       ...``: a process survived), ``node a lost: REASON``
     - ``cancel: WHY``, ``restart wanted: WHY``, ``drain a wanted: WHY``: what an operator says
-    - ``time passed``
+    - ``time passed``, ``resumed after 30 s``: the coordinator's process did not run for that long
 
     What a node says is about the last generation that it was told of, unless ``of generation 1`` stands after its name.
 
@@ -192,6 +192,8 @@ class _Conversation:
     def _events(self, sentence: str) -> Iterator[AnyCoordinatorEvent]:
         if sentence == "time passed":
             yield run.TimeWentBy()
+        elif (resumed := _RESUMED.fullmatch(sentence)) is not None:
+            yield run.Resumed(float(resumed["seconds"]))
         elif sentence.startswith("cancel: "):
             yield run.CancelRequested(sentence.removeprefix("cancel: "))
         elif (wanted := _WANTED.fullmatch(sentence)) is not None:
@@ -357,6 +359,7 @@ _OPENED = re.compile(
     rf"opened(?:, recover (?P<recover>{_NUMBER}) s)?(?:, dead rank (?P<rank>\d+))?"
     r"(?:, generation (?P<generation>\d+))?(?:, restarts used (?P<used>\d+))?"
 )
+_RESUMED = re.compile(rf"resumed after (?P<seconds>{_NUMBER}) s")
 _WANTED = re.compile(rf"(?:restart|drain (?P<name>{_NAME})) wanted: (?P<why>.+)")
 _SPOKEN = re.compile(rf"nodes? (?P<names>{_NAME}(?:, {_NAME})*)(?: of generation (?P<generation>\d+))? (?P<what>.+)")
 _SHORT = re.compile(r"(?:up(?P<how>.*)|(?P<first>stopped) and ready)")

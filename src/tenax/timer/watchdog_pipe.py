@@ -76,8 +76,8 @@ class WatchdogPipe:
                 os.remove(self.path)  # left behind by an agent that was killed
             os.mkfifo(self.path, 0o600)
             # At once: whoever finds a pipe without a reader may take it for one that was left behind.
-            self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
-            self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK)
+            self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             self._inode = os.fstat(self._reader).st_ino
         except OSError as error:
             self.close()

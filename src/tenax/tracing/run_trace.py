@@ -24,6 +24,7 @@ from hashlib import sha256
 
 import msgspec
 
+from tenax.core.text import hide_passwords
 from tenax.delivery import Delivery
 from tenax.metrics.otlp_address import otlp_address
 from tenax.view.failure_kind import kind_of
@@ -268,7 +269,7 @@ def span_id(run_id: str, path: str) -> int:
 def _address(spec: str, env: Mapping[str, str]) -> str:
     name, _, written = spec.partition(":")
     if name != "otel":
-        raise ValueError(f"{spec!r} names no handler of traces; expected otel, or otel:URL")
+        raise ValueError(f"{hide_passwords(spec)!r} is not a trace handler; expected otel or otel:URL")
     address = otlp_address(written, "traces", env)
     if not address:
         raise ValueError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 
 from tenax.utils.api import get_socket_with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tenax.store.api import StoreError
     from tenax.store.client import TCPStore
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
@@ -28,30 +30,50 @@ def create_c10d_store(
     """A ``tenax.store.TCPStore``: served from here, or a client of one that torch or tenax serves.
 
     ``server_port`` of -1: any free one, for a server that is alone. With ``wait_for_workers`` it returns when all of
-    ``world_size`` are connected, and raises TimeoutError when they are not in time.
+    ``world_size`` are connected, and raises TimeoutError when they are not in time. Where torch is imported, errors are
+    also torch's: ``DistStoreError`` if workers are missing, else ``DistNetworkError``.
     """
     if server_port == -1 and world_size > 1:
         raise ValueError(f"world_size is {world_size}, so others must know where to connect; give a server_port")
     if server_port == -1 and not is_server:
         raise ValueError("a client must know where to connect; give a server_port")
+    from tenax.store.api import StoreError
     from tenax.store.client import TCPStore
     from tenax.utils.store import barrier
 
-    store = TCPStore(
-        server_addr,
-        max(server_port, 0),
-        world_size=world_size,
-        is_master=is_server,
-        timeout=timeout,
-        wait_for_workers=wait_for_workers,
-    )
+    try:
+        store = TCPStore(
+            server_addr,
+            max(server_port, 0),
+            world_size=world_size,
+            is_master=is_server,
+            timeout=timeout,
+            wait_for_workers=wait_for_workers,
+        )
+    except StoreError as error:
+        raise _as_torchs(error, is_connected=is_server) from error
     if wait_for_workers:
         try:
             barrier(store, world_size, _ALL_CONNECTED, barrier_timeout=timeout)
-        except BaseException:
+        except BaseException as error:
             store.close()
+            if isinstance(error, StoreError):
+                raise _as_torchs(error, is_connected=True) from error
             raise
     return store
+
+
+def _as_torchs(error: StoreError, *, is_connected: bool) -> StoreError:
+    """Return the error as one that torch's callers catch as well, if torch is imported here."""
+    from tenax.store.api import StoreTimeoutError
+
+    name = "_DistStoreError" if is_connected and isinstance(error, StoreTimeoutError) else "_DistNetworkError"
+    theirs = getattr(sys.modules.get("torch._C"), name, None)
+    ours = type(error)
+    if theirs is None:
+        return error
+    both: type[StoreError] = type(ours.__name__, (ours, theirs), {"__module__": ours.__module__})
+    return both(*error.args)
 
 
 def get_free_port() -> int:

@@ -100,6 +100,8 @@ class RunStory:
                 return f"this node takes over the coordinator, from generation {generation}"
             case run.TimeWentBy():
                 return ""
+            case run.Resumed(absent_s):
+                return f"the coordinator did not run for {absent_s:.1f} s; every node gets a full period again"
         return type(event).__name__
 
     def _said(self, says: list[Say]) -> list[str]:

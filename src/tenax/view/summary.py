@@ -6,6 +6,7 @@ One value for the page, for the terminal and for whoever wants to read it with a
 from __future__ import annotations
 
 from tenax.core.ledger import Goodput
+from tenax.core.text import one_line
 from tenax.view.failure_kind import kind_of
 from tenax.view.goodput_line import duration_in_words, goodput_in_words, percent
 from tenax.view.history import plus
@@ -132,7 +133,7 @@ def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
             shown = ", ".join(f"{each.name} {each.count}" for each in counts[:_MOST_SHOWN])
             more = len(counts) - _MOST_SHOWN
             lines.append(f"{title}: {shown}{f' and {more} more' if more > 0 else ''}")
-    return "\n".join([*lines, *places]) + "\n"
+    return "\n".join(map(one_line, [*lines, *places])) + "\n"
 
 
 def _all_in_words(summary: Summary) -> str:

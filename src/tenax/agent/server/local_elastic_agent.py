@@ -145,11 +145,11 @@ class LocalElasticAgent(SimpleElasticAgent):
             return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
         if self._health is not None:
             self._health.open(handler.get_run_id(), warn=self._say)
-        if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
-            from tenax.control_plane.sockets import open_sockets
-
-            self._sockets = open_sockets(os.environ, self._say)
         try:
+            if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
+                from tenax.control_plane.sockets import open_sockets
+
+                self._sockets = open_sockets(os.environ)
             return super().run(role)
         finally:
             if self._sockets is not None:

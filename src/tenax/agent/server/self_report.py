@@ -92,7 +92,9 @@ class SelfReport:
 
     def _say(self, line: str) -> None:
         """These agents have no console of their own; a handler that lost something is worth a line all the same."""
-        sys.stderr.write(f"tenax: {line}\n")
+        from tenax.failures.plain_text import one_line
+
+        sys.stderr.write(f"tenax: {one_line(line)}\n")
 
     def _measure(self, name: str, value: int) -> None:
         outlets = self._open_outlets()

@@ -208,4 +208,4 @@ def _require_path(argument: str) -> None:
 
 def _refuse_argument(name: str, argument: str) -> None:
     if argument:
-        raise UnknownHandler(f"the event handler {name!r} takes nothing after the colon; {argument!r} was given")
+        raise UnknownHandler(f"the event handler {name!r} takes nothing after the colon")

@@ -61,7 +61,8 @@ def _show_stacks_at_signal(mark: str, path: str) -> None:
         import faulthandler
 
         # The file stays open for as long as this process is this program; its children do not have it.
-        file = open(os.path.join(os.path.dirname(path), "stacks.txt"), "w") if path else 2  # noqa: SIM115
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        file = os.open(os.path.join(os.path.dirname(path), "stacks.txt"), flags, 0o666) if path else 2
         faulthandler.register(int(mark), file, all_threads=True)
         # It tells no more than the newest hundred threads. The main thread is the oldest, and takes the signals.
         faulthandler.register(int(mark) + 1, file, all_threads=False)

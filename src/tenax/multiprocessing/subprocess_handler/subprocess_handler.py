@@ -11,6 +11,8 @@ import subprocess
 from contextlib import ExitStack, suppress
 from typing import IO, TYPE_CHECKING, Any
 
+from tenax.helper_process import inheritable_environ
+
 if TYPE_CHECKING:
     from tenax.numa.binding import NumaOptions
 
@@ -47,7 +49,11 @@ class SubprocessHandler:
     ) -> subprocess.Popen[bytes]:
         command = [entrypoint, *map(str, args)]
         process = subprocess.Popen(
-            command, env={**os.environ, **env}, stdout=self._stdout, stderr=self._stderr, start_new_session=True
+            command,
+            env={**inheritable_environ(), **env},
+            stdout=self._stdout,
+            stderr=self._stderr,
+            start_new_session=True,
         )
         if numa_options is not None:
             from tenax.runtime.places import decide_places

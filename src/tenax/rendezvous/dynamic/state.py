@@ -19,6 +19,7 @@ from typing import Annotated
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.rendezvous.api import RendezvousStateError
 
 FORMAT = "tenax.rendezvous"
@@ -96,7 +97,7 @@ def decode(blob: bytes, run_id: str) -> State:
                 fault = _fault_of_state(state, run_id)
                 if not fault:
                     return state
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             fault = f"it cannot be read: {error}" if blob[:1] == b"{" else _guess(blob)
     raise RendezvousStateError(
         f"what is stored as the rendezvous state of the run {run_id!r} is not ours: {fault}; choose a run id that "

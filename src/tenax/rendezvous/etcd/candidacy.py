@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tenax.rendezvous.etcd.place import Place
 
 _MISFIT = (
-    "this node was started with another --nnodes or another secret (token, token_file, TENAX_RDZV_TOKEN) than the run "
-    "that is known under its --rdzv-id; give it the same, or another --rdzv-id"
+    "this node was started with another --nnodes, another secret (token, token_file, TENAX_RDZV_TOKEN) or other TLS "
+    "settings for links than the run that is known under its --rdzv-id; give it the same, or another --rdzv-id"
 )
 
 
@@ -103,8 +103,8 @@ class Candidacy:
         self._call = self._client.call(self._keys.both(), self._on_read, self._on_failed)
 
     def _on_read(self, answer: TransactionAnswer) -> None:
-        standing = Standing(answer)
         try:
+            standing = Standing(answer)
             leader, past = standing.leader, standing.written
         except EtcdRejected as error:
             self._failed(error)

@@ -22,7 +22,7 @@ from tenax.core.coordinator import Say
 from tenax.core.events import GenerationFormed
 from tenax.core.record import mark_of, record_of
 from tenax.core.text import encodable
-from tenax.etcd.errors import EtcdUnavailable
+from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
 from tenax.etcd.operations import GrantLease, Put, Transaction
 from tenax.rendezvous.etcd.keys import VERDICT_TTL_S, Standing, Written
 
@@ -160,7 +160,11 @@ class Decisions:
             if answer.succeeded:
                 self._written(answer.revision)
                 return
-            standing = Standing(answer)
+            try:
+                standing = Standing(answer)
+            except EtcdRejected as error:
+                self._not_written(error)
+                return
             is_ours = standing.is_led_by(elected.leader, elected.term)
             if is_ours and standing.record_kv is not None and standing.record_kv.value == value:
                 self._written(standing.recorded_at)  # by an attempt of whose success we did not hear

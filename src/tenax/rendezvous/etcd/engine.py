@@ -12,10 +12,13 @@ Laws:
 - A refused connection at a leader's address is a proof: its agent is dead, and all that it had started. The listening
   socket is held by the agent, also when it leads no more, and by its keeper, which outlives its last worker.
 - A leader that leaves gives its key back, and another goes on at once.
+- With TLS, a node links only to a leader that shows the certificate which it announced in etcd (``link_tls.py``).
+- With a fixed port, the agent opens its listening socket once and uses it in every term.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -26,7 +29,7 @@ from tenax.core.coordinator import Opened
 from tenax.core.events import Fenced, TimePassed
 from tenax.endpoint import Endpoint, Lookup, is_loopback
 from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax.etcd.following import Following
 from tenax.etcd.held_lease import HeldLease
 from tenax.etcd.operations import Delete, Put, Range, Transaction
@@ -39,6 +42,8 @@ from tenax.rendezvous.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, Linke
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ssl
+
     from tenax.core.lease import LeaseTerms
     from tenax.core.record import RunRecord
     from tenax.endpoint import Address
@@ -50,15 +55,22 @@ if TYPE_CHECKING:
 _GOODBYE_S = 4.0
 _HANDOVER_S = 5.0  # how long a leader that leaves sees to the end of the generation that it leaves
 _TROUBLE_S, _SAY_TROUBLE_EVERY_S = 3.0, 10.0
+_PORT_TAKEN_S = 10.0  # how long an earlier agent on this host may still hold the fixed port
 _SPREAD_S, _MOST_SPREAD_S = 0.0005, 0.5  # for each other node: not all stand for election at the same moment
 
 
 class EtcdRendezvousSettings(LinkedSettings, frozen=True):
-    """``endpoint`` is etcd's, as the user wrote it."""
+    """``endpoint`` is etcd's, as the user wrote it. ``link_port`` 0: the system chooses the leader's port.
+
+    ``tls`` secures the links: the same files as those of ``etcd``, or none.
+    """
 
     etcd: EtcdSettings = EtcdSettings(())
     outage_s: float = AuthorityTerms().outage_s
     managed: ManagedSettings | None = None
+    link_port: int = 0
+    link_tls: bool = True  # False: the user wants links without TLS
+    unused: tuple[str, ...] = ()  # options that were given and mean nothing to this engine
 
     @property
     def authority(self) -> AuthorityTerms:
@@ -91,6 +103,8 @@ class EtcdRendezvous(LinkedRendezvous):
         self._candidacy: Candidacy | None = None
         self._standing_as: Leader | None = None
         self._listener: socket.socket | None = None
+        self._own_tls: ssl.SSLContext | None = None
+        self._port_taken_at: float | None = None  # when the fixed port was found taken first
         self._leadership: Leadership | None = None
         self._silent: list[socket.socket] = []  # where we led: as long as we live, nobody is refused there
         self._last_record: RunRecord | None = None  # that we have written
@@ -115,6 +129,19 @@ class EtcdRendezvous(LinkedRendezvous):
     def _secret(self) -> bytes:
         """The job's own, and that of the leader, which only those know who can read etcd."""
         return self._settings.secret + (self._leader.secret if self._leader is not None else b"")
+
+    def _link_tls(self) -> ssl.SSLContext | None:
+        files = self._settings.tls
+        if files is None or self._leader is None:
+            return None
+        from tenax.rendezvous.etcd.link_tls import follower_context
+
+        return follower_context(files, self._leader.certificate)
+
+    @property
+    def _host_for_tls(self) -> str:
+        """Is not compared with the certificate, but TLS wants one."""
+        return self._leader.place.addr if self._leader is not None else "leader"
 
     @property
     def _believes_acknowledgements(self) -> bool:
@@ -174,6 +201,13 @@ class EtcdRendezvous(LinkedRendezvous):
     # --- finding ------------------------------------------------------------------------------------------------------
 
     def _find(self) -> None:
+        if self._etcd.unused:
+            self._node.say(f"note: these rendezvous options have no effect with etcd: {', '.join(self._etcd.unused)}")
+        if self._etcd.etcd.tls is not None and self._settings.tls is None and self._etcd.link_tls:
+            self._node.say(
+                "the links between agents are not encrypted: TLS there needs this node's certificate as well; add "
+                "ssl_cert, ssl_cert_key and ca_cert to --rdzv-conf on every node (link_tls=false hides this message)"
+            )
         if self._etcd.managed is not None:
             from tenax.etcd.managed import ManagedMember
 
@@ -217,7 +251,9 @@ class EtcdRendezvous(LinkedRendezvous):
         if self._is_finished:
             return
         if not isinstance(error, EtcdUnavailable) and not self._was_linked:
-            self._refused(error.sentence)
+            is_secret = isinstance(error, EtcdRefused) and self._etcd.managed is not None
+            hint = "; give every node of the run the same secret (token_file)" if is_secret else ""
+            self._refused(error.sentence + hint)
         elif not self._is_linked:
             self._goes_on_trying(error.sentence)
         elif not isinstance(error, EtcdUnavailable):
@@ -241,6 +277,11 @@ class EtcdRendezvous(LinkedRendezvous):
 
     def _on_begun(self, answer: RangeAnswer) -> None:
         if self._presence is None:
+            if self._client.token.is_without_users:
+                self._node.say(
+                    f"etcd has no users, so everyone who reaches it may use it, and user={self._etcd.etcd.user} has no "
+                    "effect; to change that: etcdctl auth enable"
+                )
             self._show_presence()
         self._on_leader(answer.kvs[0] if answer.kvs else None, answer.revision)
 
@@ -270,6 +311,7 @@ class EtcdRendezvous(LinkedRendezvous):
             self._stand()
             return
         self._leader, self._term = leader, kv.create_revision
+        self._port_taken_at = None
         if self._candidacy is None or self._leader != self._standing_as:  # else we have won, and shall hear of it
             self._connect()
 
@@ -296,6 +338,12 @@ class EtcdRendezvous(LinkedRendezvous):
             return
         term = self._term
         self._linked_host = leader.place.host
+        if why := self._tls_mismatch(leader):
+            if self._is_refusal_final:
+                self._refused(why)
+            else:
+                self._try_again(why, LATER_S, self._connect_or_look)
+            return
         self._asked_at = self._loop.now()
 
         def connected(sock: socket.socket) -> None:
@@ -312,6 +360,20 @@ class EtcdRendezvous(LinkedRendezvous):
 
         self._connecting = Knock(self._loop, leader.place, connected, dead, away)
         self._connecting.start()
+
+    def _tls_mismatch(self, leader: Leader) -> str:
+        """Why this node cannot link to that leader although it could reach it; empty if it can."""
+        if bool(leader.certificate) == (self._settings.tls is not None):
+            return ""
+        if leader.certificate:
+            return (
+                f"{self._where} links with TLS only, and this node was not given all files for that; add ssl_cert, "
+                "ssl_cert_key and ca_cert to --rdzv-conf here"
+            )
+        return (
+            f"{self._where} links without TLS, and this node was told to use TLS; add ssl_cert, ssl_cert_key and "
+            "ca_cert to --rdzv-conf there"
+        )
 
     def _connect_or_look(self) -> None:
         self._connect()
@@ -360,21 +422,21 @@ class EtcdRendezvous(LinkedRendezvous):
             self._later("stand", SOON_S, self._stand_now)
             return
         addr = self._own_address()
+        digest = b""
         try:
-            self._listener = listen_at(addr)
-        except OSError as error:
-            why = (
-                f"this node cannot listen at {addr!r} ({error.strerror or error}), where other nodes would reach it; "
-                "name an address of this host with --local-addr"
-            )
-            if not self._was_linked:
-                self._refused(why)
-            elif self._goes_on_trying(why):
-                self._later("stand", LATER_S, self._stand_now)
+            if self._settings.tls is not None:
+                from tenax.rendezvous.etcd.link_tls import OwnCertificate
+
+                own = OwnCertificate(self._settings.tls)
+                self._own_tls, digest = own.context, own.digest
+            self._listener = self._listen(addr)
+        except (OSError, ValueError) as error:
+            self._cannot_stand(addr, error)
             return
+        self._port_taken_at = None
         port = self._listener.getsockname()[1]
         place = Place(self._info.node_id, self._info.host, addr, port, this_machine())
-        self._standing_as = Leader(place, os.urandom(16))
+        self._standing_as = Leader(place, os.urandom(16), digest)
         self._candidacy = Candidacy(
             self._client,
             self._keys,
@@ -390,6 +452,38 @@ class EtcdRendezvous(LinkedRendezvous):
             self._on_lease_lost,
         )
         self._candidacy.start()
+
+    def _listen(self, addr: str) -> socket.socket:
+        """At a fixed port the socket of an earlier term of ours still listens: it is used again."""
+        port = self._etcd.link_port
+        for sock in self._silent if port else ():
+            if sock.getsockname()[:2] == (addr.partition("%")[0], port):
+                return sock.dup()
+        return listen_at(addr, port)
+
+    def _cannot_stand(self, addr: str, error: OSError | ValueError) -> None:
+        why = str(error)
+        is_taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        if isinstance(error, OSError):
+            remedy = "name an address of this host with --local-addr"
+            if self._etcd.link_port:
+                remedy = "choose another port with --rdzv-conf link_port=PORT"
+                addr = str(Endpoint(addr, self._etcd.link_port))
+            if is_taken:
+                remedy = f"end the program or the other run that listens there, or {remedy}"
+            why = (
+                f"this node cannot listen at {addr} ({error.strerror or error}), where other nodes would reach it; "
+                f"{remedy}"
+            )
+        patience_s = min(_PORT_TAKEN_S, self._settings.join_timeout_s)
+        if is_taken and self._port_taken_at is None:
+            self._port_taken_at = self._loop.now()
+            self._node.say(f"{why}; trying again for {patience_s:g} s")
+        may_wait = is_taken and self._loop.now() - (self._port_taken_at or 0.0) < patience_s
+        if not self._was_linked and not may_wait:
+            self._refused(why)
+        elif may_wait or self._goes_on_trying(why):
+            self._later("stand", LATER_S, self._stand_now)
 
     def _own_address(self) -> str:
         """One of this host at which the others reach it: that from which it reaches etcd."""
@@ -408,7 +502,8 @@ class EtcdRendezvous(LinkedRendezvous):
         import hmac
 
         settings = self._settings
-        told = f"{settings.run_id}\0{settings.min_nodes}:{settings.max_nodes}"
+        tls = "\0tls" if settings.tls is not None else ""
+        told = f"{settings.run_id}\0{settings.min_nodes}:{settings.max_nodes}{tls}"
         return hmac.digest(settings.secret or b"none", told.encode(), "sha256").hex()[:32]
 
     def _on_lost(self) -> None:
@@ -476,6 +571,8 @@ class EtcdRendezvous(LinkedRendezvous):
             node=self._node,
             listener=listener,
             secret=self._secret,
+            tls=self._own_tls,
+            accepts_operators=self._has_configured_secret,
             run=self._run_settings(),
             terms=self._etcd.authority,
             deposed=self._step_down,  # who leads is told by the key that we follow
@@ -483,11 +580,18 @@ class EtcdRendezvous(LinkedRendezvous):
             on_change=self._on_fewer,
         )
         self._server = leadership.server
-        self._silent.append(listener.dup())
+        if listener.getsockname() not in [sock.getsockname() for sock in self._silent]:
+            self._silent.append(listener.dup())
         self._node.keep(f"endpoint {elected.term}", listener.fileno())
         self._node.say(self._about_leading(elected))
         leadership.open(self._opened(elected))
         self._connect()
+
+    @property
+    def _has_configured_secret(self) -> bool:
+        """Whether only those who were given a secret can read the leader's: the job's own, or what etcd checks."""
+        etcd = self._etcd.etcd
+        return bool(self._settings.secret or etcd.user or (etcd.tls is not None and etcd.tls.cert))
 
     def _about_leading(self, elected: Elected) -> str:
         run = f"the coordinator of the run {self._settings.run_id!r}"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from tenax.core.authority import AuthorityTerms
+from tenax.etcd.gateway import ROOT
 from tenax.rendezvous.engine import AskedRendezvousHandler
 from tenax.rendezvous.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
 from tenax.rendezvous.etcd.options import etcd_settings_from
@@ -13,6 +16,19 @@ if TYPE_CHECKING:
     from tenax.etcd.managed import ManagedSettings
     from tenax.etcd.settings import EtcdSettings
     from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
+
+
+# Options of torchrun that this engine does not need, and the value that a launcher sets by itself.
+_UNUSED = {
+    "timeout": 900,
+    "close_timeout": None,
+    "heartbeat_timeout": None,
+    "read_timeout": None,
+    "use_libuv": None,
+    "etcd_prefix": None,
+    "is_host": None,
+    "store_type": None,
+}
 
 
 class EtcdEngineHandler(AskedRendezvousHandler):
@@ -40,25 +56,71 @@ def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSett
             "the rendezvous backend 'etcd' needs to know where etcd is; name its members with "
             "--rdzv-endpoint HOST:PORT,HOST:PORT,..."
         )
-    is_old = any(params.get(name) for name in ("cert", "key", "cacert"))  # the oldest backend's names
-    etcd = etcd_settings_from(params, "cert", "key", "cacert") if is_old else etcd_settings_from(params)
-    settings = EtcdRendezvousSettings(
-        **linked_settings(params, AuthorityTerms().lease),
-        etcd=etcd,
-        outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),
-        managed=_managed(params, etcd),
-    )
+    etcd = etcd_settings_from(params)
     if etcd.tls is not None:
         etcd.tls.for_client()  # say now what is wrong with the files
+    linked = linked_settings(params, AuthorityTerms().lease)
+    managed = _managed(params, etcd, linked["secret"])
+    if managed is not None and managed.password:
+        etcd = msgspec.structs.replace(etcd, user=ROOT, password=managed.password, waits_for_users=True)
+    link_tls = bool(params.get_as_bool("link_tls", True))
+    settings = EtcdRendezvousSettings(
+        **linked,
+        etcd=etcd,
+        outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),
+        managed=managed,
+        link_port=_link_port(params, linked["store_port"]),
+        link_tls=link_tls,
+        unused=tuple(name for name, default in _UNUSED.items() if params.get(name) not in (None, "", default)),
+        tls=etcd.tls if link_tls and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca else None,
+    )
+    if settings.tls is not None:
+        from tenax.rendezvous.etcd.link_tls import OwnCertificate
+
+        OwnCertificate(settings.tls)  # say now why other nodes would not accept it
+    if managed is not None and settings.link_port:
+        for host in managed.hosts:
+            if settings.link_port in (host.client_port, host.peer_port):
+                raise ValueError(
+                    f"the rendezvous option 'link_port' is {settings.link_port}, which the managed etcd on {host.name} "
+                    "needs; choose another"
+                )
     return settings
 
 
-def _managed(params: RendezvousParameters, etcd: EtcdSettings) -> ManagedSettings | None:
+def _link_port(params: RendezvousParameters, store_port: int) -> int:
+    link_port = params.get_as_int("link_port", 0) or 0
+    if not 0 <= link_port < 65536:
+        raise ValueError(f"the rendezvous option 'link_port' is {link_port}; expected a port below 65536")
+    if link_port and link_port == store_port:
+        raise ValueError(
+            f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two ports, since one "
+            "node may need both"
+        )
+    return link_port
+
+
+def _managed(params: RendezvousParameters, etcd: EtcdSettings, secret: bytes) -> ManagedSettings | None:
     if not params.get_as_bool("managed", False):
+        if params.get("managed_only"):
+            raise ValueError(
+                "the rendezvous option 'managed_only' is given without managed=true; give both, or neither"
+            )
         return None
     from tenax.etcd.managed import managed_settings
 
     if etcd.user:
-        raise ValueError("members that tenax manages have no users; leave out the rendezvous options user and password")
+        raise ValueError(
+            "tenax sets up the users of etcd members that it manages; leave out the rendezvous options user and "
+            "password, and give token_file"
+        )
+    if secret and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca:
+        from tenax.rendezvous.etcd.link_tls import OwnCertificate
+
+        if name := OwnCertificate(etcd.tls).common_name:
+            raise ValueError(
+                f"the certificate {etcd.tls.cert} has the Common Name {name!r}, and etcd with users accepts none with "
+                "a Common Name; issue one without, or leave out the secret (token, token_file, TENAX_RDZV_TOKEN)"
+            )
     only = str(params.get("managed_only") or "")
-    return managed_settings(params.endpoint, params.run_id, tls=etcd.tls, only=only)
+    return managed_settings(params.endpoint, params.run_id, tls=etcd.tls, only=only, secret=secret)

@@ -11,14 +11,15 @@ was deposed changes nothing.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import msgspec
 
 from tenax.core.authority import AuthorityTerms
 from tenax.core.record import RunRecord
+from tenax.core.text import concealed_repr
 from tenax.etcd.errors import EtcdRejected
-from tenax.etcd.operations import Compare, KeyValue, Range, Transaction
+from tenax.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
 from tenax.rendezvous.etcd.place import Place
 
 TYPE_CHECKING = False
@@ -30,11 +31,16 @@ RECORD_TTL_S = 86_400  # without any leader; then the name of the run is free ag
 RECORD_KEPT_EVERY_S = 3600.0
 VERDICT_TTL_S = 10  # after the end
 NODE_TTL_S = 30
+MAX_VALUE_BYTES = 2 << 20  # etcd takes one and a half million by default
+MAX_TERM_S = 1e9
 
 
-class Leader(msgspec.Struct, frozen=True):
+class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
     place: Place
-    secret: bytes
+    secret: Annotated[bytes, msgspec.Meta(max_length=64)]
+    certificate: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # its SHA-256 digest; empty: links without TLS
+
+    __repr__ = concealed_repr
 
 
 class Written(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,20 +50,25 @@ class Written(msgspec.Struct, frozen=True, omit_defaults=True):
     by: Place  # the leader, since it was elected
     before: tuple[Place, ...] = ()  # leaders before that one which may still answer members that it has not seen
     longest: AuthorityTerms = AuthorityTerms()  # of all of these: by which the last answer may count
-    fit: str = ""  # what a node must have been told to lead this run
+    fit: Annotated[str, msgspec.Meta(max_length=256)] = ""  # what a node must have been told to lead this run
+
+    def __post_init__(self) -> None:
+        lease = self.longest.lease
+        if not (0 < lease.beat_s <= lease.lease_s < MAX_TERM_S and 0 <= self.longest.outage_s < MAX_TERM_S):
+            raise ValueError("a lease out of bounds")
 
 
 class Keys:
     """The keys of one run."""
 
     def __init__(self, run_id: str) -> None:
-        root = f"/tenax/{run_id.replace('%', '%25').replace('/', '%2F')}/".encode()
+        root = run_prefix(run_id)
         self.leader = root + b"leader"
         self.record = root + b"record"
         self.nodes = root + b"nodes/"
 
     def node(self, node_id: str) -> bytes:
-        return self.nodes + node_id.encode()
+        return self.nodes + key_part(node_id)
 
     def both(self) -> Transaction:
         """Leader and record, as they are at one moment."""
@@ -78,7 +89,11 @@ class Standing:
     """Leader and record, as read together."""
 
     def __init__(self, answer: TransactionAnswer) -> None:
-        leaders, records = (getattr(each, "kvs", ()) for each in answer.answers)
+        """Raises EtcdRejected if the answer is not one to ``Keys.both``."""
+        try:
+            leaders, records = (each.kvs for each in answer.answers)  # type: ignore[union-attr]
+        except (ValueError, AttributeError) as error:
+            raise EtcdRejected("etcd answered a read of two keys with something else") from error
         self.leader_kv: KeyValue | None = leaders[0] if leaders else None
         self.record_kv: KeyValue | None = records[0] if records else None
 
@@ -109,8 +124,10 @@ def read_leader(kv: KeyValue) -> Leader:
 
 def _read(kv: KeyValue, kind: type[T]) -> T:
     try:
+        if len(kv.value) > MAX_VALUE_BYTES:
+            raise ValueError(f"{len(kv.value)} bytes, more than {MAX_VALUE_BYTES}")
         return msgspec.json.decode(kv.value, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, too
         raise EtcdRejected(
             f"the key {kv.key.decode(errors='backslashreplace')!r} in etcd holds what this tenax does not understand "
             f"({error}); use the same tenax on every node, or another --rdzv-id"

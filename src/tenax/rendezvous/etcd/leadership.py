@@ -18,6 +18,7 @@ from tenax.rendezvous.tcp.server import CoordinatorServer
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable
 
     from tenax.core.authority import AuthorityTerms
@@ -50,6 +51,8 @@ class Leadership:
         node: ControlledNode,
         listener: socket.socket,
         secret: bytes,
+        tls: ssl.SSLContext | None,
+        accepts_operators: bool,
         run: RunSettings,
         terms: AuthorityTerms,
         deposed: Callable[[str], None],
@@ -77,10 +80,12 @@ class Leadership:
             secret,
             loop,
             policy=node.policy,
+            tls=tls,
             record=self._after_step,
             on_fewer=on_change,
             counts=self._counts,
             hold_back=self._hold_back,
+            accepts_operators=accepts_operators,
         )
         self._decisions = Decisions(
             client,

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from tenax.endpoint import is_loopback, literal
 from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.errors import EtcdError
+from tenax.etcd.errors import EtcdError, EtcdRefused
 from tenax.etcd.operations import Range
 from tenax.rendezvous.etcd.handler import etcd_rendezvous_settings
 from tenax.rendezvous.etcd.keys import Keys, read_leader
 from tenax.rendezvous.etcd.place import this_machine
-from tenax.rendezvous.tcp.operator import OperatorLine, Unreachable, at_endpoint
+from tenax.rendezvous.tcp.operator import NotLetIn, OperatorLine, Unreachable, at_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import ssl
+
     from tenax.rendezvous.api import RendezvousParameters
+    from tenax.rendezvous.etcd.engine import EtcdRendezvousSettings
     from tenax.rendezvous.etcd.keys import Leader
 
 _ETCD_S = 10.0
@@ -30,22 +33,43 @@ def line_through_etcd(parameters: RendezvousParameters) -> OperatorLine:
         answer = etcd.call(Range(Keys(settings.run_id).leader))
         leader = read_leader(answer.kvs[0]) if answer.kvs else None
     except EtcdError as error:
-        raise Unreachable(error.sentence) from error
+        is_hint = isinstance(error, EtcdRefused) and settings.secret and not settings.etcd.user
+        hint = "; if tenax runs this etcd, add managed=true to --rdzv-conf" if is_hint else ""
+        raise Unreachable(error.sentence + hint) from error
     finally:
         etcd.close()
     if leader is None:
         raise Unreachable(
             f"etcd at {settings.endpoint} knows no coordinator of it: it is not running, or chooses one just now"
         )
-    return _line_to(leader, settings.run_id, settings.secret)
+    return _line_to(leader, settings)
 
 
-def _line_to(leader: Leader, run_id: str, secret: bytes) -> OperatorLine:
+def _line_to(leader: Leader, settings: EtcdRendezvousSettings) -> OperatorLine:
     place = leader.place
     if is_loopback(place.addr) and place.machine != this_machine():
         raise Unreachable(f"its coordinator, on {place.host}, listens at {place.addr}, which only that host can reach")
     addresses = literal(place.addr, place.port)
     try:
-        return at_endpoint(addresses, run_id, secret + leader.secret)
+        tls = _tls(leader, settings)
+        return at_endpoint(addresses, settings.run_id, settings.secret + leader.secret, tls, place.addr)
     except Unreachable as error:
         raise Unreachable(f"its coordinator, on {place.host}, cannot be reached: {error}") from error
+
+
+def _tls(leader: Leader, settings: EtcdRendezvousSettings) -> ssl.SSLContext | None:
+    if not leader.certificate:
+        if settings.tls is not None:
+            raise NotLetIn(
+                f"its coordinator, on {leader.place.host}, links without TLS, and this command was given TLS files; "
+                "add link_tls=false to --rdzv-conf if that is meant"
+            )
+        return None
+    if settings.tls is None:
+        raise NotLetIn(
+            f"its coordinator, on {leader.place.host}, links with TLS only; add ssl_cert, ssl_cert_key and ca_cert to "
+            "--rdzv-conf"
+        )
+    from tenax.rendezvous.etcd.link_tls import follower_context
+
+    return follower_context(settings.tls, leader.certificate)

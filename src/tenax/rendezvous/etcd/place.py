@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+from typing import Annotated
 
 import msgspec
 
@@ -26,12 +27,16 @@ if TYPE_CHECKING:
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of nobody, kept for documents: the way there is the way out
 
 
+# One line: these are printed.
+_Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
+
+
 class Place(msgspec.Struct, frozen=True):
-    node_id: str
-    host: str  # for people
-    addr: str
-    port: int
-    machine: str = ""  # whose loopback addresses are meant
+    node_id: _Text
+    host: _Text  # for people
+    addr: _Text
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    machine: _Text = ""  # whose loopback addresses are meant
 
 
 class Knock:
@@ -85,14 +90,16 @@ class Knock:
                 thing.cancel()
 
 
-def listen_at(addr: str) -> socket.socket:
-    """At a port that the system chooses. Raises OSError."""
-    addresses = literal(addr, 0)
+def listen_at(addr: str, port: int = 0) -> socket.socket:
+    """Return a listening socket; with port 0 the system chooses one. Raises OSError."""
+    addresses = literal(addr, port)
     if not addresses:
         raise OSError(errno.EADDRNOTAVAIL, "it is no IP address")
     family, address = addresses[0]
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if port:  # connections of an earlier agent may be in TIME_WAIT
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
         sock.listen(4096)
     except OSError:

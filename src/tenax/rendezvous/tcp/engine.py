@@ -45,6 +45,8 @@ _TOUCH_EVERY_S = 10.0
 class TcpSettings(LinkedSettings, frozen=True):
     """What the engine is told; the endpoint is the coordinator's."""
 
+    uses_user_secret: bool = False  # the secret is that of this user on this host, read or created at the start
+
 
 class TcpRendezvous(LinkedRendezvous):
     """The coordinator is served where everybody was told that it is."""
@@ -52,12 +54,14 @@ class TcpRendezvous(LinkedRendezvous):
     def __init__(self, settings: TcpSettings, master_addr: str = "", master_port: int = 0) -> None:
         super().__init__(settings, master_addr, master_port)
         self._endpoint = Endpoint.parse(settings.endpoint)
+        self._uses_user_secret = settings.uses_user_secret
         self._addresses: list[Address] = []
         self._lookup: Lookup | None = None
         self._looked_up_at = 0.0
         self._marker = Marker(settings.run_id, str(self._endpoint))
         self._connecting: Connecting | None = None
         self._touched_at = 0.0
+        self._user_secret = b""
 
     @property
     def _where(self) -> str:
@@ -91,7 +95,28 @@ class TcpRendezvous(LinkedRendezvous):
         if was_serving:
             self._marker.remove()
 
+    @property
+    def _secret(self) -> bytes:
+        return self._settings.secret or self._user_secret
+
+    @property
+    def _why_rejected(self) -> str:
+        if not self._uses_user_secret:
+            return super()._why_rejected
+        return (
+            "it serves another run, has a secret, or belongs to another user; give every node the same --rdzv-id and "
+            "the same secret (--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
+        )
+
     def _find(self) -> None:
+        if self._uses_user_secret:
+            from tenax.rendezvous.secret import user_secret
+
+            try:
+                self._user_secret = user_secret()
+            except OSError as error:
+                self._refused(str(error))
+                return
         self._look_up()
 
     def _find_again(self, why: str, *, was_linked: bool) -> None:
@@ -172,7 +197,7 @@ class TcpRendezvous(LinkedRendezvous):
             listeners,
             run,
             settings.terms,
-            settings.secret,
+            self._secret,
             self._loop,
             policy=self._node.policy,
             tls=tls,
@@ -180,6 +205,7 @@ class TcpRendezvous(LinkedRendezvous):
             on_fewer=self._on_fewer,
             on_change=self._write_marker,
             on_tick=self._touch_marker,
+            say=self._node.say,
         )
         for index, listener in enumerate(listeners):  # so that nobody serves here before what we started is gone
             self._node.keep(f"endpoint {index}", listener.fileno())
@@ -209,10 +235,10 @@ class TcpRendezvous(LinkedRendezvous):
             self._node.say(f"this node serves {run}: a loopback address, so only agents on this host can join")
         else:
             self._node.say(f"this node serves {run}")
-        if not self._settings.secret and not self._endpoint.is_loopback:
+        if not self._secret:
             self._node.say(
-                f"warning: whoever reaches {self._endpoint} can join this run, because there is no secret; give every "
-                "node the same one, with --rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN"
+                f"warning: any process that reaches {self._endpoint} can join this run, because it has no secret; give "
+                "every node the same one with --rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN"
             )
 
     def _connect(self, index: int = 0, was_refused: bool = False) -> None:

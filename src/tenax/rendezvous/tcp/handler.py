@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 
+from tenax.core.bounds import MAX_SECONDS, name_problem
 from tenax.core.lease import LeaseTerms
+from tenax.endpoint import Endpoint
 from tenax.rendezvous.engine import AskedRendezvousHandler
+from tenax.rendezvous.secret import TLS_OPTIONS, configured_secret, user_secret
+from tenax.rendezvous.store_place import store_allow
 from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
 from tenax.tls import TlsFiles
 
@@ -14,9 +18,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
-
-TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
-_MOST_TOKEN_BYTES = 4096
 
 
 class TcpRendezvousHandler(AskedRendezvousHandler):
@@ -41,12 +42,23 @@ def tcp_settings(params: RendezvousParameters) -> TcpSettings:
     """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
     if not params.endpoint:
         raise ValueError("a run of several nodes needs a place to meet; name it with --rdzv-endpoint HOST[:PORT]")
-    tls = TlsFiles(*(str(params.get(key, "") or "") for key in ("ssl_cert", "ssl_cert_key", "ca_cert")))
-    settings = TcpSettings(**linked_settings(params, LeaseTerms()), tls=tls if tls != TlsFiles() else None)
+    tls = TlsFiles(*(str(params.get(key, "") or "") for key in TLS_OPTIONS))
+    linked = linked_settings(params, LeaseTerms())
+    uses_user_secret = not linked["secret"] and Endpoint.parse(params.endpoint).is_loopback
+    settings = TcpSettings(**linked, tls=tls if tls != TlsFiles() else None, uses_user_secret=uses_user_secret)
+    if uses_user_secret:
+        _check_user_secret()  # report now what is wrong with it
     if settings.tls is not None:
         settings.tls.for_client()  # say now what is wrong with the files
     TcpRendezvous(settings)  # ... and with the endpoint
     return settings
+
+
+def _check_user_secret() -> None:
+    try:
+        user_secret(create=False)
+    except OSError as error:
+        raise ValueError(str(error)) from error
 
 
 def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str, Any]:
@@ -70,17 +82,18 @@ def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str
         "run_id": params.run_id,
         "min_nodes": params.min_nodes,
         "max_nodes": params.max_nodes,
-        "secret": _secret(params),
-        "terms": LeaseTerms(beat_s, beat_s * attempts),
+        "secret": configured_secret(params),
+        "terms": LeaseTerms(beat_s, min(beat_s * attempts, MAX_SECONDS)),
         "join_timeout_s": seconds(params, "join_timeout", 600.0),
         "last_call_s": seconds(params, "last_call_timeout", 5.0, least=0.0),
         "scale_up": scale_up == "now",
         "node_rank": params.get_as_int("rank", -1) or 0 if params.get("rank") is not None else -1,
-        "node_name": str(params.get("node_name", "") or os.environ.get("TENAX_NODE_NAME", "")),
-        "node_order": str(params.get("node_order", "") or os.environ.get("TENAX_NODE_ORDER", "")),
+        "node_name": _name(params, "node_name", "TENAX_NODE_NAME"),
+        "node_order": _name(params, "node_order", "TENAX_NODE_ORDER"),
         "local_addr": params.local_addr or "",
         "store_port": store_port,
         "use_agent_store": bool(params.get_as_bool("use_agent_store", not disabled)),
+        "store_allow": store_allow(params),
     }
 
 
@@ -97,20 +110,9 @@ def seconds(params: RendezvousParameters, key: str, default: float, least: float
     return seconds
 
 
-def _secret(params: RendezvousParameters) -> bytes:
-    """The job's secret: given, in a file, or in the environment. It is never printed."""
-    token, path = params.get("token"), params.get("token_file")
-    if token and path:
-        raise ValueError("both rendezvous options 'token' and 'token_file' are given; expected one of them")
-    if path:
-        try:
-            with open(path, "rb") as file:
-                content = file.read(_MOST_TOKEN_BYTES + 1).strip()
-        except OSError as error:
-            raise ValueError(f"the file of the rendezvous option 'token_file' cannot be read: {error}") from error
-        if not 0 < len(content) <= _MOST_TOKEN_BYTES:
-            raise ValueError(
-                f"the file {path!r} of the rendezvous option 'token_file' is empty or too long for a secret"
-            )
-        return content
-    return str(token or os.environ.get(TOKEN_VARIABLE, "")).encode()
+def _name(params: RendezvousParameters, key: str, variable: str) -> str:
+    """Return a name that this node sends to the others."""
+    name = str(params.get(key, "") or os.environ.get(variable, ""))
+    if problem := name_problem(name):
+        raise ValueError(f"the rendezvous option {key!r} (or the variable {variable}) cannot be used: {problem}")
+    return name

@@ -1,6 +1,6 @@
 """A link: one connection, as frames. It never blocks, bounds what it holds, and says once how it ended.
 
-With a TLS context the same link runs through it: the bytes pass an ``SSLObject`` in memory, and the socket stays ours.
+With a TLS context the bytes pass a ``TlsStream``; the socket stays with the link.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
+    from tenax.tls import TlsFailure, TlsStream
+
 _READ_BYTES = 256 << 10
 _MOST_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
 # Linux: what was lost is sent again after at most a second (TCP_RTO_MAX_MS) or at first at a steady pace
 # (TCP_THIN_LINEAR_TIMEOUTS). Else a network that was away for 3 s would be found again after 6.
 _TRY_AGAIN_SOON = ((44, 1000), (16, 1))
-_TLS_RECORDS = (b"\x15\x03", b"\x16\x03")  # an alert, a greeting; none of our frames begins so
-_TLS_REFUSAL = b"\x15\x03\x01\x00\x02\x02\x28"  # an alert: fatal, no handshake; also understood by a side without TLS
 
 
 class Link:
@@ -59,19 +59,12 @@ class Link:
         self.was_finished = False  # the other side has closed it in good order
         self._is_left = False  # ... and takes nothing more
         self.is_misfit = False  # it was closed because the two sides differ about TLS: trying again is of no use
-        self._tls: ssl.SSLObject | None = None
-        self._is_in_handshake = False
-        self._held_back: list[bytes] = []  # until the TLS handshake is done
+        self._tls: TlsStream | None = None
         if tls is not None:
-            import ssl
+            from tenax.tls import TlsStream
 
-            self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-            self._tls = tls.wrap_bio(
-                self._incoming, self._outgoing, server_side=is_server, server_hostname=server_hostname
-            )
-            self._is_in_handshake = True
-            if not is_server:
-                self._advance_handshake()
+            self._tls = TlsStream(tls, is_server=is_server, server_hostname=server_hostname)
+            self._push(self._tls.to_send())
 
     def fileno(self) -> int:
         return self._sock.fileno()
@@ -92,6 +85,14 @@ class Link:
     @property
     def local_address(self) -> str:
         return str(self._sock.getsockname()[0])
+
+    @property
+    def remote_address(self) -> str:
+        """The peer's, without the interface; empty if the connection is gone."""
+        try:
+            return str(self._sock.getpeername()[0]).partition("%")[0]
+        except OSError:
+            return ""
 
     def trust(self) -> None:
         """The peer has proved itself: it may send more than a stranger."""
@@ -114,16 +115,10 @@ class Link:
     def send(self, data: bytes) -> None:
         if self._is_closed:
             return
-        if self._tls is not None:
-            if self._is_in_handshake:
-                self._held_back.append(data)
-                return
-            self._tls.write(data)
-            data = self._outgoing.read()
-        self._push(data)
+        self._push(data if self._tls is None else self._tls.send(data))
 
     def _push(self, data: bytes) -> None:
-        if self._is_left:
+        if self._is_left or not data:
             return
         if self._unsent:
             self._unsent += data
@@ -204,71 +199,42 @@ class Link:
             return error
 
     def _take(self, data: bytes) -> None:
+        plain = data
+        if self._tls is not None:
+            plain = self._tls.receive(data)
+            self._push(self._tls.to_send())
         try:
-            if self._tls is not None:
-                data = self._decrypt(data)
-            for body in self._reader.feed(data):
+            for body in self._reader.feed(plain):
                 if self._is_closed:
                     return
                 self._on_body(body)
         except WireError as error:
-            if self._tls is None and data[:2] in _TLS_RECORDS:
-                self.is_misfit = True
-                if not data.startswith(_TLS_REFUSAL):
-                    self._push(_TLS_REFUSAL)
-                self.close("it speaks TLS, and this side was not told to")
+            from tenax.tls import RECORDS
+
+            if self._tls is None and data.startswith(RECORDS):
+                self._refuse_tls(data)
             else:
                 self.close(f"it sent {error}")
+        if self._tls is not None and self._tls.failure is not None and not self._is_closed:
+            self._fail_tls(self._tls.failure)
 
-    def _decrypt(self, data: bytes) -> bytes:
-        import ssl
+    def _refuse_tls(self, data: bytes) -> None:
+        """The peer uses TLS and this side does not: send an alert, so that the peer can report the cause, and close."""
+        from tenax.tls import REFUSAL
 
-        assert self._tls is not None
-        self._incoming.write(data)
-        if self._is_in_handshake:
-            self._advance_handshake()
-        plain = b""
-        if not self._is_in_handshake and not self._is_closed:
-            try:
-                while chunk := self._tls.read(_READ_BYTES):
-                    plain += chunk
-            except ssl.SSLWantReadError:
-                pass
-            except ssl.SSLError as error:
-                self._break_tls(error)
-        return plain
-
-    def _advance_handshake(self) -> None:
-        import ssl
-
-        assert self._tls is not None
-        try:
-            self._tls.do_handshake()
-        except ssl.SSLWantReadError:
-            pass
-        except ssl.SSLError as error:
-            self._push(self._outgoing.read() or _TLS_REFUSAL)  # which tells the other side why
-            self._break_tls(error)
-            return
-        else:
-            self._is_in_handshake = False
-        self._push(self._outgoing.read())
-        if not self._is_in_handshake:
-            held, self._held_back = self._held_back, []
-            for each in held:
-                self.send(each)
+        self.is_misfit = True
+        if not data.startswith(REFUSAL):
+            self._push(REFUSAL)
+        self.close("it speaks TLS, and this side was not told to")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def _break_tls(self, error: ssl.SSLError) -> None:
-        """An alert is the other side's refusal; everything else is ours."""
+    def _fail_tls(self, failure: TlsFailure) -> None:
         self.is_misfit = True
-        reason = error.reason or str(error)
-        _, is_theirs, alert = reason.partition("_ALERT_")
-        if is_theirs:
-            self.close(f"it refused what this side showed for TLS ({alert.replace('_', ' ').lower()})")
+        if failure.is_rejection:
+            self.close(f"it refused what this side showed for TLS ({failure.reason})")
         else:
-            self.close(f"TLS could not be agreed on: {getattr(error, 'verify_message', '') or reason}")
+            self.close(f"TLS could not be agreed on: {failure.reason}")
 
     def _break(self, error: OSError) -> None:
         if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED):

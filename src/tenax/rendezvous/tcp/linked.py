@@ -20,20 +20,22 @@ from abc import ABC, abstractmethod
 
 import msgspec
 
+from tenax.core.bounds import MAX_NAME
 from tenax.core.coordinator import RunSettings
 from tenax.core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
 from tenax.core.lease import Lease, LeaseTerms
-from tenax.core.messages import NodeInfo, NodeReady
+from tenax.core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
 from tenax.core.requests import OfNode, answer_safely
+from tenax.core.text import concealed_repr, one_line
 from tenax.rendezvous.store_place import StorePlace
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.link import Link
-from tenax.rendezvous.tcp.server import WRONG_SECRET
 from tenax.tls import TlsFiles
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
+    import ssl
     from collections.abc import Callable
 
     from tenax.core.messages import FromNode
@@ -69,6 +71,9 @@ class LinkedSettings(msgspec.Struct, frozen=True):
     local_addr: str = ""
     store_port: int = 0
     use_agent_store: bool = True
+    store_allow: tuple[str, ...] = ()
+
+    __repr__ = concealed_repr
 
 
 class LinkedRendezvous(ABC):
@@ -80,6 +85,7 @@ class LinkedRendezvous(ABC):
             master_addr or settings.local_addr,
             master_port or settings.store_port,
             in_agent=settings.use_agent_store,
+            allow=settings.store_allow,
         )
         self._has_own_address = bool(master_addr or settings.local_addr)
         self._loop: EventLoop
@@ -89,12 +95,13 @@ class LinkedRendezvous(ABC):
         self._server: CoordinatorServer | None = None
         self._link: Link | None = None
         self._hello: wire.Hello | None = None
-        self._is_proven = False  # it has proved that it knows the secret, and got our proof
+        self._nonce = b""  # of the coordinator's challenge; empty: it has sent none
         self._is_linked = False  # greeted, and accepted
         self._is_run_over = False
         self._wants_cancel = ""  # an operator's wish, with its reason
         self._lease: Lease
         self._part: Assignment | None = None  # in the last generation that we were in
+        self._has_offered = False  # this node was ready since its last generation
         self._saw_it_die = False
         self._asked_at = 0.0  # when we last tried to connect, or proved ourselves
         self._seen = 0  # the last answer that we got on this link
@@ -135,6 +142,14 @@ class LinkedRendezvous(ABC):
         return self._settings.secret
 
     @property
+    def _why_rejected(self) -> str:
+        """The possible causes, and what to do: the coordinator does not tell an unauthenticated peer which it is."""
+        return (
+            "it serves another run or has another secret; give every node the same --rdzv-id and the same secret "
+            "(--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
+        )
+
+    @property
     def _host_for_tls(self) -> str:
         """The name that the coordinator's certificate must have."""
         return ""
@@ -154,6 +169,11 @@ class LinkedRendezvous(ABC):
         """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
         return False
 
+    def _link_tls(self) -> ssl.SSLContext | None:
+        """The TLS context of the next link. Raises ValueError if the files cannot be used."""
+        tls = self._settings.tls
+        return tls.for_client() if tls is not None else None
+
     # --- ports.Control ------------------------------------------------------------------------------------------------
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
@@ -161,7 +181,7 @@ class LinkedRendezvous(ABC):
         self._loop, self._emit, self._node = loop, emit, node
         self._info = NodeInfo(
             node_id=os.urandom(16).hex(),
-            host=os.uname().nodename,
+            host=one_line(os.uname().nodename)[:MAX_NAME],
             slots=agent.local_world_size,
             role=agent.role,
             rank=settings.node_rank,
@@ -173,6 +193,11 @@ class LinkedRendezvous(ABC):
         self._lost_since = loop.now()
         self._lease = Lease(settings.terms, loop.now())
         self._place.open(loop, node.say)
+        try:  # with what the user chose, now: the coordinator would only close the connection
+            msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
+        except msgspec.ValidationError as error:
+            self._refused(f"this node cannot join with its settings: {error}")
+            return
         self._find()
 
     def tell(self, message: FromNode) -> None:
@@ -313,25 +338,30 @@ class LinkedRendezvous(ABC):
     # --- a link -------------------------------------------------------------------------------------------------------
 
     def _greet(self, sock: socket.socket) -> None:
-        tls = self._settings.tls
+        try:
+            tls = self._link_tls()
+        except ValueError as error:  # a file was replaced by one that cannot be used
+            sock.close()
+            self._find_again(str(error), was_linked=False)
+            return
         link = self._link = Link(
             sock,
             self._on_body,
             self._on_link_closed,
-            tls.for_client() if tls is not None else None,
+            tls,
             server_hostname=self._host_for_tls if tls is not None else None,
             resets=True,  # in good order it is closed only when nothing of ours is alive
         )
         if link.is_closed:  # TLS refused at once
             return
         self._loop.watch(link)
-        self._is_proven = False
+        self._nonce = b""
         self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
         link.send(wire.encode(self._hello))
         self._later("greeting", _GREETING_S, lambda: link.close(_NO_GREETING))
 
     def _on_body(self, body: bytes) -> None:
-        """Each frame has its place: nobody is believed who has not proved that it knows the secret."""
+        """Each frame has its place: nothing is believed before the coordinator has proved that it knows the secret."""
         frame = wire.decode_from_server(body)
         match frame:
             case wire.Event(event) if self._is_linked:
@@ -346,32 +376,50 @@ class LinkedRendezvous(ABC):
                 if counts:
                     self._lease.answered(number)
                     self._hold()
-            case wire.Challenge() if not self._is_proven:
-                self._on_challenge(frame)
-            case wire.Accepted(beat_s, lease_s, counts) if self._is_proven and not self._is_linked:
-                self._on_accepted(LeaseTerms(beat_s, lease_s), counts=counts)
-            case wire.Refused(reason, is_final) if not self._is_linked:
-                if is_final and self._is_refusal_final:
-                    self._refused(reason)
-                elif self._link is not None:
-                    self._link.close(reason, was_told=True)
+            case wire.Challenge(nonce) if not self._nonce and len(nonce) == wire.NONCE_BYTES:
+                self._on_challenge(nonce)
+            case wire.Accepted(proof, beat_s, lease_s, counts) if self._nonce and not self._is_linked:
+                if self._is_proved_by(proof):
+                    self._on_accepted(LeaseTerms(beat_s, lease_s), counts=counts)
+            case wire.Refused() if not self._is_linked:
+                self._on_refused(frame)
             case _:
                 raise wire.WireError("the wrong frame for its place")
 
-    def _on_challenge(self, challenge: wire.Challenge) -> None:
+    def _on_challenge(self, nonce: bytes) -> None:
         if self._hello is None or self._link is None:
             raise wire.WireError("a challenge without a greeting")
-        secret = self._secret
-        if not wire.is_same(challenge.proof, wire.prove(secret, "coordinator", self._hello, challenge.nonce)):
-            if self._is_refusal_final:
-                self._refused(WRONG_SECRET)
-            else:
-                self._link.close(WRONG_SECRET, was_told=True)
-            return
-        self._is_proven = True
+        self._nonce = nonce
         self._asked_at = self._loop.now()
-        proof = wire.prove(secret, "agent", self._hello, challenge.nonce)
-        self._link.send(wire.encode(wire.Proof(proof)))
+        self._link.send(wire.encode(wire.Proof(wire.prove(self._secret, "agent", self._hello, nonce))))
+
+    def _is_proved_by(self, proof: bytes) -> bool:
+        """Whether the coordinator knows the secret. If not, this node rejects it."""
+        if self._hello is None:
+            raise wire.WireError("an acceptance without a greeting")
+        if wire.is_same(proof, wire.prove(self._secret, "coordinator", self._hello, self._nonce)):
+            return True
+        self._reject(
+            f"{self._where} accepted this node without knowing the secret of the run; another program may listen there",
+            is_final=True,
+        )
+        return False
+
+    def _on_refused(self, refused: wire.Refused) -> None:
+        if refused.version != wire.VERSION:
+            why = (
+                f"{self._where} rejected this node: it has version {refused.version} of the protocol and this node "
+                f"version {wire.VERSION}; use the same tenax on every node"
+            )
+        else:
+            why = f"{self._where} rejected this node: {self._why_rejected}"
+        self._reject(why, is_final=refused.is_final)
+
+    def _reject(self, why: str, *, is_final: bool) -> None:
+        if is_final and self._is_refusal_final:
+            self._refused(why)
+        elif self._link is not None:
+            self._link.close(why, was_told=True)
 
     def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
         link = self._link
@@ -403,21 +451,31 @@ class LinkedRendezvous(ABC):
     def _say_word(self, message: FromNode) -> None:
         if isinstance(message, NodeReady):
             try:
-                message = self._place.offer(message)
+                message = self._place.offer(message, self._own_addresses())
+                self._has_offered = True
             except OSError as error:
                 self._refused(self._place.why_not(error))
                 return
         if self._link is not None:
             self._link.send(wire.encode(wire.Word(message)))
 
+    def _own_addresses(self) -> tuple[str, ...]:
+        """The addresses of this host, that of the link first: the one from which other hosts most likely see us."""
+        from tenax.host_addresses import host_addresses
+
+        return host_addresses(self._link.local_address if self._link is not None else "", MAX_HOST_ADDRESSES)
+
     def _on_event(self, event: object) -> None:
         match event:
-            case GenerationFormed() if not self._holds_lease():
+            case GenerationFormed() if not self._holds_lease() or not self._is_answered():
                 if self._link is not None:  # we were away for so long that the others may have gone on
                     self._link.close("its answer came too late")
             case GenerationFormed(part) if part == self._part:
                 """Said again, by one that did not know that it had been heard."""
+            case GenerationFormed() if not self._has_offered:
+                raise wire.WireError("a generation for which this node was not ready")
             case GenerationFormed(part):
+                self._has_offered = False
                 self._part = part
                 self._place.serve(part)
                 self._hold()
@@ -455,7 +513,7 @@ class LinkedRendezvous(ABC):
                 f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
                 "is another program, choose another port"
             )
-        if link is not None and link.is_misfit and self._part is None:
+        if link is not None and link.is_misfit and self._part is None and self._is_refusal_final:
             self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
             return
         self._find_again(unreachable, was_linked=was_linked)
@@ -483,6 +541,10 @@ class LinkedRendezvous(ABC):
     def _holds_lease(self) -> bool:
         return self._is_alone_in_charge or self._lease.ends_at() > self._loop.now()
 
+    def _is_answered(self) -> bool:
+        """Whether what is received now is recent: it may have been under way for long, or waited to be read."""
+        return self._is_alone_in_charge or self._lease.is_answered(self._loop.now())
+
     def _guard(self) -> None:
         """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
         if self._is_finished or self._is_alone_in_charge:
@@ -491,7 +553,8 @@ class LinkedRendezvous(ABC):
         if left > 0:
             self._later("guard", left, self._guard)
             return
-        if self._link is not None and self._believes_acknowledgements and self._link.all_has_arrived():
+        link = self._link if self._is_linked else None  # an acknowledged greeting says nothing about beats
+        if link is not None and self._believes_acknowledgements and link.all_has_arrived():
             self._lease.all_has_arrived()
             if self._lease.ends_at() > self._loop.now():
                 self._hold()

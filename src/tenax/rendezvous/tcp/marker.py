@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS
 from tenax.core.model import Verdict
 
 _BELIEVED_S = 60.0
@@ -60,7 +61,7 @@ class Marker:
             if note.verdict is not None and age_s >= _VERDICT_BELIEVED_S:
                 return None
             return note
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (OSError, *DECODE_ERRORS):
             return None
         finally:
             os.close(descriptor)

@@ -200,29 +200,44 @@ def _greet(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> 
     hello = wire.Hello(wire.VERSION, run_id, f"operator-{os.getpid()}", os.urandom(wire.NONCE_BYTES), is_operator=True)
     try:
         line.say(hello)
-        challenge = line.hear(until)
-        if isinstance(challenge, wire.Challenge):
-            if not wire.is_same(challenge.proof, wire.prove(secret, "coordinator", hello, challenge.nonce)):
-                raise NotLetIn(WRONG_SECRET)
-            line.say(wire.Proof(wire.prove(secret, "operator", hello, challenge.nonce)))
-            challenge = line.hear(until)
-            if isinstance(challenge, wire.Accepted):
+        frame = line.hear(until)
+        if isinstance(frame, wire.Challenge):
+            nonce = frame.nonce
+            line.say(wire.Proof(wire.prove(secret, "operator", hello, nonce)))
+            frame = line.hear(until)
+            if isinstance(frame, wire.Accepted):
+                if not wire.is_same(frame.proof, wire.prove(secret, "coordinator", hello, nonce)):
+                    raise NotLetIn("the process that listens there does not know the secret; check who listens there")
                 line.trust()
                 return
     except LineLost as error:
         raise Unreachable(
-            f"what listens there does not answer as a coordinator of tenax does ({error}); if the run uses TLS, add "
-            "its files to --rdzv-conf"
+            f"the process that listens there is not a tenax coordinator ({error}); if the run uses TLS, add its files "
+            "to --rdzv-conf"
         ) from error
-    if isinstance(challenge, wire.Refused):
-        raise NotLetIn(challenge.reason)
-    raise Unreachable("what listens there does not answer as a coordinator of tenax does")
+    if isinstance(frame, wire.Refused):
+        raise NotLetIn(_rejection(frame))
+    raise Unreachable("the process that listens there is not a tenax coordinator")
 
 
-WRONG_SECRET = (
-    "the coordinator has another secret; give that of the job, with --rdzv-conf token_file=FILE or the variable "  # noqa: S105
-    "TENAX_RDZV_TOKEN"
-)
+def _rejection(refused: wire.Refused) -> str:
+    """What to do about it. Its text is not shown: anyone can send it."""
+    if refused.version != wire.VERSION:
+        return (
+            f"it has version {refused.version} of the protocol and this tool version {wire.VERSION}; use the tenax of "
+            "the run"
+        )
+    if refused.reason == wire.NO_SECRET:
+        return (
+            "a run without a secret is operated only on its nodes: run this command on one of them, without "
+            "--endpoint, or start the run with a secret (--rdzv-conf token_file=FILE or TENAX_RDZV_TOKEN)"
+        )
+    if refused.reason == wire.TOO_MANY_OPERATORS:
+        return "too many operators are connected to it; try again later"
+    return (
+        "it serves another run or has another secret; check the run id, and give the secret of the run "
+        "(--rdzv-conf token_file=FILE or TENAX_RDZV_TOKEN)"
+    )
 
 
 def _in_words(error: OSError) -> str:

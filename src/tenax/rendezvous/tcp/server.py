@@ -3,10 +3,11 @@
 It lives in an agent's loop as one watched thing (its own selector is a descriptor), so that a thousand links cost the
 agent nothing when they are quiet. What a node's link says becomes a fact for the coordinator; a link that closes, or is
 silent for the length of the lease, is a node lost. Before anybody is judged to be silent everything that has arrived is
-read: a pause of our own is nobody's silence.
+read, and what this process missed while it did not run is added to everybody's time. If that was long, everybody gets
+a full lease again, and the coordinator's deadlines a full period: see decision 0042.
 
-Strangers get little: few bytes, few seconds, a bounded number of places, one sentence of refusal. What they cost is
-counted.
+Unauthenticated peers get little: few bytes, few seconds, a limited number of connections (``core/admission.py``), and
+a rejection that says nothing about the run. They are counted.
 """
 
 from __future__ import annotations
@@ -18,9 +19,20 @@ import socket
 
 import msgspec
 
-from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, RunPhase
+from tenax.core.admission import Admission, peer_group
+from tenax.core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
+from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed, RunPhase
 from tenax.core.events import JoinRefused, RunEnded
-from tenax.core.messages import FailureSeen, FromNode, NodeJoined, NodeProgress, NodeStopped
+from tenax.core.messages import (
+    MAX_HOST_ADDRESSES,
+    FailureSeen,
+    FromNode,
+    NodeJoined,
+    NodeProgress,
+    NodeReady,
+    NodeStopped,
+)
+from tenax.endpoint import is_loopback
 from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.rendezvous.tcp import wire
@@ -40,10 +52,12 @@ if TYPE_CHECKING:
     HoldBack = Callable[[Say, CoordinatorState], None]
 
 _MOST_LINKS = 65_536
-_MOST_STRANGERS = 2048  # links that have not proved themselves
-_STRANGER_S = 5.0  # how long they may take
+_MAX_UNAUTHENTICATED = 2048  # connections, and at most half of all descriptors
+_STRANGER_S = 5.0  # how long they may take to authenticate
+_REPORT_EVERY_S = 10.0  # rejections are shown on the console no more often
+_MAX_SHOWN = 64  # characters of a run id that an unauthenticated peer has sent
 _TICKS_PER_LEASE = 20
-_MOST_TICK_S = 1.0  # also of a long lease: strangers are looked at no more seldom
+_MOST_TICK_S = 1.0  # also of a long lease, because unauthenticated peers expire by it
 _ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
 _ACCEPTS_AT_ONCE = 256
 _ANSWERS_KEPT = 16  # that a node has not acknowledged
@@ -59,8 +73,9 @@ _RESERVE = 32  # descriptors that links never get: workers must be started, file
 class _Peer:
     """One link and what is known of who is at its other end."""
 
-    def __init__(self, since: float) -> None:
+    def __init__(self, since: float, address: str = "") -> None:
         self.link: Link
+        self.address = address
         self.descriptor = -1  # also after the link has closed it
         self.node_id = ""
         self.hello: wire.Hello | None = None
@@ -110,7 +125,7 @@ class _Clocks:
         """A word with the time at which it arrived, on its sender's clock: however long it was under way."""
         if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped | NodeProgress):
             return message
-        return msgspec.structs.replace(message, sent_at=max(message.sent_at, now + self._ahead_s))
+        return msgspec.structs.replace(message, sent_at=clamped_time(max(message.sent_at, now + self._ahead_s)))
 
 
 class CoordinatorServer:
@@ -133,7 +148,10 @@ class CoordinatorServer:
         counts: Callable[[CoordinatorServer], bool] = lambda _: True,
         hold_back: HoldBack | None = None,
         stranger_s: float = _STRANGER_S,
+        accepts_operators: bool = True,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """``say`` prints a line on the console of this node. Without a secret no operator is accepted."""
         self._listeners = listeners
         self._settings = settings
         self._terms = terms
@@ -146,15 +164,20 @@ class CoordinatorServer:
         self._counts = counts
         self._hold_back = hold_back
         self._stranger_s = stranger_s
+        self._accepts_operators = accepts_operators and bool(secret)
+        self._say = say
+        self._report_at = -_REPORT_EVERY_S  # when the next rejection may be shown
+        self._unreported = 0
         self._known = (0, False)  # the last generation, and whether the run is over
         self._selector = selectors.DefaultSelector()
         self._peers: set[_Peer] = set()
-        self._strangers = 0
         self._operators = 0
         self._nodes: dict[str, _Peer] = {}
         # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
         self._absent: dict[str, tuple[float, str]] = {}
-        self._seat = CoordinatorSeat(settings, policy, loop, self._say_if_known, self._before_saying)
+        self._seat = CoordinatorSeat(
+            settings, policy, loop, self._say_if_known, self._before_saying, freeze_s=terms.freeze_s
+        )
         self.desk = Desk(self._seat, loop, self._pass_on)
         self._asked: dict[int, _Asked] = {}  # by our number
         self._asks = 0
@@ -164,6 +187,8 @@ class CoordinatorServer:
         self._is_listening = False
         self.refused = 0  # links that were closed because of what they sent, or did not send
         self._most_links = _most_links()
+        max_unauthenticated = max(8, min(_MAX_UNAUTHENTICATED, self._most_links // 2))
+        self._admission: Admission[_Peer] = Admission(max_unauthenticated, max_unauthenticated * 3 // 4)
 
     @property
     def seat(self) -> CoordinatorSeat:
@@ -237,7 +262,7 @@ class CoordinatorServer:
             peer.interest = wanted
             self._selector.modify(peer.link.fileno(), wanted, peer)
 
-    # --- strangers ----------------------------------------------------------------------------------------------------
+    # --- unauthenticated peers ----------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
         if not self._is_listening:
@@ -254,21 +279,21 @@ class CoordinatorServer:
 
     def _accept(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTS_AT_ONCE):
-            if self._strangers >= _MOST_STRANGERS or len(self._peers) >= self._most_links:
+            if len(self._peers) >= self._most_links:
                 self._stop_listening()
                 return
             try:
-                sock, _address = listener.accept()
+                sock, address = listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._stop_listening()
                 return  # anything else is this one connection's trouble, and it is gone
-            self._welcome(sock)
+            self._welcome(sock, str(address[0]))
 
-    def _welcome(self, sock: socket.socket) -> None:
-        peer = _Peer(self._loop.now())
+    def _welcome(self, sock: socket.socket, address: str) -> None:
+        peer = _Peer(self._loop.now(), address)
 
         def on_body(body: bytes) -> None:
             self._on_body(peer, body)
@@ -279,8 +304,11 @@ class CoordinatorServer:
         peer.descriptor = sock.fileno()
         peer.link = Link(sock, on_body, on_closed, self._tls, is_server=True)
         self._peers.add(peer)
-        self._strangers += 1
         self._selector.register(sock, selectors.EVENT_READ, peer)
+        for evicted in self._admission.admit(peer, peer_group(address), peer.since):
+            self.refused += 1
+            evicted.link.reset()
+            self._forget(evicted)
 
     def _on_body(self, peer: _Peer, body: bytes) -> None:
         peer.heard_at = self._loop.now()
@@ -296,47 +324,42 @@ class CoordinatorServer:
 
     def _on_hello(self, peer: _Peer, hello: wire.Hello) -> None:
         if hello.version != wire.VERSION:
-            self._refuse(
-                peer,
-                f"it speaks version {hello.version} of tenax's rendezvous and the coordinator speaks {wire.VERSION}; "
-                "use the same tenax on every node",
-            )
-        elif hello.run_id != self._settings.run_id:
-            self._refuse(
-                peer,
-                f"this endpoint serves the run {self._settings.run_id!r}, not {hello.run_id!r}"
-                if hello.is_operator
-                else f"this endpoint serves the run {self._settings.run_id!r}, and the node was started for "
-                f"{hello.run_id!r}; use another port, or the same --rdzv-id on every node",
-                is_final=not self.is_over,
-            )
+            reason = f"the coordinator has version {wire.VERSION} of the protocol; use the same tenax on every node"
+            self._refuse(peer, f"it has version {hello.version} of the protocol, not {wire.VERSION}", reason)
         elif len(hello.nonce) != wire.NONCE_BYTES or not 0 < len(hello.node_id) <= 64:
             raise wire.WireError("a greeting that is not ours")
         else:
             peer.hello = hello
             peer.nonce = os.urandom(wire.NONCE_BYTES)
             peer.proven_at = self._loop.now()  # once it has answered the challenge
-            proof = wire.prove(self._secret, "coordinator", hello, peer.nonce)
-            self._send(peer, wire.encode(wire.Challenge(peer.nonce, proof)))
+            self._send(peer, wire.encode(wire.Challenge(peer.nonce)))
 
     def _on_proof(self, peer: _Peer, hello: wire.Hello, proof: wire.Proof) -> None:
+        """Whatever is wrong with it, the peer gets the same rejection, at the same step."""
         who = "operator" if hello.is_operator else "agent"  # nobody on the way can make one of the other
-        if not wire.is_same(proof.proof, wire.prove(self._secret, who, hello, peer.nonce)):
-            self._refuse(peer, WRONG_SECRET)
+        is_same_secret = wire.is_same(proof.proof, wire.prove(self._secret, who, hello, peer.nonce))
+        if not is_same_secret or hello.run_id != self._settings.run_id:
+            # If this run is over, the next one on this port may be that of the peer.
+            wrong_run = f"it was started for the run {hello.run_id[:_MAX_SHOWN]!r}"
+            self._refuse(peer, "it has another secret" if not is_same_secret else wrong_run, is_final=not self.is_over)
+            return
+        if hello.is_operator and not self._accepts_operators:
+            self._refuse(peer, "operators need a secret, and this run has none", wire.NO_SECRET)
             return
         if hello.is_operator and self._operators >= _MOST_OPERATORS:
-            self._refuse(peer, f"{self._operators} operators are asking already", is_final=False)
+            why = f"{self._operators} operators are connected already"
+            self._refuse(peer, why, wire.TOO_MANY_OPERATORS, is_final=False)
             return
+        self._admission.release(peer)
         peer.is_trusted = True
         peer.is_operator = hello.is_operator
+        our_proof = wire.prove(self._secret, "coordinator", hello, peer.nonce)
         if peer.is_operator:
-            self._strangers -= 1
             self._operators += 1
-            self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s)))
+            self._send(peer, wire.encode(wire.Accepted(our_proof, self._terms.beat_s, self._terms.lease_s)))
             return
         peer.node_id = hello.node_id
         peer.link.trust()
-        self._strangers -= 1
         old = self._nodes.get(hello.node_id)
         self._nodes[hello.node_id] = peer
         self._absent.pop(hello.node_id, None)
@@ -344,12 +367,26 @@ class CoordinatorServer:
             old.link.reset()
             self._forget(old)
             self._nobody_answers(hello.node_id)  # what was asked over it is not answered over another
-        self._send(peer, wire.encode(wire.Accepted(self._terms.beat_s, self._terms.lease_s, self._counts(self))))
+        counts = self._counts(self)
+        self._send(peer, wire.encode(wire.Accepted(our_proof, self._terms.beat_s, self._terms.lease_s, counts)))
 
-    def _refuse(self, peer: _Peer, reason: str, *, is_final: bool = True) -> None:
+    def _refuse(self, peer: _Peer, why: str, reason: str = "", *, is_final: bool = True) -> None:
+        """``why`` is for the console here. The peer gets ``reason``, which says nothing about run and secret."""
         self.refused += 1
-        self._send(peer, wire.encode(wire.Refused(reason, is_final)))
+        self._report_rejection(peer, why)
+        self._send(peer, wire.encode(wire.Refused(reason, is_final, wire.VERSION)))
         self._forget(peer, is_flushed=True)
+
+    def _report_rejection(self, peer: _Peer, why: str) -> None:
+        """Once in a while: a peer can be rejected as often as it likes."""
+        self._unreported += 1
+        now = self._loop.now()
+        if now < self._report_at:
+            return
+        more = f" ({self._unreported} were rejected since the last report)" if self._unreported > 1 else ""
+        self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
+        who = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
+        self._say(f"rejected {who} from {peer.address or 'this host'}: {why}{more}")
 
     # --- nodes --------------------------------------------------------------------------------------------------------
 
@@ -369,13 +406,24 @@ class CoordinatorServer:
                 peer.answer(number, seen, self._loop.now())
                 self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
             case wire.Word(message):
-                if isinstance(message, NodeJoined) and message.node.node_id != peer.node_id:
-                    raise wire.WireError("the words of another node")
+                if isinstance(message, NodeJoined):
+                    self._check_joined(peer, message)
+                if isinstance(message, NodeReady):
+                    message = with_seen_address(message, peer.link.remote_address)
                 self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
             case wire.Cancel(why):
                 self._seat.step(CancelRequested(why))
             case _:
                 raise wire.WireError("the wrong frame for its place")
+
+    def _check_joined(self, peer: _Peer, joined: NodeJoined) -> None:
+        """Reject what cannot be true of any member, before the coordinator adopts a generation or a budget from it."""
+        if joined.node.node_id != peer.node_id:
+            raise wire.WireError("the words of another node")
+        if joined.generation > self._seat.state.generation + MAX_GENERATIONS_AHEAD:
+            raise wire.WireError(f"generation {joined.generation}, which is too far ahead")
+        if joined.restarts_used > max(0, joined.generation - 1):
+            raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
 
     def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
         """What a successor must know is written down before anybody hears of it."""
@@ -457,9 +505,8 @@ class CoordinatorServer:
         if peer not in self._peers:
             return
         self._peers.discard(peer)
-        if not peer.is_trusted:
-            self._strangers -= 1
-        elif peer.is_operator:
+        self._admission.release(peer)
+        if peer.is_operator:
             self._operators -= 1
         self._selector.unregister(peer.descriptor)
         if is_flushed:
@@ -479,6 +526,9 @@ class CoordinatorServer:
                 break
         now = self._loop.now()
         absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
+        if absent_s > self._terms.freeze_s:
+            self._seat.step(Resumed(absent_s))
+            absent_s = float("inf")  # everybody gets a full lease
         self._absent = {each: (min(now, heard_at + absent_s), why) for each, (heard_at, why) in self._absent.items()}
         for peer in list(self._peers):
             peer.heard_at = min(now, peer.heard_at + absent_s)
@@ -498,7 +548,7 @@ class CoordinatorServer:
                 self._seat.step(NodeLost(node_id, why))
                 self._on_fewer()
         self._give_up_asking("that node did not answer in time", lambda asked: now - asked.at > _ASKED_S)
-        if self._strangers < _MOST_STRANGERS and len(self._peers) < self._most_links:
+        if len(self._peers) < self._most_links:
             self._listen()
         self._on_every_tick()
         self._tick_later()
@@ -521,10 +571,11 @@ class CoordinatorServer:
         self._selector.close()
 
 
-WRONG_SECRET = (
-    "the node and the coordinator do not have the same secret; give every node the same one, with "  # noqa: S105
-    "--rdzv-conf token=..., token_file=... or the variable TENAX_RDZV_TOKEN"
-)
+def with_seen_address(ready: NodeReady, seen: str) -> NodeReady:
+    """Add the address that a node has here to those that it announced: others may see it translated as we do."""
+    if not seen or is_loopback(seen) or seen in ready.addresses:
+        return ready
+    return msgspec.structs.replace(ready, addresses=(seen, *ready.addresses[:MAX_HOST_ADDRESSES]))
 
 
 def _most_links() -> int:

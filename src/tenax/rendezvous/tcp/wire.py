@@ -1,17 +1,20 @@
-"""The wire between an agent and the coordinator: frames, and how two strangers come to trust each other.
+"""The wire between an agent and the coordinator: frames, and the handshake.
 
-A frame is a length (4 bytes, big-endian) and that many bytes of JSON with a known type. The first words prove on both
-sides that the other knows the job's secret, without sending it, and name the run:
+A frame is a length (4 bytes, big-endian) and that many bytes of JSON with a known type. In the handshake both sides
+prove that they know the job's secret, without sending it, and that they mean the same run. The client proves first:
 
     agent                                       coordinator
     Hello(version, run_id, node_id, nonce)  ->
-                                            <-  Challenge(nonce, proof)      or Refused(reason)
+                                            <-  Challenge(nonce)             or Refused (another version)
     Proof(proof)                            ->
-                                            <-  Accepted(terms)              or Refused(reason)
+                                            <-  Accepted(proof, terms)       or Refused
     Word(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
     Ask(n, ...)                             <-> Answer(n, ...)               either way: see ``core/requests.py``
 
-An operator's greeting says so: it may ask, and is no node.
+So an unauthenticated peer gets nothing that depends on the secret or on the run. A rejection is the same for a wrong
+run and for a wrong secret. The client believes nothing before it has verified the proof in ``Accepted``.
+
+The Hello of an operator has ``is_operator``: an operator sends requests, and is not a node.
 
 Pure: bytes and values. Whatever cannot be understood raises ``WireError``, and the connection is over. Nothing that
 arrives here is ever executed or unpickled.
@@ -21,17 +24,21 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax.core.bounds import DECODE_ERRORS, MAX_LONG_TEXT, MAX_TEXT, Interval, LongText, Number, Reason, Time
 from tenax.core.events import FromCoordinator
 from tenax.core.messages import FromNode
 from tenax.core.requests import AnyRequest
-from tenax.core.text import encodable
+from tenax.core.text import encodable, shortened_texts
 
-VERSION = 1
+VERSION = 2
 MOST_BYTES_OF_STRANGERS = 4 << 10
 MOST_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
 MOST_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
 TOO_MUCH_AT_ONCE = "more answers are under way than this link takes; ask for less at once"
 NONCE_BYTES = 16
+# Reasons for which an operator that has proved itself is rejected.
+NO_SECRET = "no secret"  # noqa: S105 - operators need one, and the run has none
+TOO_MANY_OPERATORS = "too many operators"
 
 
 class WireError(Exception):
@@ -61,33 +68,36 @@ class Word(Frame, frozen=True):
 
 
 class Beat(Frame, frozen=True):
-    number: int
-    at: float = 0.0  # on the sender's clock: the least difference that was seen is that of the two clocks
-    seen: int = 0  # the last answer that the sender got
+    number: Number
+    at: Time = 0.0  # on the sender's clock: the least difference that was seen is that of the two clocks
+    seen: Number = 0  # the last answer that the sender got
 
 
 class Cancel(Frame, frozen=True):
     """An operator ends the run."""
 
-    why: str
+    why: Reason
 
 
 class Challenge(Frame, frozen=True):
     nonce: bytes
-    proof: bytes
 
 
 class Accepted(Frame, frozen=True):
-    """The handshake is done; this is how often to beat, and how long silence may last."""
+    """The coordinator's proof, and the terms: how often to beat, and how long silence may last."""
 
-    beat_s: float
-    lease_s: float
+    proof: bytes
+    beat_s: Interval
+    lease_s: Interval
     counts: bool = True  # see BeatAnswer
 
 
 class Refused(Frame, frozen=True):
-    reason: str
+    """A rejection. It says nothing about the run or the secret, and its text is not shown: anyone can send it."""
+
+    reason: LongText  # for nodes of version 1, which show it; or ``NO_SECRET``, ``TOO_MANY_OPERATORS``
     is_final: bool = True  # trying again will not help
+    version: int = 1  # of the coordinator; version 1 does not send it
 
 
 class Event(Frame, frozen=True):
@@ -97,21 +107,21 @@ class Event(Frame, frozen=True):
 
 
 class BeatAnswer(Frame, frozen=True):
-    number: int
+    number: Number
     counts: bool = True  # False: this coordinator may have a successor, and its word prolongs nobody's life
 
 
 class Ask(Frame, frozen=True):
     """A request. The other side answers once, with the same number."""
 
-    number: int
+    number: Number
     request: AnyRequest
 
 
 class Answer(Frame, frozen=True):
-    number: int
+    number: Number
     value: msgspec.Raw = msgspec.Raw(b"null")
-    error: str = ""  # why there is none
+    error: LongText = ""  # why there is none
 
 
 FromAgent = Hello | Proof | Word | Beat | Cancel | Ask | Answer
@@ -120,8 +130,6 @@ FromServer = Challenge | Accepted | Refused | Event | BeatAnswer | Ask | Answer
 _encoder = msgspec.json.Encoder()
 _from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
 _from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
-_NOT_OURS = (msgspec.DecodeError, RecursionError, ValueError)
-_MOST_NUMBER = 1 << 53
 
 
 def encode(frame: FromAgent | FromServer) -> bytes:
@@ -129,6 +137,10 @@ def encode(frame: FromAgent | FromServer) -> bytes:
         body = _encoder.encode(frame)
     except UnicodeEncodeError:  # a worker's last words may be any bytes
         body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
+    limit = MAX_TEXT if isinstance(frame, Word) else MAX_LONG_TEXT
+    if len(body) > limit:  # a text in it may be longer than the other side accepts
+        plain = encodable(msgspec.to_builtins(frame)) if isinstance(frame, Word | Event) else None
+        body = _encoder.encode(shortened_texts(plain, limit)) if plain is not None else body
     return len(body).to_bytes(4, "big") + body
 
 
@@ -154,34 +166,16 @@ def encode_answer(number: int, value: object, error: str) -> bytes:
 
 def decode_from_agent(body: bytes) -> FromAgent:
     try:
-        frame = _from_agent.decode(body)
-    except _NOT_OURS as error:
+        return _from_agent.decode(body)
+    except DECODE_ERRORS as error:
         raise WireError(f"a frame that is not ours: {error}") from error
-    _check_numbers(frame)
-    return frame
 
 
 def decode_from_server(body: bytes) -> FromServer:
     try:
-        frame = _from_server.decode(body)
-    except _NOT_OURS as error:
+        return _from_server.decode(body)
+    except DECODE_ERRORS as error:
         raise WireError(f"a frame that is not ours: {error}") from error
-    _check_numbers(frame)
-    return frame
-
-
-def _check_numbers(value: object) -> None:
-    """No clock, rank or generation is that large; sums of such numbers could not be written as JSON any more."""
-    match value:
-        case int() | float():
-            if not -_MOST_NUMBER <= value <= _MOST_NUMBER:
-                raise WireError("a frame that is not ours: a number out of range")
-        case msgspec.Struct():
-            for name in value.__struct_fields__:
-                _check_numbers(getattr(value, name))
-        case tuple():
-            for each in value:
-                _check_numbers(each)
 
 
 class FrameReader:
@@ -215,7 +209,7 @@ def prove(secret: bytes, who: str, hello: Hello, server_nonce: bytes) -> bytes:
     import hmac
 
     parts = (who.encode(), hello.run_id.encode(), hello.node_id.encode(), hello.nonce, server_nonce)
-    text = b"tenax rendezvous 1" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    text = b"tenax rendezvous 2" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.digest(secret, text, "sha256")
 
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 from tenax.testing.simulator.cluster import Outcome, simulate
 from tenax.testing.simulator.crowd import CrowdSetup, play_crowd
 from tenax.testing.simulator.draw import draw
 from tenax.testing.simulator.setup import Setup
 from tenax.testing.simulator.shrink import shrink
+
+_FRESH = 10**12  # first seeds are drawn below this
+_TOLD_EVERY = 100_000  # seeds
+_BATCH = 400  # seeds for each process at a time
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,21 +46,49 @@ def _one(options: argparse.Namespace) -> int:
     return 1 if outcome.broken else 0
 
 
+def _play(options: argparse.Namespace, seed: int) -> tuple[int, str, dict[str, int], float]:
+    outcome = simulate(_draw(seed, options))
+    return seed, outcome.broken, outcome.counts, outcome.seconds
+
+
+def _play_all(options: argparse.Namespace, seeds: range) -> Iterator[tuple[int, str, dict[str, int], float]]:
+    """In several processes, batch by batch: seeds that were not played yet are dropped when the caller stops."""
+    play = partial(_play, options)
+    if options.jobs == 1:
+        yield from map(play, seeds)
+        return
+    batch = _BATCH * options.jobs
+    with ProcessPoolExecutor(options.jobs, initializer=_collect_seldom) as pool:
+        for first in range(0, len(seeds), batch):
+            yield from pool.map(play, seeds[first : first + batch], chunksize=_BATCH // 8)
+
+
+def _collect_seldom() -> None:
+    """What a simulation leaves is small; looking for cycles in it as often as usual costs a tenth of the time."""
+    gc.freeze()
+    gc.set_threshold(100_000)
+
+
 def _many(options: argparse.Namespace) -> int:
     began = time.monotonic()
     counts: Counter[str] = Counter()
     simulated_s = 0.0
     broken = played = 0
-    for seed in range(options.start, options.start + options.seeds):
-        outcome = simulate(_draw(seed, options))
-        counts.update(outcome.counts)
-        simulated_s += outcome.seconds
+    start = options.start
+    if start is None:
+        start = random.SystemRandom().randrange(_FRESH)
+        _say(f"first seed: {start} (--start {start} repeats this)\n")
+    for seed, what_broke, counted, seconds in _play_all(options, range(start, start + options.seeds)):
+        counts.update(counted)
+        simulated_s += seconds
         played += 1
-        if outcome.broken:
+        if what_broke:
             broken += 1
-            _say(f"seed {seed}: {outcome.broken}\n")
+            _say(f"seed {seed}: {what_broke}\n")
             if broken >= options.most:
                 break
+        if played % _TOLD_EVERY == 0:
+            _say(f"{played} seeds, {broken} broken so far\n")
     faults = sum(count for name, count in counts.items() if name.startswith("fault "))
     _say(
         f"{played} seeds, {broken} broken: {simulated_s / 3600:.1f} simulated hours, {counts['events']} events, "
@@ -72,7 +109,7 @@ def _crowd(options: argparse.Namespace) -> int:
         hours=options.hours or CrowdSetup().hours,
         deaths_per_minute=options.deaths_per_minute,
         spares=options.spares,
-        seed=options.seed if options.seed is not None else options.start,
+        seed=next(seed for seed in (options.seed, options.start, 1) if seed is not None),
     )
     outcome = play_crowd(setup)
     most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -99,7 +136,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Simulated clusters with everything going wrong, each out of one seed.",
     )
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play (default: 100)")
-    parser.add_argument("--start", type=int, default=1, help="the first of them (default: 1)")
+    parser.add_argument("--start", type=int, help="the first of them (default: drawn afresh, and printed)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many processes play them (default: 1)")
     parser.add_argument("--most", type=int, default=20, help="stop after so many broken ones (default: 20)")
     parser.add_argument("--seed", type=int, help="play this one only")
     parser.add_argument("--tell", action="store_true", help="print its history")
@@ -123,4 +161,5 @@ def _say(text: str) -> None:
 
 
 if __name__ == "__main__":
+    _collect_seldom()
     sys.exit(main())

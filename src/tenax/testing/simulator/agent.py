@@ -81,6 +81,7 @@ class AgentProcess(Process):
         self._lonely_since = self.clock()
         self._saw_it_close = False
         self._still_since = 0.0
+        self._formed: fact.GenerationFormed | None = None  # read, and not taken yet
         self._stores: list[int] = []  # that were offered since the last generation
         self._beat_plan: Plan | None = None
         self._lease_plan: Plan | None = None
@@ -109,11 +110,14 @@ class AgentProcess(Process):
     def step(self, event: AnyEvent, at: float = 0.0) -> None:
         if self.has_left:
             return
+        is_checked = self.cluster.parts.are_checked_inside
+        if is_checked:
+            self._checker.expect(self.state, event)
         commands = self.machine.step(event, max(self.clock(), at))
         if self.cluster.history is not None:
             answers = "; ".join(describe(command) for command in commands) or "-"
             self._say(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
-        if self.cluster.parts.are_checked_inside:
+        if is_checked:
             self._checker.check(self.state, event, commands)
         for command in commands:
             self._obey(command)
@@ -265,16 +269,28 @@ class AgentProcess(Process):
             self._on_closed(payload)
 
     def _hear(self, event: AnyEvent) -> None:
-        if isinstance(event, fact.GenerationFormed) and not self._holds_lease():
+        """A generation that is read together with the end of the run is not started (as in ``Supervisor.run``)."""
+        if isinstance(event, fact.GenerationFormed):
+            self._formed = event
+            self.later(0.0, self._take_formed)
+            return
+        if isinstance(event, fact.RunEnded | fact.JoinRefused):
+            self._formed = None
+        self._take_formed()
+        self.step(event)
+
+    def _take_formed(self) -> None:
+        event, self._formed = self._formed, None
+        if event is not None and self._holds_lease():
+            self.step(event)
+        elif event is not None:
             self._say(f"{describe(event)} comes after the lease has run out")
             self._drop_connection()
-            return
-        self.step(event)
 
     def _holds_lease(self) -> bool:
         if self._serves or not self.cluster.setup.engine.judges_before_reading:
             return True
-        return self.lease.ends_at() > self.clock()
+        return self.lease.ends_at() > self.clock() and self.lease.is_answered(self.clock())
 
     def _on_closed(self, how: Payload) -> None:
         if self.state.decided is not None and how is FIN:

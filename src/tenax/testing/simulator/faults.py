@@ -233,7 +233,11 @@ class Faults:
             self._place_of(agent).is_wanted = False
             agent.do(agent.signal, SIGTERM)
             if fault.b % 2:
-                self._later(fault.seconds, agent.do, agent.signal, SIGINT)
+                self._later(fault.seconds, self._interrupt, agent)
+
+    def _interrupt(self, agent: AgentProcess) -> None:
+        if self.cluster.is_rough:  # else it would be a second disturbance beside the one that is measured
+            agent.do(agent.signal, SIGINT)
 
     def _notice(self, fault: Fault) -> None:
         agent = self._agent(fault.a)

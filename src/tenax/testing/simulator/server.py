@@ -14,7 +14,7 @@ import msgspec
 
 from tenax.core import events as fact
 from tenax.core import messages as word
-from tenax.core.coordinator import Heard, NodeLost, RunPhase, RunSettings, Say, TimeWentBy
+from tenax.core.coordinator import Heard, NodeLost, Resumed, RunPhase, RunSettings, Say, TimeWentBy
 from tenax.core.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
@@ -84,6 +84,8 @@ class Server:
     def _step(self, event: AnyCoordinatorEvent, at: float = 0.0) -> None:
         now = max(self.agent.clock(), at)
         before = self.state.phase
+        if self.cluster.parts.are_checked_inside:
+            self.checker.expect(self.state, event)
         says = self.machine.step(event, now)
         if self.cluster.history is not None:
             answers = "; ".join(f"{describe(say.event)} to {','.join(say.to)}" for say in says) or "-"
@@ -236,10 +238,13 @@ class Server:
         self._lose(node_id, f"silent for {self.cluster.setup.terms.lease_s:g} s")
 
     def was_absent(self, seconds: float) -> None:
-        """We stood still: that is nobody's silence."""
+        """The rule of the real server (``rendezvous/tcp/server.py``) and its seat."""
         if not self.cluster.setup.engine.reads_before_judging:
             return
         now = self.agent.clock()
+        if seconds > self.cluster.setup.terms.freeze_s:
+            self._step(Resumed(seconds))
+            seconds = float("inf")
         self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
 
     def own_agent_has_left(self) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from html import escape
 
+from tenax.core.text import harmless
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -83,7 +85,7 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
 
 def text(value: object) -> str:
     """Anything that a stranger wrote, as it may stand in a page. Halves of characters cannot be written to a file."""
-    return escape(str(value).encode("utf-8", "backslashreplace").decode(), quote=True)
+    return escape(harmless(str(value)), quote=True)
 
 
 def data(encoded: bytes, name: str) -> str:

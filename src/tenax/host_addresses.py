@@ -1,0 +1,73 @@
+"""The addresses of this host, which a node announces: its workers' connections to other hosts come from one of them."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence number, port
+_ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg: family, prefix, flags, scope, interface
+_ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
+_GET_ADDRESSES, _NEW_ADDRESS, _DONE, _ERROR = 22, 20, 3, 2
+_REQUEST_ALL = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2  # on a link between two hosts the first is the other one's
+_UNUSABLE, _DEPRECATED = 0x48, 0x20  # tentative or duplicate; not to be used for new connections
+_LINK_SCOPE = 253  # and above: of no use to other hosts, or to none but those on the same link
+_TIMEOUT_S = 1.0
+
+
+def host_addresses(first: str, max_count: int) -> tuple[str, ...]:
+    """Return numeric addresses, without loopback and link-local ones; ``first`` comes first unless it is loopback.
+
+    Asks the kernel, never a name server. Systems without rtnetlink know only ``first``.
+    """
+    first = first.partition("%")[0]
+    is_loopback = first.startswith("127.") or first == "::1"
+    found = [] if not first or is_loopback else [first]
+    if sys.platform == "linux":
+        with suppress(OSError):  # a sandbox without rtnetlink: ``first`` is all that is known
+            found += _all()
+    return tuple(dict.fromkeys(found))[:max_count]
+
+
+def _all() -> list[str]:
+    preferred: list[str] = []
+    deprecated: list[str] = []
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        netlink.settimeout(_TIMEOUT_S)
+        body = _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0)
+        netlink.send(_HEADER.pack(_HEADER.size + len(body), _GET_ADDRESSES, _REQUEST_ALL, 1, 0) + body)
+        is_done = False
+        while not is_done:
+            data, at = netlink.recv(1 << 16), 0
+            is_done = not data
+            while at + _HEADER.size <= len(data):
+                length, kind, _, _, _ = _HEADER.unpack_from(data, at)
+                if kind in (_DONE, _ERROR):
+                    is_done = True
+                elif kind == _NEW_ADDRESS:
+                    for address, is_deprecated in _usable(data[at + _HEADER.size : at + length]):
+                        (deprecated if is_deprecated else preferred).append(address)
+                at += max(_HEADER.size, (length + 3) & ~3)
+    return preferred + deprecated
+
+
+def _usable(message: bytes) -> Iterator[tuple[str, bool]]:
+    family, _, flags, scope, _ = _ADDRESS.unpack_from(message)
+    if family not in (socket.AF_INET, socket.AF_INET6) or scope >= _LINK_SCOPE or flags & _UNUSABLE:
+        return
+    found: dict[int, bytes] = {}
+    at = _ADDRESS.size
+    while at + _ATTRIBUTE.size <= len(message):
+        length, kind = _ATTRIBUTE.unpack_from(message, at)
+        found[kind] = message[at + _ATTRIBUTE.size : at + length]
+        at += max(_ATTRIBUTE.size, (length + 3) & ~3)
+    address = found.get(_IFA_LOCAL) or found.get(_IFA_ADDRESS)
+    if address is not None:
+        yield socket.inet_ntop(family, address), bool(flags & _DEPRECATED)

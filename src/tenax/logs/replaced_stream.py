@@ -1,0 +1,52 @@
+"""A replaced ``sys.stdout`` or ``sys.stderr``: teed lines go to the object that a program has put there.
+
+The log writer writes to descriptors, so it gets a pipe, and a thread of this process writes the lines to the object.
+Where nothing was replaced this module is not imported, and the log writer writes to the terminal itself.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_READ_BYTES = 1 << 16
+
+
+class ReplacedStream:
+    """Writes whole lines to the object, in order. If the object raises, the log writer counts what is left."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._read_end, self.descriptor = os.pipe()
+        self._thread = threading.Thread(target=self._pass_on, name="tenax replaced stream", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """Call it when the log writer has exited. Returns when the object has all lines, or does not take them."""
+        os.close(self.descriptor)
+        self._thread.join(timeout_s)
+
+    def _pass_on(self) -> None:
+        try:
+            rest = b""
+            while data := os.read(self._read_end, _READ_BYTES):
+                lines, newline, rest = (rest + data).rpartition(b"\n")
+                self._write(lines + newline)
+            self._write(rest)
+        except Exception as error:
+            import sys
+
+            if sys.__stderr__ is not None:
+                name = type(self._stream).__name__
+                print(f"tenax: the {name} in place of sys.stdout or sys.stderr failed: {error}", file=sys.__stderr__)
+        finally:
+            os.close(self._read_end)
+
+    def _write(self, lines: bytes) -> None:
+        if lines:
+            self._stream.write(lines.decode("utf-8", "replace"))
+            self._stream.flush()

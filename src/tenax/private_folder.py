@@ -1,0 +1,35 @@
+"""The private folder of this user on this host: control sockets, notes about runs, the secret of loopback endpoints.
+
+Only its user can enter it. A folder at that path that belongs to another user, or that others can enter, is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FOLDER_VARIABLE = "TENAX_DOORS"
+
+
+def private_folder(environ: Mapping[str, str] = os.environ) -> str:
+    """Return its path. Not below TMPDIR, which may differ between shells."""
+    return environ.get(FOLDER_VARIABLE) or f"/tmp/tenax-{os.getuid()}"
+
+
+def make_private(folder: str) -> None:
+    """Create the folder unless it exists. Raises OSError if it is not private."""
+    with suppress(FileExistsError):
+        os.mkdir(folder, 0o700)
+    check_private(folder)
+
+
+def check_private(folder: str) -> None:
+    """Raise OSError unless only this user can enter the folder."""
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{folder} must be a folder that only this user can enter (or set {FOLDER_VARIABLE})")

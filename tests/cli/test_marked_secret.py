@@ -1,0 +1,191 @@
+"""A marked secret: it is searched for in every settings class and in everything that a run prints or leaves behind."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+import tenax
+from places import own_endpoint
+from tenax.launcher.config import LaunchConfig
+from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.c10d_rendezvous_backend import create_backend
+from watching import on_linux
+
+MARK = "marked0secret0of0tests"
+URL = f"otel:http://me:{MARK}@collector:4318"
+_SECRET = re.compile(r"^(secret|password|token|conf)$")
+_MAY_HOLD_AN_ADDRESS = re.compile(r"^(trace|metrics|event_log_handler|rdzv_endpoint)$")
+_PROGRAMS = re.compile(r"\.(hook|warm|testing|compat|processes\.\w+_main|logs\.scribe_main)\b|__main__|tenax_template")
+_OF_OTHERS = {"Sight"}  # its token stands for a state of the rendezvous, and is not secret
+
+
+def structs() -> Iterator[type[msgspec.Struct]]:
+    for module in pkgutil.walk_packages(tenax.__path__, "tenax."):
+        if not _PROGRAMS.search(module.name):
+            with suppress(ModuleNotFoundError):  # an optional package of others
+                importlib.import_module(module.name)
+    left = [msgspec.Struct]
+    while left:
+        for kind in left.pop().__subclasses__():
+            left.append(kind)
+            if kind.__module__.startswith("tenax."):
+                yield kind
+
+
+def marked(kind: type[msgspec.Struct]) -> Any:
+    """An instance whose secrets have the mark; None: it has none. What else it needs is left out."""
+    values: dict[str, Any] = {}
+    for name in kind.__struct_fields__:
+        if _SECRET.match(name):
+            values[name] = f"token={MARK}" if name == "conf" else MARK
+        elif _MAY_HOLD_AN_ADDRESS.match(name):
+            values[name] = URL
+        elif name == "rdzv_configs":
+            values[name] = {"token": MARK, "password": MARK}
+    if not values:
+        return None
+    return kind(**{**dict.fromkeys(kind.__struct_fields__), **values})
+
+
+def test_no_settings_class_shows_the_mark() -> None:
+    """Neither ``repr()`` nor ``str()``: both end up in logs and tracebacks."""
+    seen = []
+    for kind in structs():
+        if kind.__name__ in _OF_OTHERS or (made := marked(kind)) is None:
+            continue
+        seen.append(kind.__name__)
+        assert MARK not in repr(made) + str(made), kind
+    expected = {"Options", "NodePlan", "TcpSettings", "EtcdRendezvousSettings", "EtcdSettings", "Leader", "Wanted"}
+    assert expected <= set(seen), "they are found; a renamed field would otherwise pass for success"
+    config = LaunchConfig(
+        1,
+        2,
+        1,
+        rdzv_configs={"token": MARK, "password": MARK, "token_file": "path"},
+        metrics_cfg={"handlers": URL},
+        trace=URL,
+        event_log_handler=URL,
+    )
+    params = RendezvousParameters("tcp", "host", "run", 1, 2, token=MARK, password=MARK)
+    for made in (config, params):
+        assert MARK not in repr(made) + str(made)
+    assert "'token_file': 'path'" in repr(config), "the name of a file is not secret"
+    with pytest.raises(ValueError, match="would have no effect") as raised:
+        create_backend(params)
+    assert MARK not in str(raised.value)
+
+
+WRONG_USAGE: dict[str, list[str]] = {
+    "a trace without a handler": ["--trace", f"http://me:{MARK}@collector", "t.py"],
+    "a trace to a wrong address": ["--dry-run", "--trace", f"otel:me:{MARK}@collector", "t.py"],
+    "metrics to a wrong address": ["--dry-run", "--metrics", f"otel:me:{MARK}@collector", "t.py"],
+    "a secret on the command line": ["--nnodes=2", "--rdzv-endpoint=h", f"--rdzv-conf=token={MARK}", "t.py"],
+    "half a setting": ["--nnodes=2", "--rdzv-endpoint=h", f"--rdzv-conf=token={MARK},half", "t.py"],
+    "a password in an endpoint": ["--nnodes=2", "--rdzv-backend=etcd", f"--rdzv-endpoint=http://me:{MARK}@h", "t.py"],
+    "a misspelt flag": [f"--rdzv-cnof=token={MARK}", "t.py"],
+    "a plan": ["--dry-run", "--nnodes=2", "--rdzv-endpoint=h", "--trace", URL, "--metrics", URL, "t.py"],
+}
+
+
+def tenax_run(words: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tenax", "run", *words],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("words", WRONG_USAGE.values(), ids=WRONG_USAGE.keys())
+def test_no_message_about_wrong_usage_and_no_plan_shows_the_mark(words: list[str], tmp_path: Path) -> None:
+    """What a user wrote is repeated in messages, but for secrets."""
+    (tmp_path / "t.py").touch()
+    done = tenax_run(words, tmp_path, TENAX_RDZV_TOKEN=MARK)
+    assert MARK not in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+WORKER = """
+import os
+print(dict(os.environ))
+me, seen = os.getpid(), []
+for pid in filter(str.isdecimal, os.listdir("/proc")):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            command = file.read()
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            environ = file.read()
+    except OSError:
+        continue
+    if os.environ["MARKED_RUN"].encode() in environ:
+        is_agent = b"\\0run\\0" in command and b"tenax" in command  # which was given it
+        seen.append((pid, command, b"" if is_agent else environ))
+with open(os.environ["MARKED_RUN"] + os.environ["RANK"], "w") as file:
+    file.write("\\n".join(map(repr, seen)))
+if os.environ["RANK"] == "0" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise RuntimeError("the first attempt fails, and is reported")
+"""
+
+
+@on_linux
+@pytest.mark.parametrize("source", ["variable", "file"])
+def test_nothing_that_a_run_prints_writes_or_starts_has_the_mark(source: str, tmp_path: Path) -> None:
+    """Consoles of both nodes, logs, journals, reports, error files, and the command lines and environments of every
+    process of the run, helpers included. (Only the agents have it, in their own environment.)"""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "t.py").write_text(WORKER)
+    environ = {**os.environ, "MARKED_RUN": str(folder / "seen"), "TMPDIR": str(folder)}
+    conf = "last_call_timeout=0"
+    if source == "variable":
+        environ["TENAX_RDZV_TOKEN"] = MARK
+        environ["TENAX_ETCD_PASSWORD"] = MARK
+    else:
+        secret = tmp_path / "secret"
+        secret.write_text(MARK)
+        secret.chmod(0o600)
+        conf += f",token_file={secret}"
+    flags = ["--nnodes=2", "--max-restarts=1", f"--rdzv-endpoint={own_endpoint()}", f"--rdzv-conf={conf}", "--tee=3"]
+    agents = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tenax",
+                "run",
+                *flags,
+                f"--log-dir=logs{number}",
+                f"--report=r{number}.json",
+                "t.py",
+            ],
+            cwd=folder,
+            env=environ,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for number in range(2)
+    ]
+    printed = [agent.communicate(timeout=100)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], printed
+    assert MARK.encode() not in b"".join(printed)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    names = {path.name for path in files}
+    assert {"journal.jsonl", "coordinator.jsonl", "r0.json", "seen0", "seen1", "stdout.log"} <= names
+    assert "tenax-keeper" in (folder / "seen0").read_text(), "helpers are looked at too"
+    for path in files:
+        assert MARK.encode() not in path.read_bytes(), path

@@ -1,0 +1,45 @@
+"""Real agents with real workers, and a member of the run that sends absurd values: the run does not notice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from e2e.harness import PATIENCE_S
+from tenax.core.messages import NodeInfo, NodeJoined
+from tenax.rendezvous.tcp import wire
+
+from .kit import Cluster
+
+
+def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> None:
+    """Each closes its own connection. Workers go on in their generation, the status is answered, no line is forged."""
+    agents = cluster.start_in_order(2)
+    workers = cluster.desk.generation(2)
+    info = {"node_id": "operator", "host": "host", "min_nodes": 2, "max_nodes": 2}
+    absurd = [
+        NodeJoined(NodeInfo(**{**info, "slots": 1 << 40})),
+        NodeJoined(NodeInfo(**{**info, "slots": -1})),
+        NodeJoined(NodeInfo(**{**info, "host": "h" * (4 << 20)})),
+        NodeJoined(NodeInfo(**{**info, "host": "h\ntenax: the run succeeded"})),
+        NodeJoined(NodeInfo(**info), generation=1 << 53),
+        NodeJoined(NodeInfo(**info), generation=2, restarts_used=1 << 50),
+    ]
+    for message in absurd:
+        cluster.operate(wire.Word(message))
+    assert {worker.ask("generation") for worker in workers} == {1}
+    status = subprocess.run(
+        [sys.executable, "-m", "tenax", "status", "--json", cluster.told["run_id"]],
+        env=cluster.bench.environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert status.returncode == 0, status.stderr
+    told = json.loads(status.stdout)
+    assert (told["generation"], told["restarts_used"], len(told["nodes"])) == (1, 0, 2)
+    cluster.finish(workers, *agents)
+    for agent in agents:
+        assert "\ntenax: the run succeeded\n" not in agent.text.replace("tenax: the run succeeded: ", "")

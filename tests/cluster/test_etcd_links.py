@@ -1,0 +1,191 @@
+"""Links between agents that meet through etcd: their TLS, and their port."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from etcd_servers import EtcdCluster, needs_etcd
+from net.etcd_members import records_of
+from tenax.rendezvous.etcd.keys import Keys, Leader
+from watching import until
+
+from .kit import Agent, Cluster
+
+pytestmark = needs_etcd
+
+MakeEtcd = Callable[..., EtcdCluster]
+SERVES = "this node serves the coordinator"
+TAKES_OVER = "this node takes over the coordinator"
+PLAIN = "the links between agents are not encrypted"
+REFUSED = 71
+PATIENT = {"keep_alive_max_attempt": 20}
+TIMEOUT_S = 30.0
+
+
+def leader_of(cluster: Cluster, etcd: EtcdCluster) -> Leader:
+    key = b64encode(Keys(cluster.told["run_id"]).leader).decode()
+    (kv,) = etcd.ask(0, "/v3/kv/range", {"key": key}, etcd.token())["kvs"]
+    return msgspec.json.decode(b64decode(kv["value"]), type=Leader)
+
+
+def settled(cluster: Cluster, etcd: EtcdCluster) -> bool:
+    """Whether the present leader has seen every member of the generation."""
+    return records_of(lambda path, body: etcd.ask(0, path, body), cluster.told["run_id"])[-1].before == ()
+
+
+def in_one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def own_ports(count: int) -> list[int]:
+    """Ports of this test process, below those that the system gives to others."""
+    first = 17_000 + os.getpid() % 1000 * 15
+    found: list[int] = []
+    for port in range(first, first + 15):
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        found.append(port)
+    return found[:count]
+
+
+def let_lead(cluster: Cluster, etcd: EtcdCluster, heir: Agent, others: Sequence[Agent]) -> None:
+    """The others are stopped while the leader's key is deleted, so that ``heir`` is elected."""
+    for agent in others:
+        agent.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, agent.process.pid, os.WSTOPPED | os.WNOWAIT)
+    key = b64encode(Keys(cluster.told["run_id"]).leader).decode()
+    assert etcd.ask(0, "/v3/kv/deleterange", {"key": key})["deleted"] == "1"
+    heir.until_said(TAKES_OVER)
+    for agent in others:
+        agent.send(signal.SIGCONT)
+
+
+# --- TLS --------------------------------------------------------------------------------------------------------------
+
+
+def test_links_use_the_certificates_that_etcd_is_shown(cluster: Cluster, make_etcd: MakeEtcd) -> None:
+    """The leader speaks TLS with the certificate that it announced, and only with peers that show one."""
+    etcd = make_etcd(1, tls="mutual")
+    assert etcd.certificates is not None
+    cluster.use_etcd(etcd)
+    cluster.start(2)
+    workers = cluster.desk.generation(2)
+    leader = leader_of(cluster, etcd)
+    address = (leader.place.addr, leader.place.port)
+    context = ssl.create_default_context(cafile=etcd.certificates.ca)
+    context.check_hostname = False
+    with socket.create_connection(address, TIMEOUT_S) as sock, pytest.raises((ssl.SSLError, ConnectionError)):  # noqa: SIM117
+        with context.wrap_socket(sock, server_hostname="leader") as bare:
+            bare.recv(1)  # TLS 1.3 refuses a missing certificate after the handshake
+    context.load_cert_chain(*etcd.certificates.client)
+    with (
+        socket.create_connection(address, TIMEOUT_S) as sock,
+        context.wrap_socket(sock, server_hostname="leader") as secured,
+    ):
+        shown = secured.getpeercert(binary_form=True)
+        assert shown is not None
+        assert hashlib.sha256(shown).digest() == leader.certificate
+    with socket.create_connection(address, TIMEOUT_S) as sock:
+        sock.sendall(b"\0\0\0\2{}")
+        assert sock.recv(1) != b"\0", "no frame is answered outside TLS"
+    cluster.finish(workers)
+    assert not any(PLAIN in in_one_line(agent.text) for agent in cluster.agents)
+
+
+def test_links_without_tls_are_announced(cluster: Cluster, make_etcd: MakeEtcd) -> None:
+    """With ca_cert alone etcd is checked, and links are plain: one line says so, unless the user asked for that."""
+    etcd = make_etcd(1, tls="server")
+    cluster.use_etcd(etcd)
+    (one,) = cluster.start()
+    one.until_said(SERVES)
+    (other,) = cluster.start(conf={"link_tls": "false"})
+    workers = cluster.desk.generation(2)
+    assert leader_of(cluster, etcd).certificate == b""
+    cluster.finish(workers, one, other)
+    assert PLAIN in in_one_line(one.text)
+    assert PLAIN not in in_one_line(other.text)
+
+
+@pytest.mark.parametrize("leads_with_tls", [True, False])
+def test_nodes_that_disagree_about_tls_do_not_link(cluster: Cluster, make_etcd: MakeEtcd, leads_with_tls: bool) -> None:
+    """Nobody falls back to a plain link: the second node is refused with the remedy."""
+    etcd = make_etcd(1, tls="server")
+    assert etcd.certificates is not None
+    cert, key = etcd.certificates.client
+    files = {"ssl_cert": cert, "ssl_cert_key": key}
+    cluster.use_etcd(etcd)
+    (first,) = cluster.start(conf=files if leads_with_tls else {})
+    first.until_said(SERVES)
+    (second,) = cluster.start(conf={} if leads_with_tls else files)
+    assert second.wait() == REFUSED
+    said = "links with TLS only" if leads_with_tls else "links without TLS"
+    assert said in in_one_line(second.printed_report), second
+    assert "ssl_cert, ssl_cert_key and ca_cert" in in_one_line(second.printed_report)
+    first.send(signal.SIGTERM)
+    assert first.wait() == 128 + signal.SIGTERM
+
+
+# --- the port ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_listens_at_the_fixed_port_also_when_it_leads_again(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """It led, another led, and it leads again, at the same port; the workers go on meanwhile."""
+    cluster.use_etcd(etcd, **PATIENT)
+    ports = own_ports(2)
+    (first,) = cluster.start(conf={"link_port": ports[0]})
+    first.until_said(SERVES)
+    (second,) = cluster.start(conf={"link_port": ports[1]})
+    workers = cluster.desk.generation(2)
+    assert leader_of(cluster, etcd).place.port == ports[0]
+    let_lead(cluster, etcd, second, [first])
+    until(lambda: settled(cluster, etcd), "all members to be linked to the second")
+    assert leader_of(cluster, etcd).place.port == ports[1]
+    let_lead(cluster, etcd, first, [second])
+    until(lambda: settled(cluster, etcd), "all members to be linked to the first again")
+    assert leader_of(cluster, etcd).place.port == ports[0]
+    cluster.finish(workers)
+
+
+def test_two_runs_with_the_same_fixed_port(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """The second one ends with a message that names the port and the option."""
+    (port,) = own_ports(1)
+    conf: dict[str, Any] = {"link_port": port}
+    cluster.use_etcd(etcd)
+    (first,) = cluster.start(conf=conf)
+    first.until_said(SERVES)
+    (second,) = cluster.start(run_id=f"{cluster.told['run_id']}-other", conf={**conf, "join_timeout": 2})
+    assert second.wait() == REFUSED
+    report = in_one_line(second.printed_report)
+    assert f"cannot listen at 127.0.0.1:{port} (Address already in use)" in report, second
+    assert "choose another port with --rdzv-conf link_port=PORT" in report
+    assert "Traceback" not in second.text
+    first.send(signal.SIGTERM)
+    assert first.wait() == 128 + signal.SIGTERM
+
+
+# --- settings that have no effect -------------------------------------------------------------------------------------
+
+
+def test_settings_without_effect_are_announced(cluster: Cluster, etcd: EtcdCluster) -> None:
+    """A user of an etcd that has none, and options of torchrun that the engine does not read."""
+    cluster.use_etcd(etcd)
+    (agent,) = cluster.start(nodes=(1, 2), conf={"user": "me", "password": "unused", "etcd_prefix": "/mine"})
+    agent.until_said(SERVES)
+    agent.send(signal.SIGTERM)
+    assert agent.wait() == 128 + signal.SIGTERM
+    said = in_one_line(agent.text)
+    assert "etcd has no users, so everyone who reaches it may use it, and user=me has no effect" in said
+    assert "these rendezvous options have no effect with etcd: etcd_prefix" in said
+    assert "unused" not in said

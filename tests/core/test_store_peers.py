@@ -1,0 +1,42 @@
+"""Which hosts may use a generation's store: those of its members, as they announced them."""
+
+from __future__ import annotations
+
+from tenax.core import messages as word
+from tenax.core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
+from tenax.core.events import GenerationFormed
+from tenax.core.model import MAX_STORE_PEERS, Assignment
+
+
+def form(addresses: dict[str, tuple[str, ...]], *, is_agent_store: bool = True) -> dict[str, Assignment]:
+    """The parts of a generation of these nodes, the first of which gets rank 0."""
+    machine = CoordinatorMachine(RunSettings("job", len(addresses), len(addresses)))
+    machine.step(Opened(), 0.0)
+    says = []
+    for rank, (name, own) in enumerate(addresses.items()):
+        info = word.NodeInfo(name, name, rank=rank, min_nodes=len(addresses), max_nodes=len(addresses))
+        machine.step(Heard(name, word.NodeJoined(info)), 0.0)
+        ready = word.NodeReady(0, name, 1234, is_agent_store, own)
+        says += machine.step(Heard(name, ready), 0.0)
+    return {say.to[0]: say.event.assignment for say in says if isinstance(say.event, GenerationFormed)}
+
+
+def test_the_node_that_hosts_the_store_gets_the_addresses_of_the_others() -> None:
+    """Each once, and nobody else gets them. Two agents of one host announce the same."""
+    parts = form({"a": ("10.0.0.1",), "b": ("10.0.0.2", "fd00::2"), "c": ("10.0.0.2",)})
+    assert parts["a"].store_peers == ("10.0.0.2", "fd00::2")
+    assert [parts[name].store_peers for name in "bc"] == [(), ()]
+
+
+def test_a_store_that_a_worker_hosts_needs_no_addresses() -> None:
+    """It is torch's, and serves every peer."""
+    assert form({"a": ("10.0.0.1",), "b": ("10.0.0.2",)}, is_agent_store=False)["a"].store_peers == ()
+
+
+def test_the_addresses_of_a_run_of_any_size_fit_into_a_message() -> None:
+    """Of many nodes only the first addresses are passed on, and at least one of each."""
+    count = MAX_STORE_PEERS // 8
+    nodes = {f"{number:05}": tuple(f"{number}.{each}" for each in range(16)) for number in range(count)}
+    peers = form(nodes)["00000"].store_peers
+    assert len(peers) <= MAX_STORE_PEERS
+    assert {peer.split(".")[0] for peer in peers} == {str(number) for number in range(1, count)}

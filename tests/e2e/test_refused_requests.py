@@ -1,0 +1,77 @@
+"""An explicit request that cannot be met is refused before any worker starts, with the reason and the remedy."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from .harness import Bench
+
+TRAINS = "from worker_kit import note; note('started')"
+NOWHERE = "/proc/nowhere"  # no file or folder can be created there, not even by root
+
+
+@pytest.fixture(scope="module")
+def taken_port() -> Iterator[int]:
+    """A port at which another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        yield taken.getsockname()[1]
+
+
+# Flags or variables, what the message says about them, and what to do.
+REQUESTS = [
+    ("--log-dir {nowhere}", "--log-dir {nowhere}: ", "folder"),
+    ("--log-dir {home}/file", "--log-dir {home}/file: {home}/file is a file", "name a folder"),
+    ("--report {nowhere}", "--report {nowhere}: cannot be written", "name a file"),
+    ("--report {home}", "--report {home} is a folder", "name a file"),
+    ("--dashboard 127.0.0.1:{port}", "port {port} of 127.0.0.1 is taken by another program", "choose another"),
+    ("--dashboard 192.0.2.1:0", "192.0.2.1 is no address of this host", "choose one that is"),
+    ("--dashboard 127.0.0.1:0 TENAX_DASHBOARD_KEY=short", "TENAX_DASHBOARD_KEY must have", "at least 16 letters"),
+    ("--trace otel:nonsense", "'nonsense' is no endpoint", "expected one such as"),
+    ("--trace otel", "nothing says where to send it", "write --trace otel:"),
+    ("--trace other", "--trace other names no handler", "write --trace otel"),
+    ("--metrics jsonl:{nowhere}", "'jsonl:{nowhere}' cannot be made", "tenax run --help"),
+    ("--metrics prometheus:{port}", "'prometheus:{port}' cannot be made: Address already in use", "tenax run --help"),
+    ("--metrics other", "metric handler 'other'", "known are"),
+    ("--event-log-handler jsonl:{nowhere}", "'{nowhere}' cannot be opened for writing", "tenax run --help"),
+    ("--logs-specs other", "--logs-specs other", "there are: default"),
+    ("--rdzv-backend other", "--rdzv-backend other", "there are"),
+    ("TORCHELASTIC_HEALTH_CHECK_PORT={port}", "port {port} for health checks cannot be used", "or 0 for any"),
+    ("TORCH_WORKER_SERVER_SOCKET={nowhere}", "TORCH_WORKER_SERVER_SOCKET is '{nowhere}'", "or leave it unset"),
+    ("TORCHELASTIC_ENABLE_FILE_TIMER=1 TORCHELASTIC_TIMER_FILE={nowhere}", "'{nowhere}'", "path"),
+    ("TENAX_DOORS={nowhere}/doors", "TENAX_DOORS is '{nowhere}/doors'", "or leave it unset"),
+]
+
+
+@pytest.mark.parametrize(("request_", "what", "remedy"), REQUESTS, ids=[row[0] for row in REQUESTS])
+def test_a_request_that_cannot_be_met_is_refused(
+    bench: Bench, taken_port: int, request_: str, what: str, remedy: str
+) -> None:
+    """One message with what is wrong and what to do, exit code 2, and no worker was started."""
+    (bench.home / "file").touch()
+    values = {"nowhere": NOWHERE, "home": str(bench.home), "port": str(taken_port)}
+    words = [word.format(**values) for word in request_.split()]
+    variables = dict(word.split("=") for word in words if "=" in word)
+    flags = [word for word in words if "=" not in word]
+    done = bench.run(*flags, bench.script(TRAINS), env=variables)
+    assert done.code == 2, done
+    assert what.format(**values) in done.err, done
+    assert remedy in done.err, done
+    assert "Traceback" not in done.err, done
+    assert not bench.noted("started")
+
+
+def test_a_report_that_can_be_written_is_not_touched_before_the_end(bench: Bench) -> None:
+    """Trying to write leaves an earlier report as it was, and makes no empty one."""
+    script = bench.script("import os; from worker_kit import note; note('seen', os.listdir())")
+    earlier = bench.home / "earlier.json"
+    earlier.write_text("of yesterday")
+    job = bench.run("--report", "new.json", script)
+    assert job.code == 0, job
+    assert "new.json" not in bench.note("seen")
+    assert (bench.home / "new.json").stat().st_size > 0
+    done = bench.run("--report", "earlier.json", "--metrics", "other", script)
+    assert done.code == 2, done
+    assert earlier.read_text() == "of yesterday"

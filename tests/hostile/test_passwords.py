@@ -1,0 +1,60 @@
+"""Passwords in addresses that a user wrote are masked in errors, plans and representations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from e2e.harness import PATIENCE_S
+from tenax.core.text import without_passwords
+from tenax.launcher import LaunchConfig
+from tenax.metrics.otlp_address import otlp_address
+
+SECRET = "hunter2"
+ADDRESS = f"http://user:{SECRET}@host:4318"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"'{ADDRESS}/v1'", "'http://***@host:4318/v1'"),
+        (f"ftp://:{SECRET}@@h and https://{SECRET}@h", "ftp://***@h and https://***@h"),
+        ("http://host/a@b", "http://host/a@b"),
+        ("a@b", "a@b"),
+    ],
+)
+def test_the_user_and_the_password_of_an_address_are_masked(text: str, shown: str) -> None:
+    """All that stands before the host; what is no address stays."""
+    assert without_passwords(text) == shown
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--trace", ADDRESS),
+        ("--trace", f"otel:ftp://user:{SECRET}@host"),
+        ("--metrics", f"otel:ftp://user:{SECRET}@host"),
+        ("--metrics", ADDRESS),
+        ("--rdzv-endpoint", ADDRESS, "--nnodes", "2"),
+        ("--rdzv-backend", "etcd", "--rdzv-endpoint", ADDRESS, "--nnodes", "2"),
+        ("--plan", "--trace", f"otel:{ADDRESS}"),
+    ],
+)
+def test_commands_do_not_print_a_password(flags: tuple[str, ...], tmp_path: Path) -> None:
+    """Neither in the error for a wrong flag nor in what a run would do."""
+    (tmp_path / "train.py").write_text("")
+    command = [sys.executable, "-m", "tenax", "run", "--dry-run", *flags, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert SECRET not in done.stdout + done.stderr
+
+
+def test_values_do_not_show_a_password() -> None:
+    """In Python: the configuration, and the error for an address that is none."""
+    config = LaunchConfig(1, 1, 1, rdzv_endpoint=ADDRESS)
+    assert SECRET not in repr(config)
+    with pytest.raises(ValueError, match="is no endpoint") as raised:
+        otlp_address(f"ftp://user:{SECRET}@host", "traces", {})
+    assert SECRET not in str(raised.value)

@@ -1,0 +1,105 @@
+"""Headers that are made to be expensive: each server rejects or answers them at little cost, and goes on."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from asking import Heard, heard_from
+from tenax.control_plane.server import WorkerServer
+from tenax.dashboard.live import Dashboard
+from tenax.health.server import HealthCheckServer
+from tenax.loop import Loop
+from tenax.metrics.page_server import PageServer
+from watching import PATIENCE_S, leaving_nothing, on_linux
+
+pytestmark = on_linux
+
+MAX_CPU_S = 0.005
+N = 16_000
+HEAD = b"GET / HTTP/1.1\r\nHost: h\r\n"
+REQUESTS = {
+    "blanks inside a value": HEAD + b"x:a" + b" " * N + b"b\r\n\r\n",
+    "blanks before a control character": HEAD + b"x:" + b" " * N + b"\x0b\r\n\r\n",
+    "blanks before a carriage return": HEAD + b"x:" + b"\t " * (N // 2) + b"\rb\r\n\r\n",
+    "blanks inside a value, 8 KB": HEAD + b"x:a" + b" " * 7900 + b"b\r\n\r\n",
+    "blanks before a control character, 8 KB": HEAD + b"x:" + b" " * 7900 + b"\x0b\r\n\r\n",
+    "many headers": HEAD + b"a:\r\n" * (N // 4) + b"\r\n",
+    "many folded lines": HEAD + b"a:b\r\n" + b" \r\n" * (N // 3) + b"\r\n",
+    "a long name": HEAD + b"x" * N + b"\r\n\r\n",
+    "many elements": HEAD + b"Connection:" + b"a," * (N // 2) + b"\r\n\r\n",
+    "a long target": b"GET /" + b"%41" * (N // 3) + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+    "many parameters": b"GET /?" + b"a=1&" * (N // 4) + b" HTTP/1.1\r\nHost: h\r\n\r\n",
+}
+
+
+class Server:
+    """One of the servers, with its address and its thread."""
+
+    def __init__(self, address: str | tuple[str, int], thread_name: str) -> None:
+        self._address = address
+        (self._thread,) = [each for each in threading.enumerate() if each.name.startswith(thread_name)]
+
+    def ask(self, data: bytes) -> Heard:
+        """Send these bytes; return the response."""
+        with socket.socket(socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET) as sock:
+            sock.settimeout(PATIENCE_S)
+            sock.connect(self._address)
+            sock.sendall(data)
+            return heard_from(sock)
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of the server's thread so far."""
+        assert self._thread.ident is not None
+        return time.clock_gettime(time.pthread_getcpuclockid(self._thread.ident))
+
+
+@pytest.fixture(params=["dashboard", "health", "metrics", "worker"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    """Each of the servers of tenax that speak HTTP."""
+    with leaving_nothing():
+        close: Callable[[], None]
+        if request.param == "health":
+            health = HealthCheckServer(lambda: int(time.time()), 0, 30)
+            health.start()
+            found, close = Server(("127.0.0.1", health.port), "tenax health check"), health.stop
+        elif request.param == "metrics":
+            page = PageServer(lambda: "page\n", path="/metrics", content_type="text/plain")
+            found, close = Server(("127.0.0.1", page.port), "tenax: page at"), page.close
+        elif request.param == "worker":
+            worker = WorkerServer(str(tmp_path / "s"))
+            worker.start()
+            found, close = Server(worker.path, "tenax worker server"), worker.stop
+        else:
+            loop = Loop()
+            # No request here has the key, so the operators' object is never used.
+            dashboard = Dashboard("127.0.0.1:0", None, loop, pytest.fail)  # type: ignore[arg-type]
+            port = int(dashboard.link.partition("/?")[0].rpartition(":")[2])
+
+            def close() -> None:
+                dashboard.close()
+                loop.close()
+
+            found = Server(("127.0.0.1", port), "tenax page")
+        yield found
+        close()
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_a_header_of_16_kb_costs_less_than_5_ms(server: Server, kind: str) -> None:
+    """Of the CPU time of the server's thread, whatever the header is made of; the next request is answered."""
+    costs = []
+    for _ in range(5):
+        before = server.cpu_s()
+        answered = server.ask(REQUESTS[kind])
+        costs.append(server.cpu_s() - before)
+        assert answered.status in (200, 400, 403, 404, 431)
+        if costs[-1] < MAX_CPU_S:
+            break
+    assert min(costs) < MAX_CPU_S
+    assert server.ask(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").status in (200, 403, 404)

@@ -1,0 +1,83 @@
+"""The command: agents that serve a coordinator are stopped with SIGSTOP, many times, in several clusters side by side.
+
+./dev freezes                       20 freezes of 30 s in 4 clusters, with the default lease
+./dev freezes --times 4 --seconds 10 --clusters 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cluster.freezes import Freezes
+from cluster.kit import Cluster
+from e2e.harness import Bench
+from tenax.core.lease import LeaseTerms
+
+_printing = threading.Lock()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Returns 1 if two generations were ever alive at once, or a run did not go on."""
+    options = _parser().parse_args(argv)
+    began = time.monotonic()
+    plans = [range(first, options.times, options.clusters) for first in range(options.clusters)]
+    with ThreadPoolExecutor(options.clusters) as pool:
+        results = list(pool.map(lambda numbers: _play(numbers, options), plans))
+    done = sum((counts for counts, _ in results), Counter[str]())
+    broken = [trouble for _, trouble in results if trouble]
+    kinds = ", ".join(f"{kind}: {count}" for kind, count in sorted(done.items()))
+    for trouble in broken:
+        _say(f"BROKEN: {trouble}")
+    _say(
+        f"{done.total()} freezes of {options.seconds:g} s ({kinds}), lease {options.lease:g} s, "
+        f"{len(broken)} clusters broken, in {time.monotonic() - began:.0f} s"
+    )
+    return 1 if broken else 0
+
+
+def _play(numbers: range, options: argparse.Namespace) -> tuple[Counter[str], str]:
+    """One cluster and its share of the freezes; what went wrong, or nothing."""
+    done: Counter[str] = Counter()
+    with tempfile.TemporaryDirectory(prefix="tenax-lane-", ignore_cleanup_errors=True) as home:
+        cluster = Cluster(Bench(Path(home), f"freezes-{numbers.start}"))
+        try:
+            freezes = Freezes(cluster, options.lease, options.seconds)
+            for number in numbers:
+                kind = Freezes.KINDS[number % len(Freezes.KINDS)]
+                before = freezes.generation
+                freezes.freeze(kind)
+                done[kind] += 1
+                _say(f"freeze {number + 1} ({kind}): generation {before} -> {freezes.generation}, never two at once")
+            freezes.finish()
+            cluster.close()
+        except BaseException as error:  # an assertion, or pytest's own failure
+            for agent in cluster.agents:
+                agent.close()
+            return done, f"{error}\n{cluster}"
+    return done, ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev freezes", description="Stop the agents that serve, again and again.")
+    parser.add_argument("--times", type=int, default=20, help="how many freezes in all (default: 20)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each (default: 30)")
+    parser.add_argument("--clusters", type=int, default=4, help="side by side (default: 4)")
+    parser.add_argument("--lease", type=float, default=LeaseTerms().lease_s, help="in seconds (default: that of a run)")
+    return parser
+
+
+def _say(text: str) -> None:
+    with _printing:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

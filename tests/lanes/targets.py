@@ -1,0 +1,470 @@
+"""What is fuzzed: each target takes bytes of a peer, a worker or a file, and checks what must hold whatever they are.
+
+A target is a class. ``case(draw)`` plays one case and raises if something broke; ``close()`` ends what it opened.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tenax.core import commands as order
+from tenax.core import coordinator as run
+from tenax.core import events as fact
+from tenax.core.agent import AgentMachine
+from tenax.core.bounds import MAX_TEXT
+from tenax.core.events import AnyEvent, FromCoordinator
+from tenax.core.messages import FailureSeen, FromNode, NodeInfo
+from tenax.core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
+from tenax.core.run_state import AnyCoordinatorEvent, RunSettings
+from tenax.core.text import shortened_texts
+from tenax.core.watchdog import Request, Watchdog
+from tenax.etcd.errors import EtcdRejected
+from tenax.etcd.operations import KeyValue
+from tenax.failures import python_traceback
+from tenax.failures.evidence import gather
+from tenax.failures.report import Report, render, to_json
+from tenax.http.message import Response
+from tenax.http.server import HttpServer
+from tenax.listening import listen
+from tenax.rendezvous.etcd import keys
+from tenax.rendezvous.tcp import wire
+from tenax.runtime.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
+from tenax.runtime.replay import replay
+from tenax.runtime.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal, replay_run
+from tenax.runtime.story import live_line, tell
+from tenax.store import wire as store_wire
+from tenax.store.key_values import KeyValues
+from tenax.store.limits import Limits
+from tenax.store.protocol import Session
+from tenax.view.agent_history import history_of_node
+from tenax.view.chrome_trace import trace_in_text
+from tenax.view.coordinator_history import history_of_run
+from tenax.view.history import histories_of
+from tenax.view.html.report_page import report_page
+from tenax.view.html.timeline_page import timeline_page
+from tenax.view.status import RunStatus, status_of
+from tenax.view.summary import summary_in_words, summary_of
+
+from .values import Draw
+
+PATIENCE_S = 20.0
+
+
+class Frames:
+    """Frames of both directions: they are rejected, or mean the same when they are sent again."""
+
+    def case(self, draw: Draw) -> None:
+        for kind, decode in ((wire.FromAgent, wire.decode_from_agent), (wire.FromServer, wire.decode_from_server)):
+            body = draw.json(kind)
+            try:
+                frame = decode(body)
+            except wire.WireError:
+                continue
+            again = decode(wire.encode(frame)[4:])  # texts that are too long are cut by who sends them
+            assert decode(wire.encode(again)[4:]) == again
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Coordinator:
+    """The coordinator's machine: valid messages with values at their bounds, in any order, from any node.
+
+    It raises nothing; what it sends is within the bounds of those who receive it; its state can be shown, and its
+    journal can be read and replayed.
+    """
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        on_hang = dice.choice(("off", "report", "restart"))
+        settings = RunSettings("run", 1, 3, dice.choice((0, 1, 100)), serving_node="a", on_hang=on_hang)
+        machine = run.CoordinatorMachine(settings)
+        now, recent = 0.0, []
+        steps: list[RunStep] = []
+        for _ in range(dice.randrange(2, 40)):
+            now += dice.choice((0.0, 0.1, 5.0, 1000.0))
+            event = self._event(draw)
+            if event is None:
+                continue
+            says = machine.step(event, now)
+            recent.append((now, event, says))
+            steps.append(RunStep(now, event, says))
+            for say in says:
+                wire.decode_from_server(wire.encode(wire.Event(say.event))[4:])
+            machine.state.next_deadline()
+        status = status_of(machine.state, recent, machine.doing_in_words(now), now, 1e9)
+        msgspec.json.decode(wire.encode_answer(1, status, "")[4:])
+        msgspec.json.decode(msgspec.json.encode(status), type=RunStatus)
+        header = RunHeader(3, "0", settings, "h", 1e9, 0.0)
+        for step in steps:
+            plain = shortened_texts(msgspec.to_builtins(step), MAX_TEXT)  # as the journal writes it
+            msgspec.json.decode(msgspec.json.encode(plain), type=AnyRunLine)
+        replay_run(header, steps)
+        show([history_of_run(header, steps)], [])
+
+    def _event(self, draw: Draw) -> Any:
+        dice = draw.dice
+        while True:
+            if dice.random() < 0.75:
+                node_id = dice.choice("abc")
+                message = draw.of(FromNode)
+                if message["message"] == "NodeJoined":
+                    message["node"] = {**draw.of(NodeInfo), "node_id": node_id, "min_nodes": 1, "max_nodes": 3}
+                    message["restarts_used"] = 0
+                    message["generation"] = dice.choice((0, 1, 2, 3, 1_000_000))
+                plain = {"event": "Heard", "node_id": node_id, "message": message}
+            else:
+                plain = draw.of(AnyCoordinatorEvent)
+            try:
+                return msgspec.convert(plain, AnyCoordinatorEvent)
+            except msgspec.ValidationError:
+                continue  # what was drawn is out of bounds: the edge rejects it
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Agent:
+    """The agent's machine: what coordinators send and what this node sees, in any order.
+
+    It raises nothing; what it sends to the coordinator is within bounds; its story can be told and its journal read.
+    """
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        settings = AgentSettings("run", "default", 2, 3)
+        machine = AgentMachine(settings)
+        now = 0.0
+        steps = []
+        for _ in range(dice.randrange(2, 40)):
+            now += dice.choice((0.0, 0.1, 5.0, 100.0))
+            try:
+                event = msgspec.convert(draw.of(dice.choice((AnyEvent, AnyEvent, FromCoordinator))), AnyEvent)
+            except msgspec.ValidationError:
+                continue
+            commands = machine.step(event, now)
+            for command in commands:
+                if isinstance(command, order.Tell):
+                    wire.decode_from_agent(wire.encode(wire.Word(command.message))[4:])
+            list(tell(event, commands, machine.state))
+            live_line(machine.state)
+            plain = shortened_texts(msgspec.to_builtins(Step(now, event, commands)), MAX_TEXT)
+            steps.append(msgspec.json.decode(msgspec.json.encode(plain), type=AnyLine))
+        header = Header(3, "0", settings, "train.py", "h", 1e9, 0.0)
+        replay(header, steps, None)
+        show([], [history_of_node(header, steps)])
+        if machine.state.verdict is not None:
+            report = Report(
+                verdict=machine.state.verdict, entrypoint="t", host="h", run_id="r", role="d", max_restarts=3
+            )
+            render(report, True, 80)
+            to_json(report)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+def show(runs: list[Any], nodes: list[Any]) -> None:
+    """Make every page of these histories."""
+    histories = histories_of(runs, nodes)
+    for history in histories:
+        timeline_page(history)
+        trace_in_text(history)
+    summary = summary_of(histories)
+    summary_in_words(summary)
+    report_page(summary, histories)
+
+
+class Journals:
+    """Files that say that they are journals: they are read and shown, or called unreadable."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tenax-fuzz-")
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        path = Path(self._folder.name) / "journal.jsonl"
+        is_run = dice.random() < 0.5
+        first, kinds = (RunHeader, AnyRunLine) if is_run else (Header, AnyLine)
+        lines = [draw.json(first), *(draw.json(kinds) for _ in range(dice.randrange(8)))]
+        path.write_bytes(b"\n".join(lines) + b"\n" * dice.randrange(2))
+        with suppress(JournalUnreadable):
+            if is_run:
+                header, steps, _ = read_run_journal(str(path))
+                replay_run(header, steps)
+                show([history_of_run(header, steps)], [])
+            else:
+                agent_header, agent_steps, footer = read_journal(str(path))
+                replay(agent_header, agent_steps, footer)
+                show([], [history_of_node(agent_header, agent_steps)])
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+_SAID = ("RuntimeError: boom", "", "x\ny", "\x1b[31m", "\ud800", f"{python_traceback._HEADER}\n  File", 1, None)
+_PRINTED = (
+    *(python_traceback._HEADER, '  File "x", line 1, in f', "RuntimeError: boom", "", "Fatal Python error: x"),
+    *(*python_traceback._CONNECTORS, "terminate called without an active exception", "  what():  x", "SyntaxError: x"),
+    *("[rank1]: x", "CUDA out of memory", "Killed", "\x00\udcff", "loss is nan", "  | + Exception Group "),
+)
+
+
+class ErrorFiles:
+    """Error files and standard error of a dead worker: what is found can be sent and shown."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="tenax-fuzz-")
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        path = Path(self._folder.name) / "error.json"
+        times = ("1", "1e999", "nan", -1, None, "9" * 400)
+        extra = {"py_callstack": dice.choice(_SAID), "timestamp": dice.choice(times)}
+        message = {"message": dice.choice(_SAID), "extraInfo": dice.choice((extra, None, []))}
+        message["errorCode"] = dice.choice((1, "x", 10**30))
+        written: tuple[object, ...] = ({"message": message}, {"message": dice.choice(_SAID)}, [], message)
+        data = json.dumps(dice.choice(written)).encode()
+        path.write_bytes(draw.damaged(data) if dice.random() < 0.7 else data)
+        printed = "\n".join(dice.choice(_PRINTED) for _ in range(dice.randrange(30)))
+        code = dice.choice((1, 0, -9, -6, -11, 127, 300))
+        evidence = gather(
+            pid=7,
+            exit_code=code,
+            error_file=str(path),
+            stderr_tail=printed.encode("utf-8", "surrogateescape"),
+            tail_is_cut=dice.random() < 0.5,
+            wall_to_agent_clock=dice.choice((0.0, -1e9)),
+        )
+        failure = Failure(1, 0, 0, 7, code, 1.0, evidence=evidence)
+        wire.decode_from_agent(wire.encode(wire.Word(FailureSeen(1, failure, 1.0)))[4:])
+        report_on(Verdict(Outcome.FAILED, "why", (failure,)))
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+def report_on(verdict: Verdict) -> None:
+    """Make the report, as text and as JSON."""
+    report = Report(verdict=verdict, entrypoint="t", host="h", run_id="r", role="d", max_restarts=3)
+    render(report, True, 80)
+    to_json(report)
+
+
+class Timers:
+    """Lines in the watchdog's pipe: they are requests, or cost only themselves."""
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        dog = Watchdog(2)
+        part = Assignment(1)
+        dog.heard(fact.GenerationFormed(part), [order.StartWorkers(part)])
+        dog.heard(fact.WorkerStarted(1, 0, 7), [])
+        now = 0.0
+        for _ in range(dice.randrange(1, 20)):
+            now += dice.choice((0.0, 1.0, 1e6))
+            data = draw.json(Request) + b"\n" * dice.randrange(3)
+            if dice.random() < 0.5:
+                data = data.replace(b'"pid": ', b'"pid": 7, "was": ')
+            at = dice.randrange(len(data) + 1)
+            for piece in (data[:at], data[at:]):
+                dog.take(piece, now, 1e9 + now)
+            for expired in dog.expired(now):
+                assert msgspec.json.decode(msgspec.json.encode(expired), type=AnyEvent) == expired
+            dog.next_deadline()
+            dog.take_notes()
+            dog.scopes()
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class EtcdKeys:
+    """The leader's key and the record in etcd, as anybody with access to etcd could write them."""
+
+    def case(self, draw: Draw) -> None:
+        for kind in (keys.Leader, keys.Written):
+            value = draw.json(kind)
+            try:
+                found = keys._read(KeyValue(b"/key", value, 1, 1), kind)
+            except EtcdRejected:
+                continue
+            msgspec.json.encode(found)
+            if isinstance(found, keys.Written):
+                machine = run.CoordinatorMachine(RunSettings("run", 1, 3))
+                opened = run.Opened(record=found.record, generation=found.record.generation, return_s=1.0, alone_s=1.0)
+                for event in (opened, run.TimeWentBy(), run.NodeLost("a", "why")):
+                    for say in machine.step(event, 1e6):
+                        wire.decode_from_server(wire.encode(wire.Event(say.event))[4:])
+                status = status_of(machine.state, [], machine.doing_in_words(0.0), 0.0, 0.0)
+                msgspec.json.decode(msgspec.json.encode(status), type=RunStatus)
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Store:
+    """The workers' store: commands in any order, with absurd lengths, cut anywhere."""
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        table = KeyValues(Limits())
+        sessions = [Session(table) for _ in range(3)]
+        for session in sessions:
+            session.receive(store_wire.GREETING)
+        for _ in range(dice.randrange(1, 30)):
+            session = dice.choice(sessions)
+            parts = [bytes([dice.randrange(24)])]
+            for _ in range(dice.randrange(5)):
+                size = (
+                    dice.choice((0, 1, 1, 2, 3, 1 << 40, (1 << 64) - 1)) if dice.random() < 0.3 else dice.randrange(4)
+                )
+                parts.append(size.to_bytes(8, "little") + b"k" * min(size, 8))
+            data = b"".join(parts)
+            at = dice.randrange(len(data) + 1)
+            for piece in (data[:at], data[at:]):
+                assert isinstance(session.receive(piece), bytes)
+        for session in sessions:
+            session.close()
+
+    def close(self) -> None:
+        """Nothing was opened."""
+
+
+class Http:
+    """The HTTP server of pages, health checks and metrics, over real connections: it still answers an honest client."""
+
+    def __init__(self) -> None:
+        listener = listen("127.0.0.1", 0)
+        self._address = listener.getsockname()[:2]
+        self._server = HttpServer(listener, lambda _: Response(200, b"ok"), name="fuzz")
+        self._server.start()
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        method, path = dice.choice(("GET", "POST", "HEAD", "x" * 90)), dice.choice(("/", "/a?b=%zz&c", "*", ""))
+        lines = [f"{method} {path} HTTP/1.{dice.choice((0, 1, 9))}"]
+        for _ in range(dice.randrange(6)):
+            name = dice.choice(("Host", "Content-Length", "Transfer-Encoding", "Connection", "X" * 200, "Expect", " "))
+            value = dice.choice(("h", "0", "-1", "9" * 30, "chunked", "close", " " * 500 + "x", "\x00", "100-continue"))
+            lines.append(f"{name}{dice.choice((': ', ':', ' : ', ''))}{value}")
+        data = "\r\n".join(lines).encode() + b"\r\n\r\n" + b"ffff\r\n" * dice.randrange(3)
+        if dice.random() < 0.5:
+            data = draw.damaged(data)
+        with socket.create_connection(self._address, PATIENCE_S) as peer, suppress(OSError):
+            peer.sendall(data)
+            if dice.random() < 0.5:
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(1 << 16):
+                    pass
+        if dice.random() < 0.1:
+            self._ask()
+
+    def _ask(self) -> None:
+        with socket.create_connection(self._address, PATIENCE_S) as honest:
+            honest.sendall(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n")
+            answer = b""
+            while part := honest.recv(1 << 16):
+                answer += part
+        assert b" 200 " in answer.split(b"\r\n")[0], answer
+
+    def close(self) -> None:
+        self._ask()
+        self._server.stop()
+
+
+class TcpLinks:
+    """Both ends of real links: a real server with an honest member, a peer that authenticated and then sends anything,
+    and a real engine to which the server sends anything. The honest member is answered, and loops stay alive."""
+
+    def __init__(self) -> None:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "rendezvous"))
+        import tcp_kit
+
+        self._kit = tcp_kit
+        self._cases = 0
+        self._open()
+
+    def _open(self) -> None:
+        kit = self._kit
+        self._served = kit.Served(nodes=(1, 4), max_restarts=1000)
+        self._honest = self._served.member("honest")
+        self._engine = kit.EngineNode(f"127.0.0.1:{self._served.port}")
+        self._engine.until(kit.GenerationFormed)
+
+    def case(self, draw: Draw) -> None:
+        dice = draw.dice
+        self._cases += 1
+        peer = self._served.client(dice.choice(("p", "q", f"peer-{self._cases}")))
+        try:
+            peer.greet()
+            bodies = []
+            for _ in range(dice.randrange(1, 10)):
+                body = draw.json(wire.FromAgent)
+                if b"StopWanted" in body or b"Cancel" in body:
+                    continue  # which an authenticated operator may do
+                bodies.append(body)
+            with suppress(OSError):
+                peer.sock.sendall(b"".join(len(body).to_bytes(4, "big") + body for body in bodies))
+        finally:
+            peer.close()
+        event = self._event(draw)
+        if event is not None:
+            nodes = tuple(each for each in self._served.server.seat.state.nodes if each != "honest")
+            self._served.thread.call(lambda: self._served.server.deliver(run.Say(nodes, event)))
+        if self._served.server.is_over:  # its members may end a run: by success, or by failures
+            self._close()
+            self._open()
+        self._check()
+
+    def _event(self, draw: Draw) -> Any:
+        try:
+            event = msgspec.convert(draw.of(FromCoordinator), FromCoordinator)
+        except (msgspec.ValidationError, UnicodeEncodeError):
+            return None
+        return None if type(event).__name__ in ("RunEnded", "JoinRefused") else event
+
+    def _check(self) -> None:
+        """The honest member is answered, unless the run has ended."""
+        try:
+            self._honest.send(wire.Beat(self._cases))
+            while (frame := self._honest.receive()) is not None:
+                if isinstance(frame, wire.BeatAnswer) and frame.number == self._cases:
+                    break
+        except OSError:
+            frame = None
+        for thread in (self._served.thread, self._engine.thread):
+            assert thread.raised is None, thread.raised
+        assert frame is not None or self._served.server.is_over, "the honest member was disconnected"
+
+    def _close(self) -> None:
+        self._engine.close()
+        self._honest.close()
+        self._served.close()
+
+    def close(self) -> None:
+        self._check()
+        self._close()
+
+
+TARGETS: dict[str, tuple[type[Any], float]] = {
+    # With how much of what is drawn is absurd.
+    "frames": (Frames, 0.02),
+    "coordinator": (Coordinator, 0.0),
+    "agent": (Agent, 0.0),
+    "journals": (Journals, 0.003),
+    "errors": (ErrorFiles, 0.0),
+    "timers": (Timers, 0.1),
+    "etcd": (EtcdKeys, 0.005),
+    "store": (Store, 0.0),
+    "http": (Http, 0.0),
+    "links": (TcpLinks, 0.005),
+}

@@ -1,0 +1,95 @@
+"""Another user of the host against a run with default flags: nothing can be read, joined or stopped."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+
+import pytest
+
+from tenax.core.requests import LogsWanted, StatusWanted, StopWanted
+from tenax.endpoint import literal
+from tenax.rendezvous.secret import user_secret
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.operator import NotLetIn, at_door, at_endpoint
+from watching import needs_root
+
+from .kit import Operator, say_and_hear
+from .test_many_nodes import start
+
+OTHER_USER = 12345
+
+
+def as_another_user(attack: Callable[[], None]) -> None:
+    """Run it in a child process of another user. Modules are loaded before: their files may be private too."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(OTHER_USER)
+            os.setuid(OTHER_USER)
+            attack()
+        except BaseException:
+            os.write(writer, traceback.format_exc().encode()[-60_000:])
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as file:
+        failed = file.read().decode()
+    os.waitpid(child, 0)
+    assert not failed, failed
+
+
+def handshake(endpoint: str, hello: wire.Hello, secret: bytes) -> tuple[bytes, bytes]:
+    """All bytes of the coordinator's two answers."""
+    host, _, port = endpoint.rpartition(":")
+    with socket.create_connection((host, int(port)), 30.0) as sock:
+        sock.sendall(wire.encode(hello))
+        challenge = sock.recv(4096)
+        nonce = wire.decode_from_server(challenge[4:]).nonce  # type: ignore[union-attr]
+        who = "operator" if hello.is_operator else "agent"
+        sock.sendall(wire.encode(wire.Proof(wire.prove(secret, who, hello, nonce))))
+        return challenge, sock.recv(4096)
+
+
+@needs_root
+def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator: Operator) -> None:
+    """Not even with the run id, which the attacker is assumed to know; and the run goes on as if nothing happened."""
+    serving, _ = start(operator)
+    workers = operator.cluster.desk.generation(2)
+    endpoint = operator.cluster.endpoint
+    host, _, port = endpoint.rpartition(":")
+    doors, door = operator.doors, operator.door(serving)
+    requests = [wire.encode(wire.Ask(1, request)) for request in (StatusWanted(), LogsWanted("0"), StopWanted("x"))]
+    assert len(user_secret({"TENAX_DOORS": doors}, create=False)) == 32
+    handshake(endpoint, wire.Hello(wire.VERSION, "run", "first", b"n" * 16), b"")  # loads what the attack imports
+
+    def attack() -> None:
+        for path in (doors, os.path.join(doors, "secret")):
+            with pytest.raises(PermissionError):
+                os.listdir(path) if path == doors else os.open(path, os.O_RDONLY)
+        with pytest.raises(OSError, match="cannot be kept in"):
+            user_secret({"TENAX_DOORS": doors}, create=False)
+        with pytest.raises(Exception, match="Permission denied"):
+            at_door(door)
+        answers = set()
+        for run_id in ("run", "another"):
+            for secret in (b"", b"a guess", os.urandom(32)):
+                for is_operator in (False, True):
+                    nonce = os.urandom(wire.NONCE_BYTES)
+                    hello = wire.Hello(wire.VERSION, run_id, "attacker", nonce, is_operator)
+                    challenge, answer = handshake(endpoint, hello, secret)
+                    assert b"run" not in challenge + answer, "the run id"
+                    answers.add(answer)
+        assert answers == {wire.encode(wire.Refused("", True, wire.VERSION))}
+        for request in requests:
+            assert say_and_hear(endpoint, request) == b"", "a request without a handshake closes the connection"
+        with pytest.raises(NotLetIn):
+            at_endpoint(literal(host, int(port)), "run", b"")
+
+    as_another_user(attack)
+    status = operator.json("status", "run", "--endpoint", endpoint)
+    assert (status["generation"], len(status["nodes"])) == (1, 2), "its own user operates it without a flag"
+    operator.cluster.finish(workers)

@@ -1,0 +1,184 @@
+"""Values from peers are bounded at the edge: an absurd one costs its sender the connection, and the run nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from tcp_kit import Client, EngineNode, served
+
+from places import own_endpoint
+from tenax.core import messages as word
+from tenax.core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT
+from tenax.core.coordinator import NodeLost
+from tenax.core.events import GenerationFormed, JoinRefused, RunEnded
+from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict
+from tenax.core.requests import DrainWanted, StatusWanted, StopWanted
+from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.tcp import wire
+from tenax.rendezvous.tcp.handler import tcp_settings
+from tenax.view.status import RunStatus
+
+ME = "absurd"  # the node id of the peer that sends what no node sends
+
+
+def joined(generation: int = 0, restarts_used: int = 0, group_rank: int = -1, **fields: Any) -> word.NodeJoined:
+    info = word.NodeInfo(**{"node_id": ME, "host": "host", "min_nodes": 1, "max_nodes": 4, **fields})
+    return word.NodeJoined(info, generation, group_rank=group_rank, restarts_used=restarts_used)
+
+
+def failure(**fields: Any) -> word.FailureSeen:
+    told: dict[str, Any] = {
+        "generation": 1,
+        "local_rank": 0,
+        "global_rank": 0,
+        "pid": 7,
+        "exit_code": 1,
+        "seen_at": 1.0,
+    }
+    return word.FailureSeen(1, Failure(**{**told, **fields}), 1.0)
+
+
+ABSURD: dict[str, word.FromNode] = {
+    "slots 2^40": joined(slots=1 << 40),
+    "slots beyond the maximum": joined(slots=MAX_SLOTS + 1),
+    "slots 0": joined(slots=0),
+    "slots -1": joined(slots=-1),
+    "generation 2^53": joined(generation=1 << 53),
+    "generation far ahead": joined(generation=MAX_GENERATIONS_AHEAD + 2),
+    "generation -1": joined(generation=-1),
+    "restarts 2^50": joined(restarts_used=1 << 50),
+    "more restarts than generations": joined(generation=3, restarts_used=3),
+    "restarts -1": joined(restarts_used=-1),
+    "group rank 2^40": joined(generation=1, group_rank=1 << 40),
+    "node rank 2^40": joined(rank=1 << 40),
+    "node rank -2": joined(rank=-2),
+    "nodes -1": joined(min_nodes=-1),
+    "a host name of 4 MB": joined(host="h" * (4 << 20)),
+    "a host name that is too long": joined(host="h" * (MAX_NAME + 1)),
+    "a line break in a host name": joined(host="h\ntenax: the run succeeded"),
+    "an escape sequence in a host name": joined(host="\x1b]0;title\x07"),
+    "a line separator in a host name": joined(host="h\u2028tenax: the run succeeded"),
+    "a line break in a role": joined(role="trainer\nevaluator"),
+    "a line break in a node name": joined(name="n\n"),
+    "a line break in the order": joined(order="\r"),
+    "port 2^16": word.NodeReady(0, "127.0.0.1", 1 << 16),
+    "port -1": word.NodeReady(0, "127.0.0.1", -1),
+    "an address with a line break": word.NodeReady(0, "127.0.0.1\n", 1),
+    "pid -1": word.WorkersRunning(1, (-1,)),
+    "too many pids": word.WorkersRunning(1, (1,) * (MAX_SLOTS + 1)),
+    "a time of 1e300": word.FailureSeen(1, failure().failure, 1e300),
+    "a failure in 400 years": failure(seen_at=1.3e10),
+    "an exit code of 2^60": failure(exit_code=1 << 60),
+    "rank 2^40": failure(global_rank=1 << 40),
+    "a reason of a megabyte": failure(reason="x" * (1 << 20)),
+    "a message of a megabyte": failure(evidence=Evidence(message="x" * (1 << 20))),
+    "too many last lines": failure(evidence=Evidence(last_lines=("x",) * 5000)),
+    "a grace period of 1e300 s": word.NodeDraining(1, 1e300, "asked"),
+    "a negative grace period": word.NodeDraining(1, -1.0, "asked"),
+    "a notice 1e300 s ahead": word.NodeWillLeave(1, "asked", 1e300),
+    "a step of 2^60": word.NodeProgress(1, 1.0, (word.WorkerProgress(0, 0, 1 << 60, 0.0, 1.0),)),
+    "local rank 2^40": word.NodeProgress(1, 1.0, (word.WorkerProgress(1 << 40, 0, 1, 0.0, 1.0),)),
+    "a stopped worker of rank -5": word.NodeStopped(1, 1.0, (), (Stopped(0, -5, 1, 0),)),
+}
+
+
+def status(client: Client) -> RunStatus:
+    client.send(wire.Ask(1, StatusWanted()))
+    answer: wire.Answer = client.until(wire.Answer)
+    assert not answer.error
+    return msgspec.json.decode(answer.value, type=RunStatus)
+
+
+@pytest.mark.parametrize("message", ABSURD.values(), ids=ABSURD)
+def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: word.FromNode) -> None:
+    """Its sender is disconnected; the honest member stays in its generation, is answered, and the status works."""
+    with served() as server, server.member("honest") as member:
+        formed = member.until(GenerationFormed)
+        with server.client(ME) as absurd:
+            absurd.greet()
+            if not isinstance(message, word.NodeJoined):
+                absurd.say(joined())
+            body = msgspec.json.encode(wire.Word(message))  # an honest sender shortens texts
+            absurd.sock.sendall(len(body).to_bytes(4, "big") + body)
+            assert absurd.is_closed_by_server()
+        seen = status(member)
+        assert (seen.generation, seen.restarts_used) == (formed.assignment.generation, 0)
+        assert "honest" not in {lost.node_id for lost in server.facts(NodeLost)}
+        member.say(word.NodeSucceeded(1))
+        assert member.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        wire.Beat(-1),
+        wire.Beat(1 << 60),
+        wire.Beat(1, at=1e300),
+        wire.Ask(1, DrainWanted("x\ny", "why")),
+        wire.Ask(1, DrainWanted("x" * 1000, "why")),
+        wire.Ask(1, StopWanted("x" * (1 << 20))),
+        wire.Ask(1, StatusWanted(wait_s=1e300)),
+        wire.Cancel("x" * (1 << 20)),
+    ],
+    ids=lambda frame: repr(frame)[:60],
+)
+def test_an_absurd_frame_or_request_closes_the_connection(frame: wire.FromAgent) -> None:
+    """Beats, requests and cancellations are bounded too."""
+    with served() as server, server.member("honest") as member, server.client(ME) as absurd:
+        member.until(GenerationFormed)
+        absurd.greet()
+        absurd.send(frame)
+        assert absurd.is_closed_by_server()
+        assert status(member).generation == 1
+
+
+def test_what_a_coordinator_makes_of_values_at_their_bounds_is_within_bounds() -> None:
+    """A member that reports the most extreme values that are allowed does not make the coordinator send a message that
+    honest members must reject."""
+    both = (2, 2)
+    with (
+        served(nodes=both, max_restarts=0) as server,
+        server.member("honest", nodes=both) as honest,
+        server.member("edge", nodes=both) as edge,
+    ):
+        generation = honest.until(GenerationFormed).assignment.generation
+        at = MAX_SECONDS
+        far = word.WorkerProgress(0, -(1 << 53), 1 << 53, -at, at)
+        edge.say(word.NodeProgress(generation, -at, (far,)))
+        text = "x" * MAX_TEXT
+        evidence = Evidence(message=text, raised_at=-at, out_of_memory=text, proof=text)
+        worst = Failure(generation, 0, 0, 1, -9, at, text, evidence)
+        edge.say(word.FailureSeen(generation, worst, -at))
+        edge.say(word.NodeStopped(generation, at, (worst,)))
+        honest.say(word.NodeStopped(generation, 1.0))
+        for client in (edge, honest):
+            client.say(word.NodeReady(generation, "127.0.0.1", 1))
+        verdict = honest.until(RunEnded).verdict
+        assert verdict.outcome is Outcome.FAILED
+
+
+def test_a_verdict_shifted_between_clocks_stays_within_bounds() -> None:
+    """Times are clamped when they are moved to another clock, so that they can be sent again."""
+    worst = Failure(1, 0, 0, 1, 1, MAX_SECONDS, evidence=Evidence(raised_at=-MAX_SECONDS))
+    for by_s in (MAX_SECONDS, -MAX_SECONDS, float("nan")):
+        event = wire.Event(RunEnded(Verdict(Outcome.FAILED, "why", (worst.shifted(by_s),)), 0.0))
+        assert wire.decode_from_server(wire.encode(event)[4:])
+
+
+@pytest.mark.parametrize("name", ["a\nb", "n" * 256], ids=["line break", "too long"])
+def test_a_node_name_that_others_would_reject_is_refused_with_the_setting(name: str) -> None:
+    """What a user chose is checked where it is given, not by a connection that is closed."""
+    params = RendezvousParameters("tcp", "localhost:1", "run", 1, 2, node_name=name)
+    with pytest.raises(ValueError, match=r"option 'node_name' .* cannot be used"):
+        tcp_settings(params)
+
+
+def test_a_name_that_reaches_the_engine_ends_the_join_with_the_reason() -> None:
+    """An agent that is made in Python has no flag to check: the engine does it before it connects."""
+    agent = EngineNode(own_endpoint(), node_name="a\nb")
+    try:
+        assert "name" in agent.until(JoinRefused).reason
+    finally:
+        agent.close()

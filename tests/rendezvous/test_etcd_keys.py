@@ -1,0 +1,215 @@
+"""Keys in etcd: no run reaches into another's; and values that are read there are bounded."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tenax.core.authority import AuthorityTerms
+from tenax.core.coordinator import CoordinatorMachine, Opened, RunSettings
+from tenax.core.lease import LeaseTerms
+from tenax.core.record import RecordedMember, RunRecord
+from tenax.etcd.errors import EtcdRejected
+from tenax.etcd.managed import member_key
+from tenax.etcd.operations import KeyValue, PutAnswer, RangeAnswer, TransactionAnswer, key_part, run_prefix
+from tenax.rendezvous.etcd.keys import MAX_VALUE_BYTES, Keys, Leader, Standing, Written, read_leader
+from tenax.rendezvous.etcd.place import Place
+
+NASTY = (
+    "",
+    "/",
+    "..",
+    ".",
+    "%",
+    "%2F",
+    "%25",
+    "job",
+    "job/",
+    "job/2",
+    "job2",
+    "../job",
+    "nodes",
+    "leader",
+    "\0",
+    "ü",
+    "\ud800",
+)
+run_ids = st.one_of(st.sampled_from(NASTY), st.text(max_size=20), st.lists(st.sampled_from(NASTY)).map("/".join))
+names = run_ids
+
+
+def keys_of(run_id: str, name: str) -> list[bytes]:
+    keys = Keys(run_id)
+    return [keys.leader, keys.record, keys.nodes, keys.node(name), member_key(run_id, name)]
+
+
+@given(run_ids, run_ids, names)
+def test_no_run_reaches_into_another(one: str, other: str, name: str) -> None:
+    """All keys of a run begin with its prefix, and no prefix begins with another one; so a range over one run, and a
+    permission for it, never covers another."""
+    assert all(key.startswith(run_prefix(one)) for key in keys_of(one, name))
+    if one != other:
+        assert not run_prefix(one).startswith(run_prefix(other))
+        assert not any(key.startswith(run_prefix(other)) for key in keys_of(one, name))
+
+
+@given(run_ids, names, names)
+def test_different_names_have_different_keys(run_id: str, one: str, other: str) -> None:
+    """Neither a node nor a member hides another, nor what is kept of the run itself."""
+    if one != other:
+        assert key_part(one) != key_part(other)
+        assert member_key(run_id, one) != member_key(run_id, other)
+        assert Keys(run_id).node(one) != Keys(run_id).node(other)
+    assert b"/" not in key_part(one)
+    assert len({Keys(run_id).leader, Keys(run_id).record, Keys(run_id).node(one), member_key(run_id, other)}) == 4
+
+
+def test_usual_run_ids_are_readable() -> None:
+    """``etcdctl get --prefix /tenax/job17/`` shows a run."""
+    assert Keys("job17").leader == b"/tenax/job17/leader"
+    assert member_key("job17", "n0:2379") == b"/tenax/job17/members/n0:2379"
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+PLACE = Place("node", "host", "10.0.0.1", 4000, "machine")
+LEADER: dict[str, Any] = msgspec.to_builtins(Leader(PLACE, b"secret", b"digest"))
+WRITTEN: dict[str, Any] = msgspec.to_builtins(
+    Written(RunRecord(2, (RecordedMember("a", 0, "host0"),), 1, world_size=4), PLACE)
+)
+
+
+def standing(record: bytes) -> Standing:
+    answers = (RangeAnswer(1), RangeAnswer(1, (KeyValue(b"/tenax/run/record", record),)))
+    return Standing(TransactionAnswer(1, True, answers))
+
+
+def changed(value: dict[str, Any], path: str, new: object) -> bytes:
+    """The JSON of this value with another one in one place."""
+    copy: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(value))
+    inner: Any = copy
+    *parents, last = path.split(".")
+    for name in parents:
+        inner = inner[int(name)] if isinstance(inner, list) else inner.setdefault(name, {})
+    inner[last] = new
+    return msgspec.json.encode(copy)
+
+
+@pytest.mark.parametrize(
+    ("path", "new"),
+    [
+        ("place.port", 0),
+        ("place.port", 65536),
+        ("place.port", -1),
+        ("place.port", 10**30),
+        ("place.host", "h" * 1000),
+        ("place.addr", "a" * 1000),
+        ("place.host", "host\ntenax: the run succeeded"),
+        ("place.addr", "\x1b[2J"),
+        ("place.node_id", 5),
+        ("place", None),
+        ("secret", "A" * 1000),
+        ("secret", 5),
+        ("certificate", "AAAA" * 100),
+    ],
+)
+def test_a_leader_out_of_bounds_is_rejected_with_its_key(path: str, new: object) -> None:
+    """The message names the key and the remedy, and repeats no secret."""
+    read_leader(KeyValue(b"/tenax/run/leader", msgspec.json.encode(LEADER)))
+    with pytest.raises(EtcdRejected, match="the key '/tenax/run/leader' in etcd holds what this tenax does not") as no:
+        read_leader(KeyValue(b"/tenax/run/leader", changed(LEADER, path, new)))
+    assert LEADER["secret"] not in no.value.sentence
+
+
+@pytest.mark.parametrize(
+    ("path", "new"),
+    [
+        ("record.generation", -1),
+        ("record.settled", 3),
+        ("record.members", [{"node_id": "a", "rank": 0, "label": "x"}] * 2),
+        ("by.port", 0),
+        ("before", [{"node_id": "a"}]),
+        ("longest", {"lease": {"beat_s": 1.0, "lease_s": -6.0}}),
+        ("longest", {"lease": {"beat_s": 0.0, "lease_s": 6.0}}),
+        ("longest", {"outage_s": 1e300}),
+        ("fit", "f" * 1000),
+    ],
+)
+def test_a_record_out_of_bounds_is_rejected(path: str, new: object) -> None:
+    """What no coordinator writes is not believed. (Single values of a record: ``test_bounds``.)"""
+    assert standing(msgspec.json.encode(WRITTEN)).written is not None
+    with pytest.raises(EtcdRejected, match="the key '/tenax/run/record' in etcd holds"):
+        _ = standing(changed(WRITTEN, path, new)).written
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"\xff\xfe",
+        b'{"place":',
+        b'{"extra":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"place":' + b'{"a":' * 100_000 + b"1" + b"}" * 100_001,
+        b'{"extra":"' + b"x" * MAX_VALUE_BYTES + b'"}',
+        b'{"record":{"generation":' + b"9" * 5000 + b"}}",
+    ],
+    ids=["empty", "null", "list", "no text", "cut", "nested lists", "nested objects", "too large", "long number"],
+)
+def test_corrupt_values_are_rejected_in_words(value: bytes) -> None:
+    """Never a crash, whatever is in the key."""
+    with pytest.raises(EtcdRejected):
+        read_leader(KeyValue(b"/tenax/run/leader", value))
+    with pytest.raises(EtcdRejected):
+        _ = standing(value).written
+
+
+@given(st.binary(max_size=300))
+def test_any_bytes_are_a_value_or_are_rejected(value: bytes) -> None:
+    """Nothing else is raised."""
+    for read in (lambda: read_leader(KeyValue(b"key", value)), lambda: standing(value).written):
+        with contextlib.suppress(EtcdRejected):
+            read()
+
+
+@pytest.mark.parametrize("answers", [(), (RangeAnswer(1),), (RangeAnswer(1), PutAnswer(1)), (RangeAnswer(1),) * 3])
+def test_an_answer_to_another_question_is_rejected(answers: tuple[Any, ...]) -> None:
+    """A read of two keys has two answers."""
+    with pytest.raises(EtcdRejected, match="etcd answered a read of two keys with something else"):
+        Standing(TransactionAnswer(1, True, answers))
+
+
+def test_terms_of_any_usual_size_can_be_written() -> None:
+    """What the settings allow is within the bounds."""
+    for beat_s, lease_s, outage_s in ((0.001, 0.002, 0.0), (1.0, 6.0, 60.0), (1e4, 1e8, 1e8)):
+        Written(RunRecord(), PLACE, longest=AuthorityTerms(LeaseTerms(beat_s, lease_s), outage_s))
+
+
+counts, ranks = st.integers(0, 1 << 31), st.integers(0, 1000)
+members = st.lists(
+    st.builds(RecordedMember, st.text("abc", min_size=1, max_size=5), ranks, st.text("abc", max_size=5)),
+    max_size=4,
+    unique_by=lambda m: m.node_id,
+)
+
+
+@given(generation=counts, settled=counts, members=members, longest_s=st.floats(0, 1e10), restarts=counts)
+def test_a_coordinator_starts_from_any_record_that_is_read(
+    generation: int, settled: int, members: list[RecordedMember], longest_s: float, restarts: int
+) -> None:
+    """A record within the bounds may be strange; the coordinator does not fail for it."""
+    record = RunRecord(
+        max(generation, settled), tuple(members), min(settled, generation), longest_s=longest_s, restarts_used=restarts
+    )
+    found = msgspec.json.decode(msgspec.json.encode(record), type=RunRecord)
+    machine = CoordinatorMachine(RunSettings("run", 2, 3, max_restarts=3, join_timeout_s=600.0))
+    machine.step(
+        Opened(6.0, generation=found.generation, restarts_used=restarts, record=found, return_s=9.0, alone_s=66.0),
+        0.0,
+    )

@@ -1,0 +1,273 @@
+"""The secret of a run: which one is used, which is accepted, and who can read it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tenax.rendezvous import (
+    c10d_rendezvous_backend,
+    etcd_rendezvous,
+    etcd_rendezvous_backend,
+    static_tcp_rendezvous,
+)
+from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.registry import get_rendezvous_handler
+from tenax.rendezvous.secret import MIN_BYTES, configured_secret, user_secret
+from tenax.rendezvous.tcp.handler import tcp_settings
+from watching import needs_root
+
+GOOD = "0123456789abcdef"
+
+
+def parameters(endpoint: str = "node0:29400", **config: object) -> RendezvousParameters:
+    return RendezvousParameters("tcp", endpoint, "run", 1, 2, **config)
+
+
+def private(path: Path, content: str | bytes = f" {GOOD}\n") -> str:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    path.chmod(0o600)
+    return str(path)
+
+
+# --- a configured secret ----------------------------------------------------------------------------------------------
+
+
+def test_a_secret_from_a_file_is_used_without_the_space_around_it(tmp_path: Path) -> None:
+    """Editors and echo end a file with a newline."""
+    assert configured_secret(parameters(token_file=private(tmp_path / "token"))) == GOOD.encode()
+
+
+def test_without_a_configured_secret_there_is_none() -> None:
+    """For an endpoint that other hosts reach."""
+    assert configured_secret(parameters()) == b""
+    assert not tcp_settings(parameters()).uses_user_secret
+
+
+@pytest.mark.parametrize("content", ["", "\n", GOOD[:-1], "x" * 5000])
+def test_a_secret_that_is_too_short_or_too_long_is_rejected_with_the_remedy(tmp_path: Path, content: str) -> None:
+    """Short ones can be guessed. The message has the length, and not the secret."""
+    with pytest.raises(ValueError, match=r"expected 16 to 4096; make one with: .*openssl rand -hex 32") as raised:
+        configured_secret(parameters(token_file=private(tmp_path / "token", content)))
+    assert not content.strip() or content.strip() not in str(raised.value)
+
+
+def test_a_short_token_is_rejected_too() -> None:
+    """However it was given."""
+    with pytest.raises(ValueError, match=r"\(token\) has 15 bytes"):
+        configured_secret(parameters(token="x" * (MIN_BYTES - 1)))
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o604, 0o602, 0o644, 0o666])
+def test_a_file_that_others_can_read_or_change_is_rejected_with_the_remedy(tmp_path: Path, mode: int) -> None:
+    """Whoever can read it can join and operate the run; whoever can change it can keep nodes out."""
+    path = private(tmp_path / "token")
+    os.chmod(path, mode)
+    with pytest.raises(ValueError, match=f"can be read or changed by other users; run: chmod 600 {path}") as raised:
+        configured_secret(parameters(token_file=path))
+    assert GOOD not in str(raised.value)
+
+
+@needs_root
+def test_a_file_of_another_user_is_rejected(tmp_path: Path) -> None:
+    """Its owner knows the secret, and can change it."""
+    path = private(tmp_path / "token")
+    os.chown(path, 12345, -1)
+    with pytest.raises(ValueError, match="belongs to another user"):
+        configured_secret(parameters(token_file=path))
+
+
+# --- the secret of this user ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def environ(tmp_path: Path) -> dict[str, str]:
+    return {"TENAX_DOORS": str(tmp_path / "private")}
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:29400", "localhost", "[::1]:29400", "127.1.2.3"])
+def test_a_loopback_endpoint_has_the_secret_of_this_user_by_default(endpoint: str) -> None:
+    """A configured one takes its place."""
+    assert tcp_settings(parameters(endpoint)).uses_user_secret
+    assert not tcp_settings(parameters(endpoint, token=GOOD)).uses_user_secret
+
+
+def test_the_secret_of_this_user_is_made_once_and_only_this_user_can_read_it(environ: dict[str, str]) -> None:
+    """32 random bytes, in a folder that only this user can enter."""
+    secret = user_secret(environ)
+    assert len(secret) == 32
+    assert user_secret(environ) == secret == user_secret(environ, create=False)
+    folder = Path(environ["TENAX_DOORS"])
+    assert [path.name for path in folder.iterdir()] == ["secret"]
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((folder / "secret").stat().st_mode) == 0o600
+
+
+def test_an_operator_creates_nothing(environ: dict[str, str]) -> None:
+    """Where there is no secret there is no run of this user."""
+    assert user_secret(environ, create=False) == b""
+    assert not Path(environ["TENAX_DOORS"]).exists()
+
+
+def test_agents_that_start_together_agree(environ: dict[str, str]) -> None:
+    """Whoever is first, all have the same secret, and nothing else is left in the folder."""
+    found: list[bytes] = []
+    barrier = threading.Barrier(16)
+
+    def start() -> None:
+        barrier.wait()
+        found.append(user_secret(environ))
+
+    threads = [threading.Thread(target=start) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 16
+    assert len(set(found)) == 1
+    assert os.listdir(environ["TENAX_DOORS"]) == ["secret"]
+
+
+def _others_can_enter(folder: Path, tmp_path: Path) -> None:
+    folder.mkdir(0o755)
+
+
+def _is_a_link(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+
+
+def _has_a_link(folder: Path, tmp_path: Path) -> None:
+    folder.mkdir(0o700)
+    private(tmp_path / "known", b"k" * 32)
+    (folder / "secret").symlink_to(tmp_path / "known")
+
+
+def _has_a_secret_that_others_can_read(folder: Path, tmp_path: Path) -> None:
+    folder.mkdir(0o700)
+    (folder / "secret").write_bytes(b"k" * 32)
+    (folder / "secret").chmod(0o644)
+
+
+def _has_half_a_secret(folder: Path, tmp_path: Path) -> None:
+    folder.mkdir(0o700)
+    private(folder / "secret", b"k" * 16)
+
+
+def _is_a_file(folder: Path, tmp_path: Path) -> None:
+    folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        *(_others_can_enter, _is_a_link, _has_a_link, _has_a_secret_that_others_can_read, _has_half_a_secret),
+        _is_a_file,
+    ],
+)
+@pytest.mark.parametrize("create", [True, False])
+def test_without_a_private_folder_there_is_no_secret_but_a_remedy(
+    environ: dict[str, str], tmp_path: Path, prepare, create: bool
+) -> None:
+    """A run is refused rather than left open to other users of the host."""
+    prepare(Path(environ["TENAX_DOORS"]), tmp_path)
+    with pytest.raises(OSError, match="cannot be kept in") as raised:
+        user_secret(environ, create=create)
+    for remedy in ("token_file=FILE", "TENAX_RDZV_TOKEN", "TENAX_DOORS"):
+        assert remedy in str(raised.value)
+
+
+def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
+    environ: dict[str, str], tmp_path: Path
+) -> None:
+    """With one message, and the exit code of wrong usage."""
+    _others_can_enter(Path(environ["TENAX_DOORS"]), tmp_path)
+    command = ["run", "--nnodes=1:2", "--rdzv-endpoint=127.0.0.1:29400", "--no-python", "true"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tenax", *command],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "cannot be kept in" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@needs_root
+def test_the_folder_of_another_user_is_not_used(environ: dict[str, str]) -> None:
+    """Somebody may have made it first, at a path that everyone can guess."""
+    folder = Path(environ["TENAX_DOORS"])
+    folder.mkdir(0o700)
+    os.chown(folder, 12345, -1)
+    with pytest.raises(OSError, match="only this user can enter"):
+        user_secret(environ)
+
+
+# --- agents with hooks ------------------------------------------------------------------------------------------------
+
+
+def _through_the_handler(params: RendezvousParameters) -> None:
+    get_rendezvous_handler(params).next_rendezvous()
+
+
+def _through_etcd(params: RendezvousParameters) -> None:
+    etcd = RendezvousParameters("etcd", "127.0.0.1:1", "run", 1, 2, **params.config)
+    get_rendezvous_handler(etcd).next_rendezvous()
+
+
+MEETINGS: dict[str, Callable[[RendezvousParameters], object]] = {
+    "next_rendezvous() of the tcp handler": _through_the_handler,
+    "the c10d backend": c10d_rendezvous_backend.create_backend,
+    "the static handler": static_tcp_rendezvous.create_rdzv_handler,
+    "next_rendezvous() of the etcd handler": _through_etcd,
+    "the etcd backend": etcd_rendezvous_backend.create_backend,
+    "the oldest etcd handler": etcd_rendezvous.create_rdzv_handler,
+}
+
+
+@pytest.mark.parametrize("meet", MEETINGS.values(), ids=MEETINGS.keys())
+@pytest.mark.parametrize("option", ["token", "token_file"])
+def test_a_secret_that_would_have_no_effect_is_refused(tmp_path: Path, meet, option: str) -> None:
+    """Agents with hooks meet in a store, or in etcd alone: nobody would be asked for the secret."""
+    value = GOOD if option == "token" else private(tmp_path / "token")
+    with pytest.raises(ValueError, match=f"^{option} would have no effect: .*remove it") as raised:
+        meet(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: value}))
+    assert GOOD not in str(raised.value)
+
+
+@pytest.mark.parametrize("meet", list(MEETINGS.values())[:3], ids=list(MEETINGS)[:3])
+@pytest.mark.parametrize("option", ["ssl_cert", "ssl_cert_key", "ca_cert"])
+def test_tls_that_would_have_no_effect_is_refused(tmp_path: Path, meet, option: str) -> None:
+    """A store of torch's protocol is not encrypted. (Links to etcd are.)"""
+    with pytest.raises(ValueError, match=r"would have no effect|cannot be used"):
+        meet(parameters("127.0.0.1:1", rank=0, timeout=1, **{option: str(tmp_path / "file")}))
+
+
+SECRET_IN_ENVIRONMENT = """
+from tenax.rendezvous.api import RendezvousParameters
+from tenax.rendezvous.c10d_rendezvous_backend import create_backend
+create_backend(RendezvousParameters("c10d", "127.0.0.1:1", "run", 1, 2))
+"""
+
+
+def test_a_secret_of_the_environment_that_would_have_no_effect_is_refused() -> None:
+    """Whoever sets the variable relies on it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SECRET_IN_ENVIRONMENT],
+        env={**os.environ, "TENAX_RDZV_TOKEN": GOOD},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "ValueError: TENAX_RDZV_TOKEN would have no effect" in done.stderr

@@ -1,0 +1,97 @@
+"""``TlsStream``: TLS in memory, as both engines use it."""
+
+from __future__ import annotations
+
+import pytest
+from tcp_kit import Certificates, needs_openssl
+
+from tenax.tls import REFUSAL, TlsFiles, TlsStream
+
+pytestmark = needs_openssl
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority and a node, and another authority."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def exchange(client: TlsStream, server: TlsStream) -> tuple[bytes, bytes]:
+    """Carry bytes between the two until neither has any; return what each has decrypted."""
+    to_client, to_server = b"", b""
+    while True:
+        from_client, from_server = client.to_send(), server.to_send()
+        if not from_client and not from_server:
+            return to_client, to_server
+        if from_client and server.failure is None:
+            to_server += server.receive(from_client)
+        if from_server and client.failure is None:
+            to_client += client.receive(from_server)
+
+
+def pair(server: TlsFiles, client: TlsFiles) -> tuple[TlsStream, TlsStream]:
+    """A client and a server."""
+    return TlsStream(client.for_client(), server_hostname="localhost"), TlsStream(server.for_server(), is_server=True)
+
+
+def test_data_sent_before_the_handshake_is_complete_arrives(certificates: Certificates) -> None:
+    """It is held back, and follows the handshake in order."""
+    files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
+    client, server = pair(files, files)
+    assert client.send(b"one ") + client.send(b"two ") == b""
+    assert server.send(b"reply") == b""
+    assert exchange(client, server) == (b"reply", b"one two ")
+    assert client.is_open
+    assert server.is_open
+    assert server.receive(client.send(b"three")) == b"three"
+
+
+def test_any_cut_of_the_encrypted_bytes_gives_the_same_data(certificates: Certificates) -> None:
+    """One byte at a time included."""
+    files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
+    client, server = pair(files, files)
+    exchange(client, server)
+    message = bytes(range(256)) * 200
+    encrypted = client.send(message)
+    received = b"".join(server.receive(encrypted[at : at + 7]) for at in range(0, len(encrypted), 7))
+    assert received == message
+    assert server.failure is None
+
+
+def test_a_peer_without_tls_is_recognised(certificates: Certificates) -> None:
+    """On both sides, and the peer is sent an alert."""
+    files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
+    client, server = pair(files, files)
+    client.to_send()
+    client.receive(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    server.receive(b"\0\0\0\x10\x81plain frame...")
+    for each in (client, server):
+        assert each.failure is not None
+        assert each.failure.is_not_tls
+        assert not each.failure.is_rejection
+        assert each.to_send()[:2] == REFUSAL[:2]
+
+
+def test_the_side_that_is_rejected_knows_it(certificates: Certificates) -> None:
+    """A client that does not trust the server fails by itself; the server learns it from the alert."""
+    files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
+    client, server = pair(TlsFiles(certificates.cert, certificates.key), TlsFiles(ca=certificates.strange_ca))
+    exchange(client, server)
+    assert client.failure is not None
+    assert not client.failure.is_rejection
+    assert server.failure is not None
+    assert server.failure.is_rejection
+    assert server.failure.reason == "unknown ca"
+    client, server = pair(files, TlsFiles(ca=certificates.ca))  # the server asks for a certificate
+    exchange(client, server)
+    assert client.failure is not None
+    assert client.failure.is_rejection
+
+
+@pytest.mark.parametrize("garbage", [b"\x16\x03\x01\xff\xff" + bytes(70_000), b"\x16\x03\x01\x00\x04\x01\x00\x00\x00"])
+def test_a_malformed_handshake_fails_once_and_cleanly(certificates: Certificates, garbage: bytes) -> None:
+    """As a failure with a reason, never as an exception."""
+    server = TlsStream(TlsFiles(certificates.cert, certificates.key).for_server(), is_server=True)
+    assert server.receive(garbage) == b""
+    assert server.failure is not None
+    assert server.failure.reason
