@@ -48,11 +48,10 @@ def test_ready_needs_workers_and_life() -> None:
 
 def test_details_say_nothing_else() -> None:
     """The list of what a stranger can learn."""
-    signs = Signs("r1", "running", 3, True, 0.12345, "", None, 5.0)
+    signs = Signs("running", 3, True, 0.12345, "", None, 5.0)
     assert details(liveness(signs, 60), signs, 60) == {
         "ok": True,
         "why": "alive",
-        "run_id": "r1",
         "phase": "running",
         "generation": 3,
         "ready": True,
@@ -89,7 +88,7 @@ def test_a_beat_ages_and_waiting_does_not() -> None:
     """From the first beat on, the next is expected; while the agent waits in somebody else's code, none is."""
     clock = Clock()
     signs = VitalSigns(clock)
-    signs.begin("r")
+    signs.begin()
     clock.now += 500
     assert signs.read().loop_age_s is None
     signs.beat()
@@ -100,7 +99,7 @@ def test_a_beat_ages_and_waiting_does_not() -> None:
     assert signs.read().loop_age_s is None
     assert liveness(signs.read(), 60).why == "alive, waiting for the other nodes"
     signs.beat()
-    assert signs.read() == Signs("r", "starting", 0, False, 0.0)
+    assert signs.read() == Signs("starting", 0, False, 0.0)
 
 
 def test_the_watchdog_is_asked_every_time() -> None:

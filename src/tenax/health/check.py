@@ -32,13 +32,13 @@ class HealthCheck:
         self._is_serving = False
         self._timer: Cancellable | None = None
 
-    def open(self, run_id: str, warn: Callable[[str], None], tell: Callable[[str], None] = lambda _: None) -> None:
+    def open(self, warn: Callable[[str], None], tell: Callable[[str], None] = lambda _: None) -> None:
         """Start to serve. Raises RequestRefused if the port cannot be used.
 
         ``warn`` is called if the server's own code fails, ``tell`` with where it serves.
         """
         if self.signs is not None:
-            self.signs.begin(run_id)
+            self.signs.begin()
         try:
             self._server.start()
         except Exception as error:  # the server may be somebody else's, and raise what it likes

@@ -24,7 +24,6 @@ _OVER = (Phase.CLOSING, Phase.DONE, Phase.ENDED)
 class Signs(msgspec.Struct, frozen=True):
     """What is known at one moment. None: nobody says."""
 
-    run_id: str = ""
     phase: str = ""
     generation: int = 0
     is_ready: bool = False
@@ -64,11 +63,10 @@ def readiness(signs: Signs, timeout_s: float) -> Judgement:
 
 
 def details(judged: Judgement, signs: Signs, timeout_s: float) -> dict[str, Any]:
-    """The same for a program. Nothing of the environment, and nothing that should be secret."""
+    """The same for a program. Nothing of the environment, and not the run id: every network can read it."""
     return {
         "ok": judged.is_good,
         "why": judged.why,
-        "run_id": signs.run_id,
         "phase": signs.phase,
         "generation": signs.generation,
         "ready": readiness(signs, timeout_s).is_good,

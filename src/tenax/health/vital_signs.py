@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 
 class _Told(msgspec.Struct, frozen=True):
-    run_id: str = ""
     phase: str = ""
     generation: int = 0
     is_ready: bool = False
@@ -34,9 +33,9 @@ class VitalSigns:
         self._waits_for = ""
         self._watchdog: Callable[[], float | None] | None = None
 
-    def begin(self, run_id: str) -> None:
-        """A run begins: nothing is known of it yet but its name."""
-        self._told = _Told(run_id, "starting")
+    def begin(self) -> None:
+        """A run begins: nothing is known of it yet."""
+        self._told = _Told("starting")
         self._beat_at, self._waits_for, self._watchdog = None, "", None
 
     def beat(self) -> None:
@@ -51,7 +50,7 @@ class VitalSigns:
 
     def note(self, phase: str, generation: int, *, is_ready: bool) -> None:
         """What the agent is doing."""
-        self._told = _Told(self._told.run_id, phase, generation, is_ready)
+        self._told = _Told(phase, generation, is_ready)
 
     def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
         """There is a watchdog; this says when it last heard from a worker, in seconds since the epoch, or None."""
@@ -67,7 +66,6 @@ class VitalSigns:
         told, beat_at, watchdog = self._told, self._beat_at, self._watchdog
         watched_at = None if watchdog is None else watchdog()
         return Signs(
-            run_id=told.run_id,
             phase=told.phase,
             generation=told.generation,
             is_ready=told.is_ready,

@@ -144,7 +144,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if isinstance(handler, EngineRendezvousHandler) and not self._has_old_hooks():
             return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
         if self._health is not None:
-            self._health.open(handler.get_run_id(), warn=self._say)
+            self._health.open(warn=self._say)
         try:
             if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
                 from tenax.control_plane.sockets import open_sockets
