@@ -42,6 +42,8 @@ re._casefix re._compiler re._constants re._parser reprlib select selectors signa
 textwrap threading types typing unicodedata uuid warnings
 """
 MOST_OF_THEIRS = 65
+# Imported by a timer a quarter of a second after the start: by then the worker has run, unless the machine is busy.
+LATER = {"tenax.runtime.door", "tenax.private_folder", "tenax.core.requests"}
 IN_VAIN = {"_wmi", "typing_extensions"}  # asked for and not there, or hidden: they cost nothing
 
 # Without ``site``: what an environment adds there is not ours.
@@ -85,7 +87,7 @@ def test_the_agent_imports_exactly_what_it_needs(tmp_path) -> None:
     """A newcomer makes every launch slower: import it where it is used, or, if every launch uses it, add it here."""
     imported = _imported_by_the_agent(tmp_path)
     ours = {name for name in imported if name.partition(".")[0] == "tenax"}
-    newcomers, gone = sorted(ours - set(OURS.split())), sorted(set(OURS.split()) - ours)
+    newcomers, gone = sorted(ours - set(OURS.split()) - LATER), sorted(set(OURS.split()) - ours)
     assert not newcomers, f"tenax run imports these before the first worker, and did not before: {newcomers}"
     assert not gone, f"tenax run does not import these any more, take them off the list: {gone}"
 
