@@ -10,10 +10,10 @@ from tcp_kit import Client, EngineNode, served
 
 from places import own_endpoint
 from tenax.core import messages as word
-from tenax.core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT
+from tenax.core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
 from tenax.core.coordinator import NodeLost
 from tenax.core.events import GenerationFormed, JoinRefused, RunEnded
-from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict
+from tenax.core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.core.requests import DrainWanted, StatusWanted, StopWanted
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.tcp import wire
@@ -165,6 +165,17 @@ def test_a_verdict_shifted_between_clocks_stays_within_bounds() -> None:
     for by_s in (MAX_SECONDS, -MAX_SECONDS, float("nan")):
         event = wire.Event(RunEnded(Verdict(Outcome.FAILED, "why", (worst.shifted(by_s),)), 0.0))
         assert wire.decode_from_server(wire.encode(event)[4:])
+
+
+def test_every_rank_of_a_part_is_within_bounds() -> None:
+    """A node adds its local ranks to the first one that it was given: the sum must be a rank, too."""
+    for first in (MAX_WORLD - MAX_SLOTS, MAX_WORLD - MAX_SLOTS + 1):
+        body = wire.encode(wire.Event(GenerationFormed(Assignment(1, first_global_rank=first))))[4:]
+        if first + MAX_SLOTS <= MAX_WORLD:
+            assert wire.decode_from_server(body)
+        else:
+            with pytest.raises(wire.WireError, match="first_global_rank"):
+                wire.decode_from_server(body)
 
 
 @pytest.mark.parametrize("name", ["a\nb", "n" * 256], ids=["line break", "too long"])

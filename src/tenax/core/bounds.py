@@ -47,6 +47,7 @@ Step = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Slots = Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
 LocalRank = Annotated[int, Meta(ge=-1, lt=MAX_SLOTS)]  # -1: none
 Rank = Annotated[int, Meta(ge=-1, lt=MAX_WORLD)]
+FirstRank = Annotated[int, Meta(ge=0, le=MAX_WORLD - MAX_SLOTS)]  # of a node: its last rank is within bounds, too
 WorldSize = Annotated[int, Meta(ge=0, le=MAX_WORLD)]
 NodeRank = Annotated[int, Meta(ge=-1, lt=MAX_NODES)]
 NodeCount = Annotated[int, Meta(ge=0, le=MAX_NODES)]

@@ -16,6 +16,7 @@ from tenax.core.bounds import (
     Address,
     Count,
     ExitCode,
+    FirstRank,
     Generation,
     HostAddress,
     Label,
@@ -75,9 +76,9 @@ class Assignment(msgspec.Struct, frozen=True):
     generation: Generation  # also the fencing token: whatever carries an older one is refused
     group_rank: NodeRank = 0
     group_world_size: NodeCount = 1
-    first_global_rank: Rank = 0
+    first_global_rank: FirstRank = 0
     world_size: WorldSize = 1
-    first_role_rank: Rank = 0
+    first_role_rank: FirstRank = 0
     role_world_size: WorldSize = 1
     master_addr: Address = "127.0.0.1"
     master_port: Port = 0
