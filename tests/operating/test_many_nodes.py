@@ -195,7 +195,7 @@ def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operato
     with pytest.raises(Declined, match="there is no node 'x'"):
         line.ask(LogsWanted("x"), 30.0)
     with pytest.raises(Declined, match="there is no node '999"):
-        line.ask(LogsWanted("9" * 3000), 30.0)
+        line.ask(LogsWanted("9" * 255), 30.0)
     status = msgspec.json.decode(line.ask(StatusWanted(), 30.0), type=RunStatus)
     line.close()
     assert {node.node_id for node in status.nodes} == nodes

@@ -41,7 +41,7 @@ _ONE_LINE = r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 Number = Annotated[int, Meta(ge=0, le=MAX_NUMBER)]
 Generation = Number
 OldGeneration = Annotated[int, Meta(ge=0, le=MAX_NUMBER >> 1)]  # of a record: the next ones are within bounds
-GenerationOrAll = Annotated[int, Meta(ge=-1, le=MAX_NUMBER)]
+NumberOrAll = Annotated[int, Meta(ge=-1, le=MAX_NUMBER)]
 Count = Annotated[int, Meta(ge=0)]  # a sum of differences of steps may need more than 64 bits
 Step = Annotated[int, Meta(ge=-MAX_NUMBER, le=MAX_NUMBER)]
 Slots = Annotated[int, Meta(ge=1, le=MAX_SLOTS)]

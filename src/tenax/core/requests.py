@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.bounds import GenerationOrAll, LocalRank, Name, Number, Reason, Seconds, Text, Time
+from tenax.core.bounds import LocalRank, Name, NumberOrAll, Reason, Seconds, Text, Time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ class LogsWanted(Request, frozen=True):
 
     node: Name
     local_rank: LocalRank = -1  # -1: all of the node
-    generation: GenerationOrAll = 0  # 0: the last one and, with a cursor, all that follow; -1: all that are known
+    generation: NumberOrAll = 0  # 0: the last one and, with a cursor, all that follow; -1: all that are known
     stream: Name = ""  # "stdout", "stderr"; empty: both
     cursor: Text = ""  # where the last answer ended; "start": the beginning of what there is; empty: its end
-    last: Number = 100  # lines, if there is no cursor
+    last: NumberOrAll = 100  # lines, if there is no cursor; -1: all
     wait_s: Seconds = 0.0  # how long the answer may wait until there is something new after the cursor
     ranks: Text = ""  # "0,3-5": only these, by their rank in the generation; empty: all
     containing: Text = ""  # only lines with this text in them
