@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import threading
 import time
@@ -102,9 +103,9 @@ def test_head_and_other_methods() -> None:
 
 
 def test_details_for_a_program() -> None:
-    """By header or by address; nothing of the environment is in them."""
+    """By header or by address; nothing of the environment and no run id is in them."""
     with serving(HealthCheckServer(now, 0, 60)) as server:
-        server.signs.begin("run-1")
+        server.signs.begin()
         server.signs.note("running", 2, is_ready=True)
         server.signs.beat()
         heard = kube_probe(server.port, "/readyz?format=json").json()
@@ -112,7 +113,6 @@ def test_details_for_a_program() -> None:
         assert heard == {
             "ok": True,
             "why": "ready: running",
-            "run_id": "run-1",
             "phase": "running",
             "generation": 2,
             "ready": True,
@@ -196,7 +196,7 @@ def test_a_stuck_loop_is_not_alive(tmp_path: Path) -> None:
     server = HealthCheckServer(now, 0, 60, signs=VitalSigns(clock))
     fail = tmp_path / "fail"
     os.mkfifo(fail)
-    spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {fail}; exit 3"), max_restarts=1)
+    spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {shlex.quote(str(fail))}; exit 3"), max_restarts=1)
     agent = LocalElasticAgent(
         spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server, restart_policy=policy
     )
@@ -243,7 +243,7 @@ def test_a_polling_loop_is_watched_too(tmp_path: Path) -> None:
     server = HealthCheckServer(now, 0, 60, signs=VitalSigns(clock))
     end = tmp_path / "end"
     os.mkfifo(end)
-    spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {end}"), monitor_interval=0.01)
+    spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {shlex.quote(str(end))}"), monitor_interval=0.01)
     agent = OldHooks(spec, DefaultLogsSpecs(log_dir=str(tmp_path)), health_check_server=server)
     result: list[Any] = []
     thread = threading.Thread(target=lambda: result.append(agent.run()))
@@ -352,7 +352,7 @@ def test_the_environment_asks_for_a_server_of_ours() -> None:
     check = health_check_of(None, environ)
     assert check is not None
     told: list[str] = []
-    check.open("r", warn=pytest.fail, tell=told.append)
+    check.open(warn=pytest.fail, tell=told.append)
     try:
         assert told[0].startswith("health checks are answered at port ")
         port = int(told[0].rpartition(" ")[2])
@@ -369,11 +369,11 @@ def test_a_loop_without_health_checks_is_not_woken() -> None:
         with listen("", 0) as taken:
             check = HealthCheck(HealthCheckServer(now, taken.getsockname()[1], 60))
             with pytest.raises(RequestRefused):
-                check.open("r", warn=pytest.fail)
+                check.open(warn=pytest.fail)
             check.watch(loop)
             assert loop._next_timer() is None
         check = HealthCheck(HealthCheckServer(now, 0, 60))
-        check.open("r", warn=pytest.fail)
+        check.open(warn=pytest.fail)
         check.watch(loop)
         assert loop._next_timer() is not None
         check.close(pytest.fail)

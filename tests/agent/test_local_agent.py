@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 from places import own_endpoint
 from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from tenax.core.events import AnyEvent, GenerationFormed, RunEnded
-from tenax.core.messages import FromNode, NodeReady, NodeSucceeded
+from tenax.core.messages import FromNode, NodeReady, NodeSucceeded, WorkersRunning
 from tenax.core.model import Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
 from tenax.core.requests import AnyRequest
@@ -204,7 +205,7 @@ def test_a_policy_of_ones_own(make: Maker) -> None:
 class Said(EngineRendezvousHandler):
     """A handler of ours whose coordinator is elsewhere: node 1 of 2, with ranks 2 and 3, then a verdict."""
 
-    def __init__(self, verdict: Verdict, says_at: type = NodeReady) -> None:
+    def __init__(self, verdict: Verdict, says_at: type = WorkersRunning) -> None:
         super().__init__()
         self.verdict = verdict
         self.says_at = says_at  # after which word the run is over
@@ -281,6 +282,16 @@ def test_a_failure_elsewhere_fails_this_node_with_its_cause(make: Maker) -> None
     assert [worker.global_rank for worker in agent.get_worker_group().workers] == [2, 3]
 
 
+def test_a_run_that_ended_before_the_generation_was_heard_of_starts_no_worker(make: Maker, tmp_path: Path) -> None:
+    """The node receives the generation and the end of the run together: the result is the end, and no program runs."""
+    elsewhere = Failure(1, 0, 0, 77, 1, 1.0, host="gpu-08")
+    verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
+    agent = make.agent("/bin/touch", str(tmp_path / "started"), rdzv_handler=Said(verdict, NodeReady))
+    assert list(agent.run().failures) == [0]
+    assert agent.get_worker_group().workers[0].id is None
+    assert not (tmp_path / "started").exists()
+
+
 def test_a_run_that_an_operator_cancelled_was_closed(make: Maker) -> None:
     """No signal came to this node: it is no SignalException."""
     agent = make.agent("/bin/sleep", "600", rdzv_handler=Said(Verdict(Outcome.CANCELLED, "enough")))
@@ -304,8 +315,8 @@ def test_the_grace_period_is_the_shutdown_timeout(make: Maker, tmp_path: Path) -
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     script = f"""
-    if [ $RANK = 0 ]; then trap '' TERM; echo > {ready}; while :; do sleep 60 & wait; done; fi
-    read line < {ready}
+    if [ $RANK = 0 ]; then trap '' TERM; echo > {shlex.quote(str(ready))}; while :; do sleep 60 & wait; done; fi
+    read line < {shlex.quote(str(ready))}
     exit 5
     """
     began = time.monotonic()
@@ -386,7 +397,7 @@ def test_two_agents_at_once(tmp_path: Path) -> None:
         results[name] = maker.run(entrypoint, *args, **options)
 
     with leaving_nothing():
-        long = threading.Thread(target=run, args=("long", a, "/bin/sh", "-c", f"read line < {fifo}"))
+        long = threading.Thread(target=run, args=("long", a, "/bin/sh", "-c", f"read line < {shlex.quote(str(fifo))}"))
         long.start()
         for method in ("fork", "spawn"):
             short = threading.Thread(target=run, args=(method, b, who_am_i, method), kwargs={"start_method": method})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -398,8 +399,8 @@ def test_a_subclass_honours_the_shutdown_timeout(specs: DefaultLogsSpecs, tmp_pa
     ready = tmp_path / "ready"
     os.mkfifo(ready)
     script = f"""
-    if [ $RANK = 0 ]; then trap '' TERM; echo > {ready}; while :; do sleep 60 & wait; done; fi
-    read line < {ready}
+    if [ $RANK = 0 ]; then trap '' TERM; echo > {shlex.quote(str(ready))}; while :; do sleep 60 & wait; done; fi
+    read line < {shlex.quote(str(ready))}
     exit 5
     """
     began = time.monotonic()
@@ -424,7 +425,8 @@ def test_a_third_party_handler_that_lets_a_node_in(specs: DefaultLogsSpecs, tmp_
     handler = Handler()
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    script = f"echo generation $TENAX_GENERATION; [ $TENAX_GENERATION = 2 ] || {{ echo > {fifo}; exec sleep 60; }}"
+    tell = f"echo > {shlex.quote(str(fifo))}"
+    script = f"echo generation $TENAX_GENERATION; [ $TENAX_GENERATION = 2 ] || {{ {tell}; exec sleep 60; }}"
     agent = LocalElasticAgent(spec_of(script, handler), specs)
     results: list[RunResult] = []
     thread = threading.Thread(target=lambda: results.append(agent.run()))

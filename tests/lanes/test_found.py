@@ -153,17 +153,23 @@ class Follower:
         node = ControlledNode(
             settings=AgentSettings("run", "default", 1, max_restarts=0),
             policy=None,
-            words=lambda info: [NodeJoined(info)],
+            words=lambda info: [NodeJoined(info), NodeReady(0)],
             hold=lambda _: None,
             keep=lambda *_: None,
             release=lambda _: None,
             say=lambda _: None,
             record_run=lambda _: lambda *_: None,
         )
-        self._engine.open(self._loop, self.events.put, node)
+        self._engine.open(self._loop, self._hear, node)
         self._loop.next_event(lambda: 0.0 if self._is_over else None)
         self._engine.close()
         self._loop.close()
+
+    def _hear(self, event: object) -> None:
+        """As an agent does: ready for the next generation as soon as its workers have ended."""
+        self.events.put(event)
+        if isinstance(event, Fenced):
+            self._engine.tell(NodeReady(event.generation))
 
     def close(self) -> None:
         self._is_over = True
