@@ -29,7 +29,7 @@ REQUESTS = [
     ("--dashboard 127.0.0.1:{port}", "port {port} of 127.0.0.1 is taken by another program", "choose another"),
     ("--dashboard 192.0.2.1:0", "192.0.2.1 is no address of this host", "choose one that is"),
     ("--dashboard 127.0.0.1:0 TENAX_DASHBOARD_KEY=short", "TENAX_DASHBOARD_KEY must have", "at least 16 letters"),
-    ("--trace otel:nonsense", "'nonsense' is no endpoint", "expected one such as"),
+    ("--trace otel:nonsense", "'nonsense' is not an endpoint", "expected one such as"),
     ("--trace otel", "nothing says where to send it", "write --trace otel:"),
     ("--trace other", "--trace other names no handler", "write --trace otel"),
     ("--metrics jsonl:{nowhere}", "'jsonl:{nowhere}' cannot be made", "tenax run --help"),

@@ -55,21 +55,22 @@ def test_a_program_that_ended_well_returned_none() -> None:
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_nothing_is_held_longer_than_needed(method: str) -> None:
-    """The payload until the worker was started, the result until it was read; a restart or the end closes the rest."""
+    """The payload until the worker was started, the result until it was read, both ends of one barrier for all workers
+    of a generation; a restart or the end closes the rest."""
     before = len(descriptors())
     entrypoint = FunctionEntrypoint(double, {0: (1,), 1: (2,)}, wrap=double, start_method=method)
     for rank in (0, 1):
         entrypoint.launch(rank, {})
-    held = 2 if method == "fork" else 4
-    assert len(descriptors()) == before + held
+    payloads, results, barrier = 0 if method == "fork" else 2, 2, 2
+    assert len(descriptors()) == before + payloads + results + barrier
     entrypoint.release(0)
     entrypoint.release(1)
-    assert len(descriptors()) == before + 2
+    assert len(descriptors()) == before + results + barrier
     assert entrypoint.collect(0, 0) == ""
-    assert len(descriptors()) == before + 1
+    assert len(descriptors()) == before + 1 + barrier
     entrypoint.launch(1, {})  # again: the first worker with this rank never came to anything
     entrypoint.release(1)
-    assert len(descriptors()) == before + 1
+    assert len(descriptors()) == before + 1 + barrier, "the barrier of the first generation is closed"
     assert entrypoint.collect(1, -9) == ""
     assert entrypoint.return_values() == {0: None}
     entrypoint.launch(0, {})

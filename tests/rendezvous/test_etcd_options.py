@@ -56,7 +56,7 @@ HONOURED: dict[str, str] = {
     **{"cacert": "ca.pem", "token": MARK, "token_file": "secret", "scale_up": "restart", "node_name": "a"},
     **{"node_order": "7", "store_port": "7000", "use_agent_store": "no", "user": "me", "password": MARK},
     **{"password_file": "secret", "outage_timeout": "7", "managed": "true", "managed_only": "etcd1:2379"},
-    **{"link_port": "7000", "link_tls": "false"},
+    **{"link_port": "7000", "link_tls": "false", "store_allow": "10.1.2.3+192.168.0.0/16"},
 }
 REFUSED_ALONE = {"ssl_cert_key": "without 'ssl_cert'", "key": "without 'cert'"}
 UNUSED = {
@@ -120,7 +120,7 @@ def test_options_that_contradict_each_other_are_refused(
 ENGINE_ONLY: dict[str, str] = {
     **{"token": MARK, "token_file": "secret", "managed": "true", "managed_only": "n", "link_port": "7000"},
     **{"link_tls": "false", "outage_timeout": "7", "scale_up": "restart", "node_name": "a", "node_order": "7"},
-    "store_port": "7000",
+    **{"store_port": "7000", "store_allow": "any"},
 }
 
 

@@ -229,7 +229,7 @@ class SilentLogs:
     def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, after_output: bool = False) -> None:
         self.said.append(text)
 
     def live(self, text: str) -> None: ...

@@ -64,6 +64,7 @@ SumSeconds = Annotated[float, Meta(ge=-MAX_SUM_SECONDS, le=MAX_SUM_SECONDS)]
 Name = Annotated[str, Meta(max_length=MAX_NAME, pattern=_ONE_LINE)]
 Label = Annotated[str, Meta(max_length=2 * MAX_NAME, pattern=_ONE_LINE)]  # a host with a number
 NodeId = Annotated[str, Meta(min_length=1, max_length=64, pattern=_ONE_LINE)]
+OptionalNodeId = Annotated[str, Meta(max_length=64, pattern=_ONE_LINE)]  # empty: none
 Address = Annotated[str, Meta(max_length=MAX_ADDRESS, pattern=_ONE_LINE)]
 HostAddress = Annotated[str, Meta(max_length=64, pattern=_ONE_LINE)]  # numeric, without the interface
 Path = Annotated[str, Meta(max_length=MAX_PATH)]

@@ -19,6 +19,7 @@ from tenax.core.bounds import (
     NodeRank,
     Number,
     OldGeneration,
+    OptionalNodeId,
     SumSeconds,
     Text,
 )
@@ -89,7 +90,7 @@ class NodeLost(CoordinatorEvent, frozen=True):
 class EarlierCoordinatorGone(CoordinatorEvent, frozen=True):
     """The agent in which an earlier coordinator lived is dead, and everything that it had started."""
 
-    node_id: NodeId
+    node_id: OptionalNodeId  # empty: this node served them all, in earlier terms
     others: NodeCount = 0  # earlier ones that may live, and answer members that are not here
 
 

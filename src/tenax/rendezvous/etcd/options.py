@@ -22,7 +22,7 @@ _OLD_TLS_OPTIONS = ("cert", "key", "cacert")  # of torchrun's older etcd backend
 # What only the engine honours. Where nodes meet without it, nothing would become of these.
 _ENGINE_OPTIONS = (
     *("token", "token_file", "managed", "managed_only", "link_port", "link_tls", "outage_timeout"),
-    *("scale_up", "node_name", "node_order", "store_port"),
+    *("scale_up", "node_name", "node_order", "store_port", "store_allow"),
 )
 
 
@@ -63,9 +63,9 @@ def refuse_engine_options(params: RendezvousParameters) -> None:
         given.append(_TOKEN_VARIABLE)
     if given:
         raise ValueError(
-            f"{given[0]} has no effect for an agent with hooks or handlers of its own, whose nodes meet through keys "
-            "in etcd; leave it out, and restrict who may use etcd with its users (user, password_file) or certificates "
-            "(ssl_cert, ssl_cert_key, ca_cert)"
+            f"{', '.join(given)} would have no effect: the nodes of an agent with hooks or handlers of its own meet "
+            "through keys in etcd; remove it, and restrict who may use etcd with its users (user, password_file) or "
+            "certificates (ssl_cert, ssl_cert_key, ca_cert)"
         )
 
 
