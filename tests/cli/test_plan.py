@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from tenax.cli.arguments import parse
@@ -215,23 +217,22 @@ def test_what_watches_the_run_is_shown_when_it_is_on(tmp_path) -> None:
         ["--nproc-per-node=2", "t.py"],
         TORCHELASTIC_ENABLE_FILE_TIMER="1",
         TORCHELASTIC_HEALTH_CHECK_PORT="8080",
-        TORCH_WORKER_SERVER_SOCKET=f"{tmp_path}/job",
+        TORCH_WORKER_SERVER_SOCKET=f"{tmp_path}/a job",
     )
     assert "\nwatchdog    on: a worker that does not leave a timer's scope in time is ended" in text
     assert "\nhealth      answered at port 8080 (TORCHELASTIC_HEALTH_CHECK_PORT)\n" in text
-    assert (
-        f"\nasking      workers that use worker_main: tenax ask {tmp_path}/job (TORCH_WORKER_SERVER_SOCKET)\n" in text
-    )
+    command = shlex.join(["tenax", "ask", f"{tmp_path}/a job"])
+    assert f"\nasking      workers that use worker_main: {command} (TORCH_WORKER_SERVER_SOCKET)\n" in text
     assert "  TORCHELASTIC_TIMER_FILE=<a pipe that is made for the run>\n" in text
     for rank in range(2):
-        assert f"  TORCH_WORKER_SERVER_SOCKET={tmp_path}/job/rank{rank}\n" in text
+        assert "  TORCH_WORKER_SERVER_SOCKET=" + shlex.quote(f"{tmp_path}/a job/rank{rank}") + "\n" in text
     named = plan(
         ["t.py"],
         TORCHELASTIC_ENABLE_FILE_TIMER="1",
         TORCHELASTIC_TIMER_FILE=f"{tmp_path}/pipe",
         TORCHELASTIC_HEALTH_CHECK_PORT="0",
     )
-    assert f"  TORCHELASTIC_TIMER_FILE={tmp_path}/pipe\n" in named
+    assert "  TORCHELASTIC_TIMER_FILE=" + shlex.quote(f"{tmp_path}/pipe") + "\n" in named
     assert "\nhealth      answered at a free port (TORCHELASTIC_HEALTH_CHECK_PORT)\n" in named
     several = plan(["--nnodes=2", "--rdzv-endpoint=host0", "t.py"], TORCH_WORKER_SERVER_SOCKET=f"{tmp_path}/job")
     assert f"  TORCH_WORKER_SERVER_SOCKET=<{tmp_path}/job/rank and its rank>\n" in several

@@ -262,10 +262,12 @@ def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench, bare: Pyt
     """Behind the two that we put in front of it."""
     (bench.home / "lib").mkdir()
     (bench.home / "lib" / "sitecustomize.py").write_text("import sys\nsys.customized = True\n")
-    script = bench.script("import sitecustomize, sys; print(sys.customized, sitecustomize.__file__, sys.path[1])")
+    script = bench.script(
+        r"import sitecustomize, sys; print(sys.customized, sitecustomize.__file__, sys.path[1], sep='\n')"
+    )
     lib = str(bench.home / "lib")
     done = bench.run("--compat", script, program=[bare.path, "-m", "tenax", "run"], env={"PYTHONPATH": lib})
-    assert done.out.split() == ["True", f"{lib}/sitecustomize.py", lib]
+    assert done.out.splitlines() == ["True", f"{lib}/sitecustomize.py", lib]
 
 
 def test_a_plug_in_that_was_written_for_torch_is_served_in_the_launcher(bench: Bench, bare: Python) -> None:

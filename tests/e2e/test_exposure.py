@@ -156,13 +156,13 @@ def _listening(pid: int) -> Iterator[tuple[str, tuple[str, str]]]:
                 address = socket.inet_ntop(family, b"".join(words))
                 shown = address if family == socket.AF_INET else f"[{address}]"
                 yield f"socket:[{fields[9]}]", ("tcp", f"{shown}:{int(port, 16)}")
-    for fields in _table(pid, "unix"):
+    for fields in _table(pid, "unix", most=8):  # the last one is a path, which may have spaces
         if int(fields[3], 16) & _ACCEPTS_CONNECTIONS:
             yield f"socket:[{fields[6]}]", ("unix", fields[7].removesuffix(".new"))  # it is renamed once it listens
 
 
-def _table(pid: int, name: str) -> list[list[str]]:
-    return [line.split() for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
+def _table(pid: int, name: str, most: int = 0) -> list[list[str]]:
+    return [line.split(maxsplit=most - 1) for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]]
 
 
 def _files(bench: Bench) -> Iterator[Path]:

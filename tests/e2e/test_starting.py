@@ -114,12 +114,12 @@ def test_the_restart_count_counts(bench: Bench) -> None:
         import os, sys
         from worker_kit import ATTEMPT, note
         names = "TORCHELASTIC_RESTART_COUNT TENAX_GENERATION MASTER_PORT TORCHELASTIC_ERROR_FILE".split()
-        note("seen", " ".join(os.environ[name] for name in names))
+        note("seen", "\\n".join(os.environ[name] for name in names))
         sys.exit(ATTEMPT < 2)
         """
     )
     assert bench.run("--max-restarts", "5", script).code == 0
-    attempts = [bench.note("seen", attempt=attempt).split() for attempt in range(3)]
+    attempts = [bench.note("seen", attempt=attempt).splitlines() for attempt in range(3)]
     assert [(count, generation) for count, generation, _, _ in attempts] == [("0", "1"), ("1", "2"), ("2", "3")]
     assert len({port for _, _, port, _ in attempts}) == 3
     assert [Path(file).parts[-3] for *_, file in attempts] == ["attempt_0", "attempt_1", "attempt_2"]

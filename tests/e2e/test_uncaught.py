@@ -68,11 +68,11 @@ def test_the_sitecustomize_of_the_environment_still_runs(bench: Bench) -> None:
     script = bench.script(
         """
         import sitecustomize, sys
-        print(sys.customized, sitecustomize.__file__)
+        print(sys.customized, sitecustomize.__file__, sep="\\n")
         """
     )
     done = bench.run(script, env={"PYTHONPATH": str(bench.home / "lib")})
-    assert done.out.split() == ["True", str(bench.home / "lib" / "sitecustomize.py")]
+    assert done.out.splitlines() == ["True", str(bench.home / "lib" / "sitecustomize.py")]
 
 
 def test_a_child_process_that_fails_is_not_the_worker(bench: Bench) -> None:

@@ -143,7 +143,7 @@ def test_wait_looks_waits_and_remembers(start: Maker, tmp_path: Path) -> None:
     """0 only looks, a timeout is kept, and the result can be asked for again and again."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    context = start("/bin/sh", *shell(f"read line < {fifo}"))
+    context = start("/bin/sh", *shell(f"read line < '{fifo}'"))
     assert context.wait(0) is None
     began = time.monotonic()
     assert context.wait(0.05, period=60) is None
@@ -254,7 +254,7 @@ def test_close_keeps_its_timeout(start: Maker, tmp_path: Path) -> None:
     """Who does not listen is killed when the time is up, with everything below it."""
     ready = tmp_path / "ready"
     context = start(
-        "/bin/sh", *shell(f"trap '' TERM; sleep 60 & echo $! > {ready}.half; mv {ready}.half {ready}; wait; wait")
+        "/bin/sh", *shell(f"trap '' TERM; sleep 60 & echo $! > '{ready}.half'; mv '{ready}.half' '{ready}'; wait; wait")
     )
     until(ready.exists, "the process to be ready")
     pids = [*context.pids().values(), int(ready.read_text())]

@@ -154,8 +154,11 @@ class Host:
         if skew_s is not None:
             clock = self._lab.home / f"{title}.clock"
             clock.write_bytes(struct.pack("=q", round(skew_s * 1e9)))
-            preloaded = [str(self._lab.skew_library()), variables.get("LD_PRELOAD", "")]
-            variables |= {"TENAX_LAB_CLOCK": str(clock), "LD_PRELOAD": ":".join(filter(None, preloaded))}
+            library = self._lab.skew_library()
+            variables["TENAX_LAB_CLOCK"] = str(clock)
+            # LD_PRELOAD is split at spaces, which a path may have; LD_LIBRARY_PATH is not.
+            for key, first in (("LD_PRELOAD", library.name), ("LD_LIBRARY_PATH", str(library.parent))):
+                variables[key] = ":".join(filter(None, [first, variables.get(key, "")]))
         name = self.name if hostname is None else hostname
         etc = self._lab.home / f"{title}.etc"
         names = {name: self.address} | {other.name: other.address for other in self._lab.hosts if other.name != name}

@@ -36,7 +36,7 @@ LEFT_OUT = {
         """,
         r"it has started 2 threads \(one, two\), which a forked process would not have",
     ),
-    "file": ("KEPT = open(__file__)", r"it keeps /\S*/left_file.py open, which all workers would share"),
+    "file": ("KEPT = open(__file__)", r"it keeps /.*/left_file.py open, which all workers would share"),
     "socket": ("import socket\nKEPT = socket.socket()", r"it keeps socket:\[\d+\] open, which all workers would share"),
     "pipe": ("KEPT = os.pipe()", r"it keeps pipe:\[\d+\] open, which all workers would share"),
     "epoll": ("import select\nKEPT = select.epoll()", r"it keeps anon_inode:\[eventpoll\] open.*"),
@@ -486,5 +486,5 @@ def test_a_temporary_folder_is_every_workers_own(bench: Bench) -> None:
     source = "import atexit, shutil, tempfile\nPLACE = tempfile.mkdtemp()\natexit.register(shutil.rmtree, PLACE)"
     env = _installed(bench, "others_kit", source)
     cold, warm = _both(bench, bench.script("import others_kit\nprint(others_kit.PLACE)"), env)
-    assert len(set(cold.out.split())) == len(set(warm.out.split())) == 2
+    assert len(set(cold.out.splitlines())) == len(set(warm.out.splitlines())) == 2
     assert "it makes a temporary file or folder when it is imported" in warm.err

@@ -227,7 +227,10 @@ class Node:
 
         self._sockets = open_sockets(os.environ)
         if self._sockets is not None:
-            logs.say(f"tenax: workers that use worker_main can be asked with: tenax ask {self._sockets.folder}")
+            import shlex
+
+            command = shlex.join(["tenax", "ask", self._sockets.folder])
+            logs.say(f"tenax: workers that use worker_main can be asked with: {command}")
 
     def _complain(self, line: str, logs: WorkerLogs) -> None:
         """Something that was asked for is lost: worth a line also where no story is told."""

@@ -312,7 +312,8 @@ def _watching(environ: Mapping[str, str]) -> Iterable[str]:
         yield from _lines("health", [f"answered at {where} ({TORCHELASTIC_HEALTH_CHECK_PORT})"])
     folder = socket_folder(environ)
     if folder:
-        yield from _lines("asking", [f"workers that use worker_main: tenax ask {folder} ({SOCKET_VARIABLE})"])
+        command = shlex.join(["tenax", "ask", folder])
+        yield from _lines("asking", [f"workers that use worker_main: {command} ({SOCKET_VARIABLE})"])
 
 
 def _watching_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
