@@ -398,6 +398,7 @@ class CoordinatorMachine:
         else:
             state.members, state.done = {}, set()
         state.generation = generation
+        state.dead_rank = -1  # a rank of the generation before
 
     def _on_at_work(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
         """A node came (back) with workers, or with their success."""

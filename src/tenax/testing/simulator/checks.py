@@ -82,6 +82,7 @@ class Checks:
         self.formations: list[Formation] = []
         self.verdict: Verdict | None = None
         self._verdict_at = 0.0
+        self._outcomes_sent: dict[str, Outcome] = {}  # by node; one that is frozen may read it when a new run began
         self.has_forgotten = False  # the endpoint's host has lost its power since ...
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
@@ -110,6 +111,7 @@ class Checks:
                         parts[node_id] = assignment
                 case fact.RunEnded(verdict, _):
                     self._check_verdict(server, verdict)
+                    self._outcomes_sent.update(dict.fromkeys(say.to, verdict.outcome))
         if parts:
             self._check_formed(server, parts)
         self._check_ledger(server)
@@ -236,7 +238,7 @@ class Checks:
         named = next((each.failed_at for each in formation.workers if each.global_rank == failure.global_rank), None)
         named = {rank: at for at, rank in failed}.get(failure.global_rank, named)
         first_at, first_rank = min(failed, default=(0.0, -1))
-        if named is None or named > first_at + WORD_S + server.unsure_s:
+        if named is None or named > first_at + WORD_S + server.unsure_s(failure.generation):
             raise PropertyBroken(
                 "S8",
                 f"rank {failure.global_rank} is named as the first cause of the end of {formation}, "
@@ -303,9 +305,8 @@ class Checks:
     # --- what agents do -----------------------------------------------------------------------------------------------
 
     def left(self, agent: AgentProcess, verdict: Verdict) -> None:
-        if verdict.outcome is Outcome.SUCCEEDED and (
-            self.verdict is None or self.verdict.outcome is not verdict.outcome
-        ):
+        was_sent = self._outcomes_sent.get(agent.info.node_id) is verdict.outcome
+        if verdict.outcome is Outcome.SUCCEEDED and not was_sent:
             raise PropertyBroken("S6", f"{agent.label} leaves with a success that was not said")
         if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
             alive = [worker for worker in agent.keeper.workers.values() if worker.is_alive]

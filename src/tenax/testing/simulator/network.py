@@ -60,7 +60,6 @@ class Clocks:
     _LATELY_S = 30.0
 
     def __init__(self) -> None:
-        self.count = 0  # of differences that were seen
         self._since = 0.0
         self._before = self._now = float("inf")
 
@@ -68,7 +67,6 @@ class Clocks:
         if ours - self._since > self._LATELY_S:
             self._since, self._before, self._now = ours, self._now, float("inf")
         self._now = min(self._now, ours - theirs)
-        self.count += 1
 
     @property
     def difference(self) -> float:
@@ -218,11 +216,6 @@ class Network:
         if dice() < delays.slow_share:
             seconds += delays.slow_s * dice()
         return seconds * self.slowness
-
-    @property
-    def slowest_s(self) -> float:
-        """What a segment may take, now or a while ago."""
-        return (self.delays.least_s + self.delays.jitter_s + self.delays.slow_s) * MOST_SLOWNESS
 
     def is_open(self, source: Host, sink: Host) -> bool:
         return (source.index, sink.index) not in self.cuts

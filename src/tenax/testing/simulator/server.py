@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 _LINGER_S = 5.0
-_SURE_AFTER_S = 30.0
-_FEW_BEATS = 5
 
 
 class Server:
@@ -53,7 +51,6 @@ class Server:
         )
         self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
         self.checker = RunChecker(settings)
-        self._opened_at = self.cluster.schedule.now
         self.is_open = True
         self.heard_generation = opened.generation  # the greatest that anybody has told us of
         self.heard_restarts = opened.restarts_used
@@ -65,6 +62,7 @@ class Server:
         self._heard_at: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self._clocks: dict[str, Clocks] = {}
+        self._misdated_s: dict[int, float] = {}  # by generation; the simulator knows every clock
         self._deadline: float | None = None
         self._deadline_plan: Plan | None = None
         self._marker = agent.host.marker = agent.host.marker or Marker()
@@ -109,14 +107,9 @@ class Server:
             marker.store = state.store
         marker.verdict = state.verdict or marker.verdict
 
-    @property
-    def unsure_s(self) -> float:
-        """How wrong we may be about the clocks of others: one of us is new, or the network was slow all the time."""
-        network = self.cluster.network
-        if any(clocks.count < _FEW_BEATS for clocks in self._clocks.values()):
-            return self.cluster.setup.terms.lease_s
-        is_sure = self.cluster.schedule.now - max(self._opened_at, network.slow_until) > _SURE_AFTER_S
-        return 0.0 if is_sure else network.slowest_s
+    def unsure_s(self, generation: int) -> float:
+        """How wrong the times of failures of this generation are: what is known of the nodes' clocks is not exact."""
+        return self._misdated_s.get(generation, 0.0)
 
     def operator_says(self, event: AnyCoordinatorEvent) -> None:
         """An operator's word."""
@@ -192,9 +185,12 @@ class Server:
         if not isinstance(message, word.FailureSeen | word.NodeStopped) or not self.cluster.setup.engine.dates_words:
             return message
         clocks = self._clocks.get(end.node_id)
-        if clocks is None:
-            return message
-        return msgspec.structs.replace(message, sent_at=max(message.sent_at, self.agent.clock() - clocks.difference))
+        if clocks is not None:
+            sent_at = max(message.sent_at, self.agent.clock() - clocks.difference)
+            message = msgspec.structs.replace(message, sent_at=sent_at)
+        now_there = self.cluster.schedule.now + end.out.sink.host.offset
+        self._misdated_s[message.generation] = max(self.unsure_s(message.generation), now_there - message.sent_at)
+        return message
 
     def _bind(self, end: End) -> bool:
         node_id = end.node_id
