@@ -24,7 +24,7 @@ import msgspec
 import pytest
 
 import tenax
-from tenax.core.events import AnyEvent
+from tenax.core.events import AnyEvent, WorkerExited, WorkerStartFailed
 from tenax.ports import Launch, Processes
 
 T = TypeVar("T")
@@ -133,7 +133,17 @@ class Hearing:
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
         self.events: list[AnyEvent] = []  # heard and not yet taken
-        processes.open(self.events.append)
+        self._opened_at = time.monotonic()
+        self.ended_at = 0.0  # the time of the last end that was received, by the clock of whoever reported it
+        processes.open(self._receive)
+
+    def _receive(self, event: AnyEvent) -> None:
+        """Keep an event. The time of an end is checked here, so that tests can compare the rest."""
+        if isinstance(event, WorkerExited | WorkerStartFailed) and event.ended_at is not None:
+            self.ended_at = event.ended_at
+            assert self._opened_at <= event.ended_at <= time.monotonic()
+            event = msgspec.structs.replace(event, ended_at=None)
+        self.events.append(event)
 
     def take(self, kind: type[E], timeout_s: float = PATIENCE_S, **fields: object) -> E:
         """Wait for an event of this kind with these fields, and take it out."""

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,6 +236,17 @@ def test_a_worker_that_a_signal_ends(hearing: Hearing, number: signal.Signals) -
     start(hearing, ["/bin/sleep", "60"])
     os.kill(hearing.take(fact.WorkerStarted).pid, number)
     assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -number, unasked=True)
+
+
+def test_an_end_has_the_time_at_which_it_was_noticed(hearing: Hearing) -> None:
+    """An agent that is stopped reads it later, and still knows which worker ended first."""
+    start(hearing, ["/bin/sleep", "60"])
+    pid = hearing.take(fact.WorkerStarted).pid
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{pid}"), "the keeper to reap it")
+    noticed_at = time.monotonic()
+    hearing.take(fact.WorkerExited)
+    assert hearing.ended_at <= noticed_at
 
 
 def test_a_stopped_worker_can_be_asked(hearing: Hearing) -> None:

@@ -200,7 +200,7 @@ class ForgetsTheVerdict(CoordinatorMachine):
 
 class DatesAnEndWhenItHearsOfIt(AgentMachine):
     def _on_worker_ended(self, local_rank: int, exit_code: int, fault: str, now: float, **more) -> None:
-        super()._on_worker_ended(local_rank, exit_code, fault, now, **{**more, "at": now})
+        super()._on_worker_ended(local_rank, exit_code, fault, now, **{**more, "ended_at": now})
 
 
 class RemembersEveryBeat(Lease):

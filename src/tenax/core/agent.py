@@ -193,13 +193,12 @@ class AgentMachine:
                     self._tell(word.NodeProgress(generation, now, workers))
             case fact.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
-            case fact.WorkerStartFailed(_, local_rank, reason, exit_code):
+            case fact.WorkerStartFailed(_, local_rank, reason, exit_code, ended_at):
                 fault = f"could not be started: {reason}"
-                self._on_worker_ended(local_rank, exit_code, fault, now, at=now, unasked=True)
+                self._on_worker_ended(local_rank, exit_code, fault, now, ended_at=ended_at, unasked=True)
             case fact.WorkerExited(_, local_rank, exit_code, fault, unasked, wrote_error, ended_at):
-                at = now if ended_at is None else min(ended_at, now)
                 self._on_worker_ended(
-                    local_rank, exit_code, fault, now, at=at, unasked=unasked, wrote_error=wrote_error
+                    local_rank, exit_code, fault, now, ended_at=ended_at, unasked=unasked, wrote_error=wrote_error
                 )
             case fact.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
@@ -316,7 +315,7 @@ class AgentMachine:
         fault: str,
         now: float,
         *,
-        at: float,
+        ended_at: float | None,
         unasked: bool,
         wrote_error: bool = False,
     ) -> None:
@@ -326,7 +325,7 @@ class AgentMachine:
             return
         worker.phase = WorkerPhase.ENDED
         worker.exit_code = exit_code
-        worker.ended_at = at
+        worker.ended_at = now if ended_at is None else min(ended_at, now)
         # What never came to life, or had ended already, was not ended by us, whatever we had asked for meanwhile.
         worker.asked_to_end = state.rung >= Rung.ASKED and not unasked
         overdue = worker.overdue

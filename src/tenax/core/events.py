@@ -141,6 +141,7 @@ class WorkerStartFailed(Event, frozen=True):
     local_rank: LocalRank
     reason: LongText
     exit_code: ExitCode = 1  # as a shell would say it: 127 not found, 126 not executable
+    ended_at: Time | None = None  # as of WorkerExited
 
 
 class WorkerExited(Event, frozen=True):
@@ -150,7 +151,7 @@ class WorkerExited(Event, frozen=True):
     fault: LongText = ""  # why even exit code 0 is a failure: "its result cannot be read: ..."
     unasked: bool = False  # it had ended before our request to end could reach it
     wrote_error: bool = False  # it left an error file
-    ended_at: Time | None = None  # on this host's clock; None: now. An agent that was stopped hears of it later
+    ended_at: Time | None = None  # on this host's clock; None: now. An agent that was stopped receives it later
 
 
 class FailureExamined(Event, frozen=True):

@@ -230,10 +230,10 @@ def _event(message: tuple[Any, ...]) -> fact.AnyEvent:
     match message:
         case ("started", generation, local_rank, pid):
             return fact.WorkerStarted(generation, local_rank, pid)
-        case ("start_failed", generation, local_rank, number, text):
-            return fact.WorkerStartFailed(generation, local_rank, text, _shell_code(number))
-        case ("exited", generation, local_rank, exit_code, asked):
-            return fact.WorkerExited(generation, local_rank, exit_code, unasked=not asked)
+        case ("start_failed", generation, local_rank, number, text, at):
+            return fact.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
+        case ("exited", generation, local_rank, exit_code, asked, at):
+            return fact.WorkerExited(generation, local_rank, exit_code, unasked=not asked, ended_at=at)
         case ("dump_refused", generation, local_rank, why):
             return fact.StacksRefused(generation, local_rank, why)
         case ("cleared", generation):

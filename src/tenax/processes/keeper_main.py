@@ -240,7 +240,7 @@ class Keeper:
             pid, complaint = self._fork_worker(spec, descriptors)
         except OSError as error:
             reason = os.strerror(error.errno or 0)
-            self._channel.send(("start_failed", generation, local_rank, error.errno or 0, reason))
+            self._channel.send(("start_failed", generation, local_rank, error.errno or 0, reason, time.monotonic()))
         else:
             self._has_started(generation, local_rank, pid, complaint)
         finally:
@@ -412,16 +412,17 @@ class Keeper:
 
     def _say_ended(self, worker: _Worker, exit_code: int) -> None:
         worker.alive = False
+        now = time.monotonic()  # the agent may be stopped, and read this later
         complaint = b""
         with suppress(BlockingIOError):  # a forked worker's own children may hold the other end
             complaint = os.read(worker.complaint, 4096)
         os.close(worker.complaint)
         if complaint:
             number, _, text = complaint.decode(errors="replace").partition(" ")
-            self._channel.send(("start_failed", worker.generation, worker.local_rank, int(number), text))
+            self._channel.send(("start_failed", worker.generation, worker.local_rank, int(number), text, now))
         else:
             was_ours = worker.asked or worker.ended
-            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, was_ours))
+            self._channel.send(("exited", worker.generation, worker.local_rank, exit_code, was_ours, now))
 
     def _kill_below(self, spared_groups: set[int]) -> None:
         """Kill everybody below us. Deaths wake us, and then we look again, until nobody is left."""

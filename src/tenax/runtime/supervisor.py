@@ -289,7 +289,9 @@ class Supervisor:
             case fact.WorkerExited(generation, local_rank, exit_code):
                 fault = self._entrypoint.collect(local_rank, exit_code)
                 wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
-                event = fact.WorkerExited(generation, local_rank, exit_code, fault, event.unasked, wrote_error)
+                event = fact.WorkerExited(
+                    generation, local_rank, exit_code, fault, event.unasked, wrote_error, event.ended_at
+                )
         self._loop.post(event)
 
     def _step(self, event: AnyEvent) -> None:

@@ -138,7 +138,8 @@ class Keeper:
         if cluster.is_rough and dice.random() < habits.fails * 0.05:
             worker.is_genuine, worker.failed_at = True, cluster.schedule.now
             cluster.checks.failed(worker)
-            self._tell(fact.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127))
+            at = cluster.schedule.now + self.agent.host.offset
+            self._tell(fact.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
             self._spread(worker)
             return
         worker.is_alive, worker.began_at = True, cluster.schedule.now
