@@ -18,7 +18,7 @@ from pathlib import Path
 from etcd_servers import EtcdCluster
 from places import own_endpoint
 
-from .harness import Bench, Running
+from .harness import Bench, Running, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "security.md"
 _ROW = re.compile(r"^\| `(tcp|unix|fifo|file) ([^`]+)` \|", re.MULTILINE)
@@ -108,6 +108,7 @@ def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without:
     rows = [row for row in _ROW.findall(PAGE.read_text()) if not without & set(re.findall(r"\w+", row[1]))]
     assert rows
     patterns = {(kind, what): _pattern(what, names) for kind, what in rows}
+    until(lambda: _control_sockets(bench) == len(nodes), "the control sockets, which agents open a moment later")
     opened = set(_opened(bench))
     for node in nodes:
         node.send(signal.SIGTERM)
@@ -122,6 +123,11 @@ def _compare(bench: Bench, nodes: list[Running], names: dict[str, str], without:
     assert not unlisted, f"open, but not in {PAGE.name}: {unlisted}"
     unseen = {row for row in rows if row[0] != "file"} - {row for rows_of_it in fits.values() for row in rows_of_it}
     assert not unseen, f"in {PAGE.name}, but not open: {unseen}; open: {sorted(opened)}"
+
+
+def _control_sockets(bench: Bench) -> int:
+    folder = os.environ["TENAX_DOORS"]
+    return sum(kind == "unix" and what.startswith(folder) for kind, what in set(_opened(bench)))
 
 
 def _pattern(what: str, names: dict[str, str]) -> re.Pattern[str]:

@@ -344,7 +344,7 @@ class LinkedRendezvous(ABC):
             sock.close()
             self._find_again(str(error), was_linked=False)
             return
-        link = self._link = Link(
+        link = Link(
             sock,
             self._on_body,
             self._on_link_closed,
@@ -352,8 +352,9 @@ class LinkedRendezvous(ABC):
             server_hostname=self._host_for_tls if tls is not None else None,
             resets=True,  # in good order it is closed only when nothing of ours is alive
         )
-        if link.is_closed:  # TLS refused at once
+        if link.is_closed:  # the peer had reset it before the TLS greeting: _on_link_closed was called
             return
+        self._link = link
         self._loop.watch(link)
         self._nonce = b""
         self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
