@@ -100,11 +100,6 @@ class Admission(_ByKey[Key]):
             found.append(key)
         return found
 
-    def postpone(self, by_s: float, now: float) -> None:
-        """Give every connection this much more time: the caller did not read during ``by_s``."""
-        for key, (group, since) in self._places.items():
-            self._places[key] = (group, min(now, since + by_s))
-
     def _evict(self, group: str) -> Key:
         members = self._groups[group]
         key = next(islice(members, len(members) // 2 if self._from_middle else 0, None))
