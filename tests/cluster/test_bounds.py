@@ -30,7 +30,8 @@ def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> No
         cluster.operate(wire.Word(message))
     assert {worker.ask("generation") for worker in workers} == {1}
     status = subprocess.run(
-        [sys.executable, "-m", "tenax", "status", "--json", cluster.told["run_id"]],
+        # At the endpoint: the control socket of an agent is opened a moment after its workers have started.
+        [sys.executable, "-m", "tenax", "status", "--json", cluster.told["run_id"], "--endpoint", cluster.endpoint],
         env=cluster.bench.environ,
         capture_output=True,
         text=True,
