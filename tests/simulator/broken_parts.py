@@ -189,8 +189,16 @@ class ForgetsWhatHadEndedIt(CoordinatorMachine):
 
 
 class ConfusesNamesakes(CoordinatorMachine):
-    def _without_namesake(self, joined):
+    def _without_namesake(self, joined, now: float):
         return joined
+
+
+class DoesNotWaitForTheStale(CoordinatorMachine):
+    def _stale(self) -> set[str]:
+        return set()
+
+    def _await_stale(self, record, now: float) -> None:
+        """Only told to stop."""
 
 
 class ForgetsTheVerdict(CoordinatorMachine):

@@ -11,8 +11,8 @@ nodes (``messages``), and says events to them (``events.FromCoordinator``). Its 
 What always holds (tests cite the numbers; the simulator checks them):
 
 C1  A generation is formed once, with one list of members; its number is greater than that of every one before.
-C2  A generation is formed only of nodes that said they were clear, and only when every live member of the one
-    before has stopped.
+C2  A generation is formed only of nodes that said they were clear, and only when no node that is connected is at work:
+    neither in the generation before nor in one of an earlier coordinator.
 C3  The ranks of a generation are a permutation; every member hears the same world size, store and restart count.
 C4  Restarts are charged once per run and never exceed what the policy granted. A generation that lost a node, was
     drained or let nodes in is never charged.
@@ -277,7 +277,7 @@ class CoordinatorMachine:
             state.ledger.begin(now)
             record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
         state.restarts_used = max(state.restarts_used, joined.restarts_used)
-        joined = self._without_namesake(joined)
+        joined = self._without_namesake(joined, now)
         if joined.generation > state.generation:
             self._on_greater_generation(joined.generation, now)
             state.store = joined.store
@@ -305,7 +305,7 @@ class CoordinatorMachine:
         labels[label] = node.node_id
         return label
 
-    def _without_namesake(self, joined: word.NodeJoined) -> word.NodeJoined:
+    def _without_namesake(self, joined: word.NodeJoined, now: float) -> word.NodeJoined:
         """If everything was forgotten once, two generations may have the same number: who was in the other is new."""
         state = self.state
         is_other = joined.generation == state.generation > 0 and joined.store != state.store
@@ -314,6 +314,8 @@ class CoordinatorMachine:
         if joined.is_running or joined.has_succeeded:
             over = fact.GenerationEnded(joined.generation, "the others went on without this node")
             self._say(over, joined.node.node_id)
+        if joined.is_running:
+            self._await_stale(state.nodes[joined.node.node_id], now)
         return word.NodeJoined(joined.node)
 
     def _is_over(self) -> bool:
@@ -358,7 +360,10 @@ class CoordinatorMachine:
                 state.superseded = [*state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
                 if old.info.name and old.last_rank >= 0:
                     state.ranks_by_name[old.info.name] = old.last_rank
-                if old.phase is NodePhase.MEMBER:
+                if old.phase is NodePhase.STALE:
+                    old.is_superseded = True
+                    self._free_places(old.info)
+                elif old.phase is NodePhase.MEMBER:
                     self._wait_for_superseded(old, now)
                 else:
                     self._on_gone(old.info.node_id, _SUPERSEDED, now, is_loss=True)
@@ -416,9 +421,12 @@ class CoordinatorMachine:
         others_work = state.phase is RunPhase.RUNNING
         why = "the others went on without this node"
         self._say(fact.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
-        is_latest = joined.generation == state.generation and not others_work
-        if joined.is_running and is_latest and record.phase is not NodePhase.READY:
+        if not joined.is_running:
+            return
+        if joined.generation == state.generation and not others_work:
             self._await_latecomer(record, joined.group_rank, now)
+        else:
+            self._await_stale(record, now)
 
     def _await_latecomer(self, record: NodeRecord, group_rank: int, now: float) -> None:
         """A member of the last generation of which we did not know, or whose link had only broken: it lives.
@@ -426,12 +434,27 @@ class CoordinatorMachine:
         The next generation waits until it has stopped (C2).
         """
         state, node_id = self.state, record.info.node_id
+        if record.phase is NodePhase.READY:
+            return
         record.phase = NodePhase.MEMBER
         state.members[node_id] = group_rank
         state.gone.discard(node_id)
-        if state.phase is not RunPhase.ENDING:
+        self._await_also(record, now)
+
+    def _await_stale(self, record: NodeRecord, now: float) -> None:
+        """The node was told to stop its workers, which are of another generation than ours.
+
+        What is at work here goes on. The next generation waits until the node has stopped (C2).
+        """
+        if record.phase is NodePhase.JOINED:  # else it has said since that it was clear
+            record.phase = NodePhase.STALE
+            if self.state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING):
+                self._await_also(record, now)
+
+    def _await_also(self, record: NodeRecord, now: float) -> None:
+        if self.state.phase is not RunPhase.ENDING:
             self._begin_ending(None, f"{record.label} came back and was still at work", now)
-        state.unstopped.add(node_id)
+        self.state.unstopped.add(record.info.node_id)
 
     def _say_part_again(self, node_id: str, part: Assignment) -> None:
         """Its link broke before it heard of its generation."""
@@ -445,8 +468,9 @@ class CoordinatorMachine:
         at_work = (NodePhase.MEMBER, NodePhase.DONE)
         members = [each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work]
         for node_id in members:
-            state.nodes[node_id].phase = NodePhase.JOINED
-            state.nodes[node_id].last_rank = -1
+            record = state.nodes[node_id]
+            record.phase = NodePhase.STALE if record.phase is NodePhase.MEMBER else NodePhase.JOINED
+            record.last_rank = -1
         self._say(fact.GenerationEnded(state.generation, why), *members)
         state.members, state.done, state.failures, state.stopped = {}, set(), [], []
         state.lost, state.drained, state.is_broken, state.is_free = {}, [], False, False
@@ -559,7 +583,11 @@ class CoordinatorMachine:
         state = self.state
         state.deadlines.clear()
         if not state.members:
-            self._gather(state.next_why, now)
+            stale = self._stale()
+            for node_id in stale:
+                self._await_also(state.nodes[node_id], now)
+            if not stale:
+                self._gather(state.next_why, now)
             return
         state.phase, state.moved_at = RunPhase.RUNNING, now
         workers = sum(state.nodes[each].info.slots for each in state.members if each in state.nodes)
@@ -959,7 +987,11 @@ class CoordinatorMachine:
             if node_id in state.nodes and state.nodes[node_id].phase in (NodePhase.MEMBER, NodePhase.DONE)
         }
         self._say(self._ended(state.generation), *sorted(state.unstopped))
+        state.unstopped |= self._stale()
         self._after_generation_if_stopped(now)
+
+    def _stale(self) -> set[str]:
+        return {node_id for node_id, record in self.state.nodes.items() if record.phase is NodePhase.STALE}
 
     def _ended(self, generation: int) -> fact.GenerationEnded:
         is_free = self.state.ended_by is not Ending.FAILURE

@@ -356,6 +356,8 @@ class RunChecker:
         if joined.generation == self._latest and joined.store and self._store and joined.store != self._store:
             if joined.is_running or joined.has_succeeded:
                 self._check_told_one(node_id, joined.generation, says)
+            if joined.is_running and node_id not in self._clear:
+                self._at_work[node_id] = joined.generation
             joined = word.NodeJoined(joined.node)  # of another generation with the same number
         self._known[node_id] = max(self._known.get(node_id, 0), joined.generation)
         if joined.generation > self._latest:
@@ -375,6 +377,9 @@ class RunChecker:
     def _supersede(self, node_id: str) -> bool:
         """Its new self is here. If it is at work it is waited for, as every other member."""
         last = self._last
+        if node_id in self._at_work and (last is None or not last.has(node_id)):
+            self._superseded.add(node_id)
+            return False
         if last is None or not last.has(node_id) or node_id in self._clear or node_id in last.done:
             return self._go(node_id, is_loss=True)
         self._superseded.add(node_id)
@@ -443,11 +448,10 @@ class RunChecker:
                 self._at_work.pop(node_id, None)
             return
         is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
-        # Workers of an older generation ended with their lease, before the later one was formed: C2 is about the last.
-        is_latest = joined.generation == self._latest
-        if joined.is_running and is_latest and node_id not in self._clear and not is_alien:
+        if joined.is_running and node_id not in self._clear:
             self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
-            if not (last is not None and is_of_last and last.has(node_id)):
+            is_known = last is not None and is_of_last and last.has(node_id)
+            if joined.generation == self._latest and not is_alien and not is_known:
                 self._await_latecomer(node_id, joined.group_rank)
         self._check_told_one(node_id, joined.generation, says)
 
@@ -612,11 +616,9 @@ class RunChecker:
             self._at_work[node_id] = self._known[node_id] = number
 
     def _check_stopped(self) -> None:
-        """Nobody is at work in the last generation, or in a later one that we have only heard of."""
-        numbers = {self._latest, self._last.number if self._last is not None else 0}
-        unstopped = {each for each, generation in self._at_work.items() if generation and generation in numbers}
-        if unstopped:
-            raise InvariantBroken(f"C2: {_names(unstopped)} have not stopped and the others go on")
+        """No node that is connected is at work, in whichever generation."""
+        if self._at_work:
+            raise InvariantBroken(f"C2: {_names(set(self._at_work))} have not stopped and the others go on")
 
     def _check_numbers(self, parts: _Parts, state: CoordinatorState) -> None:
         arranged = sorted(parts, key=lambda node_id: parts[node_id].group_rank)

@@ -159,6 +159,7 @@ class NodePhase(enum.Enum):
     JOINED = "joined"  # here, but not ready for a generation
     READY = "ready"  # clear, and waiting for the next
     MEMBER = "member"  # at work
+    STALE = "stale"  # at work in a generation of an earlier coordinator, and told to stop
     DONE = "done"  # its workers succeeded
 
 
@@ -234,7 +235,7 @@ class CoordinatorState(msgspec.Struct):
     done: set[str] = set()  # members whose workers all succeeded
     store: str = ""  # of the current generation, which it identifies
     settled: int = 0  # the last generation that has ended everywhere
-    unstopped: set[str] = set()  # live members of an ended generation that have not said that they are ready
+    unstopped: set[str] = set()  # connected nodes that were at work when a generation ended and are not ready yet
     world_size: int = 0
     formed_at: float = 0.0
     ended_by: Ending | None = None

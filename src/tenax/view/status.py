@@ -228,6 +228,8 @@ def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
             return "spare" if state.phase is RunPhase.RUNNING else "waiting"
         case NodePhase.DONE:
             return "done"
+        case NodePhase.STALE:
+            return "stopping"
     if state.phase is RunPhase.ENDING:
         return "stopping"
     return "starting" if record.info.node_id in state.unstarted else "working"

@@ -330,7 +330,7 @@ class Checks:
             "members": (len(state.members), members),
             "done": (len(state.done), most),
             "gone": (len(state.gone), members),
-            "unstopped": (len(state.unstopped), members),
+            "unstopped": (len(state.unstopped), nodes),
             "lost": (len(state.lost), 2 * members),
             "drained": (len(state.drained), most),
             "failures": (len(state.failures), self.cluster.most_workers),

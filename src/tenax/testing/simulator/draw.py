@@ -39,6 +39,8 @@ KINDS: dict[str, tuple[float, float, float]] = {
 def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | None = None) -> Setup:
     """The setup of a seed. What is not asked for is drawn."""
     dice = random.Random(seed)  # noqa: S311 - a simulation must repeat itself
+    rare = random.Random(f"rare {seed}")  # noqa: S311 - what it draws leaves the other draws as they are
+    is_patient = rare.random() < 0.15
     count = nodes or dice.choice((2, 3, 3, 4, 4, 5, 6))
     is_calm = dice.random() < 0.5 if liveness is None else liveness
     rough_s = seconds or dice.choice((20.0, 60.0, 60.0, 180.0))
@@ -48,7 +50,7 @@ def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | No
     return Setup(
         seed=seed,
         nodes=plans,
-        seconds=rough_s + (120.0 if is_calm else 0.0),
+        seconds=rough_s + ((120.0, 400.0)[is_patient] if is_calm else 0.0),
         min_nodes=min(least, most),
         max_nodes=most,
         max_restarts=dice.choice((0, 2, 10, 100, 100)),
@@ -56,7 +58,7 @@ def draw(seed: int, *, nodes: int = 0, seconds: float = 0.0, liveness: bool | No
         join_timeout_s=dice.choice((15.0, 40.0, 60.0)),
         last_call_s=dice.choice((0.2, 1.0, 3.0)),
         scale_up=dice.random() < 0.8,
-        grace_s=dice.choice((0.5, 2.0, 3.0)),
+        grace_s=(dice.choice((0.5, 2.0, 3.0)), 40.0)[is_patient],  # 40 s: a new coordinator recovers sooner
         abandon_s=dice.choice((2.0, 5.0)),
         terms=LeaseTerms(),
         delays=Delays(jitter_s=dice.choice((0.0005, 0.002, 0.02)), slow_s=dice.choice((0.02, 0.1, 0.4))),

@@ -198,7 +198,8 @@ class Liveness:
 
         def is_quiet() -> bool:
             return failed.alive == 0 and not any(
-                agent.state.phase is Phase.STOPPING and not agent.state.cleared for agent in self.cluster.agents
+                agent.state.phase in (Phase.STOPPING, Phase.CLOSING) and not agent.state.cleared
+                for agent in self.cluster.agents
             )
 
         def is_next() -> bool:
