@@ -15,15 +15,15 @@ from multiprocessing.connection import Connection
 
 from benchmarks.crew import many_descriptors
 from benchmarks.orders import Orders
-from tenax.core.coordinator import Opened, RunSettings
-from tenax.core.events import GenerationFormed
-from tenax.core.lease import LeaseTerms
-from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax.endpoint import Endpoint, listen
-from tenax.loop import Loop
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.server import CoordinatorServer
-from tenax.runtime.run_journal import NAME, RunJournal
+from tenax._core.coordinator import Opened, RunSettings
+from tenax._core.events import GenerationFormed
+from tenax._core.lease import LeaseTerms
+from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.server import CoordinatorServer
+from tenax._io.endpoint import Endpoint, listen
+from tenax._io.loop import Loop
+from tenax._node.run_journal import NAME, RunJournal
 
 RUN = "rendezvous"
 SECRET = b"bench"

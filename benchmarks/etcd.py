@@ -29,15 +29,15 @@ from benchmarks.nodes import Node
 from benchmarks.orders import Orders
 from benchmarks.report import NOTHING, OURS, Row, compared, limited, seconds
 from benchmarks.samples import Samples
-from tenax.core import events as fact
-from tenax.core.authority import AuthorityTerms
-from tenax.etcd.binary import EtcdUnusable, find_etcd, server_environ
-from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.errors import EtcdError
-from tenax.etcd.operations import Range
-from tenax.etcd.settings import etcd_settings
-from tenax.loop import Loop
-from tenax.rendezvous.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._core import events as fact
+from tenax._core.authority import AuthorityTerms
+from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._io.etcd.binary import EtcdUnusable, find_etcd, server_environ
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.errors import EtcdError
+from tenax._io.etcd.operations import Range
+from tenax._io.etcd.settings import etcd_settings
+from tenax._io.loop import Loop
 
 SIZES = (50, 100, 200)
 QUICK_SIZES = (10, 20)

@@ -23,7 +23,7 @@ from benchmarks.harness import Settings
 from benchmarks.job import free_port
 from benchmarks.report import BASELINE, OURS, Row, compared, limited, seconds
 from benchmarks.samples import Samples
-from tenax.rendezvous.tcp.engine import TcpSettings
+from tenax._engines.tcp.engine import TcpSettings
 
 SIZES = (16, 64)  # of a smoke run, and of a full one
 PROCESSES = 4

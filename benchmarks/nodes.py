@@ -13,16 +13,16 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.orders import Orders
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine, words_on_connecting
-from tenax.core.coordinator import RunSettings
-from tenax.core.model import AgentSettings, Evidence
-from tenax.loop import Loop
-from tenax.ports import ControlledNode
-from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
-from tenax.rendezvous.tcp.linked import LinkedRendezvous, LinkedSettings
-from tenax.runtime.run_journal import NAME, RunJournal
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine, words_on_connecting
+from tenax._core.coordinator import RunSettings
+from tenax._core.model import AgentSettings, Evidence
+from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
+from tenax._engines.tcp.linked import LinkedRendezvous, LinkedSettings
+from tenax._io.loop import Loop
+from tenax._io.ports import ControlledNode
+from tenax._node.run_journal import NAME, RunJournal
 
 WORKERS = 2
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.crew import many_descriptors
-from tenax.store import wire
+from tenax.store import _wire as wire
 
 OPERATIONS = ("add", "get", "set", "compare_set", "wait", "check")
 VALUE = "v" * 16
@@ -29,8 +29,8 @@ PING = bytes([wire.PING]) + b"ping"
 def serve_ours(pipe: Connection) -> None:
     """tenax's server. Tells its port."""
     from benchmarks.orders import Orders
-    from tenax.loop import Loop
-    from tenax.store.host import StoreHost
+    from tenax._io.loop import Loop
+    from tenax.store._host import StoreHost
 
     many_descriptors()
     loop = Loop()
@@ -164,8 +164,8 @@ def serve_for_profile() -> None:
     import pstats
     import sys
 
-    from tenax.listening import listen
-    from tenax.store.server import StoreServer
+    from tenax._io.listen import listen
+    from tenax.store._server import StoreServer
 
     many_descriptors()
     listener = listen("127.0.0.1")

@@ -20,9 +20,9 @@ from typing import Any
 
 import msgspec
 
+from tenax._core import commands, coordinator, events, messages, model, policy
+from tenax._node import journal, run_journal
 from tenax.cli.flags import FLAGS, GROUPS, Flag
-from tenax.core import commands, coordinator, events, messages, model, policy
-from tenax.runtime import journal, run_journal
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -31,7 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.agent.server": (),
     "tenax.agent.server.health_check_server": (),
     "tenax.launcher": (),
-    "tenax.core.policy": ("RestartPolicy", "BudgetPolicy", "Restart", "Wait", "GiveUp", "History"),
+    "tenax.policy": (),
     "tenax.multiprocessing": (),
     "tenax.multiprocessing.errors": (),
     "tenax.multiprocessing.subprocess_handler": (),
@@ -55,12 +55,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.timer": (),
     "tenax.control_plane": (),
     "tenax.store": (),
-    "tenax.etcd.settings": ("EtcdSettings", "etcd_settings"),
-    "tenax.etcd.blocking": ("BlockingEtcd",),
-    "tenax.etcd.client": ("EtcdClient",),
-    "tenax.etcd.errors": (
-        *("EtcdError", "EtcdUnavailable", "EtcdRefused", "EtcdRejected", "EtcdFull", "EtcdCompacted"),
-    ),
+    "tenax.etcd": (),
     "tenax.utils": (),
     "tenax.utils.store": (),
     "tenax.utils.distributed": (),

@@ -34,8 +34,8 @@ from typing import Any, Literal
 import pytest
 
 from places import own_address
-from tenax.etcd.settings import EtcdSettings, etcd_settings
-from tenax.tls import TlsFiles
+from tenax._io.etcd.settings import EtcdSettings, etcd_settings
+from tenax._io.tls import TlsFiles
 
 PATIENCE_S = 30.0
 ROOT, ROOT_PASSWORD = "root", "the root password"

@@ -24,8 +24,8 @@ import msgspec
 import pytest
 
 import tenax
-from tenax.core.events import AnyEvent, WorkerExited, WorkerStartFailed
-from tenax.ports import Launch, Processes
+from tenax._core.events import AnyEvent, WorkerExited, WorkerStartFailed
+from tenax._io.ports import Launch, Processes
 
 T = TypeVar("T")
 E = TypeVar("E")

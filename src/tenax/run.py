@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from tenax._failures.record import record
 from tenax.cli.arguments import HelpWanted, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
 from tenax.cli.main import main as cli_main
@@ -17,7 +18,6 @@ from tenax.cli.options import decide
 from tenax.cli.run import complain, launch_of, print_plan, tell_notes
 from tenax.cli.script import run_script_path
 from tenax.cli.world import check_world, current_folder
-from tenax.failures.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
-    from tenax.launcher.config import LaunchConfig
+    from tenax.launcher._config import LaunchConfig
 
 __all__ = [
     "config_from_args",
@@ -123,7 +123,7 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
 
 def determine_local_world_size(nproc_per_node: str) -> int:
     """How many workers ``auto``, ``cpu``, ``gpu`` or a number mean on this machine."""
-    from tenax.processes.devices import parse_nproc
+    from tenax._processes.devices import parse_nproc
 
     return parse_nproc(str(nproc_per_node), os.environ)
 

@@ -16,17 +16,17 @@ from typing import Any
 import pytest
 
 from asking import kube_probe
+from tenax._core.model import Failure
+from tenax._core.policy import AnyDecision, GiveUp, History
+from tenax._io.listen import listen
+from tenax._io.loop import Loop
+from tenax._io.ports import RequestRefused
+from tenax._logs.specs import DefaultLogsSpecs
+from tenax._observe.health.check import HealthCheck, health_check_of
+from tenax._observe.health.liveness import VitalSigns
 from tenax.agent.server import LocalElasticAgent, WorkerGroup, WorkerSpec
 from tenax.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
-from tenax.core.model import Failure
-from tenax.core.policy import AnyDecision, GiveUp, History
-from tenax.health.check import HealthCheck, health_check_of
-from tenax.health.vital_signs import VitalSigns
 from tenax.launcher import LaunchConfig, elastic_launch
-from tenax.listening import listen
-from tenax.logs.specs import DefaultLogsSpecs
-from tenax.loop import Loop
-from tenax.ports import RequestRefused
 from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 pytestmark = on_linux

@@ -118,7 +118,7 @@ def test_a_notice_reaches_the_workers_and_ends_nothing(program: Start, tmp_path:
         """
 import os, sys
 from tenax.agent.server import LocalElasticAgent, WorkerSpec
-from tenax.logs.specs import DefaultLogsSpecs
+from tenax._logs.specs import DefaultLogsSpecs
 os.dup2(1, 2)
 spec = WorkerSpec(entrypoint=sys.executable, args=("-c", sys.argv[1]))
 made = LocalElasticAgent(spec, DefaultLogsSpecs(log_dir=sys.argv[2]), notice_signals="SIGUSR1", notice_s=60)

@@ -15,19 +15,19 @@ from typing import Any
 import pytest
 
 from places import own_endpoint
+from tenax._core.events import AnyEvent, GenerationFormed, RunEnded
+from tenax._core.messages import FromNode, NodeReady, NodeSucceeded, WorkersRunning
+from tenax._core.model import Assignment, Evidence, Failure, Outcome, Verdict
+from tenax._core.policy import AnyDecision, GiveUp, History, Restart, Wait
+from tenax._core.requests import AnyRequest
+from tenax._engines.free_port import free_port
+from tenax._io.ports import Control, ControlledNode, EventLoop
+from tenax._logs.specs import DefaultLogsSpecs
 from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
-from tenax.core.events import AnyEvent, GenerationFormed, RunEnded
-from tenax.core.messages import FromNode, NodeReady, NodeSucceeded, WorkersRunning
-from tenax.core.model import Assignment, Evidence, Failure, Outcome, Verdict
-from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
-from tenax.core.requests import AnyRequest
-from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ProcessFailure
-from tenax.ports import Control, ControlledNode, EventLoop
 from tenax.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousParameters
-from tenax.rendezvous.engine import EngineRendezvousHandler
-from tenax.rendezvous.port import free_port
+from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 from tenax.rendezvous.registry import get_rendezvous_handler
 from watching import AT_ONCE_S, PATIENCE_S, forks_with_threads, gone, leaving_nothing, on_linux
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from tenax.agent.node import Node, NodePlan
-from tenax.core.model import AgentSettings, Outcome
-from tenax.failures.exit_codes import exit_code_for
-from tenax.logs.specs import DefaultLogsSpecs
-from tenax.processes.entrypoint import CommandEntrypoint
-from tenax.rendezvous.local import LocalRendezvous
-from tenax.rendezvous.store_place import StorePlace
-from tenax.runtime.journal import read_journal
-from tenax.runtime.replay import replay
+from tenax._core.model import AgentSettings, Outcome
+from tenax._engines.local import LocalRendezvous
+from tenax._engines.store_address import StorePlace
+from tenax._failures.exit_codes import exit_code_for
+from tenax._logs.specs import DefaultLogsSpecs
+from tenax._node.journal import read_journal
+from tenax._node.node import Node, NodePlan
+from tenax._processes.entrypoint import CommandEntrypoint
 from tenax.testing.processes import FakeProcesses
+from tenax.testing.replay import replay
 from watching import leaving_nothing, on_linux
 
 pytestmark = on_linux

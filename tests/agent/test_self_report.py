@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tenax import events, metrics
-from tenax.agent.outlets import Outlets
+from tenax._node.sinks import Outlets
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing.errors import ProcessFailure
 from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from tenax._core.model import Failure
+from tenax._core.policy import AnyDecision, GiveUp, History, Restart, Wait
+from tenax._logs.specs import DefaultLogsSpecs
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from tenax.core.model import Failure
-from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
-from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import SignalException, Std
 from tenax.multiprocessing.errors import ProcessFailure
 from tenax.rendezvous import (

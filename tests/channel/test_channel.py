@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenax.channel import Channel, ChannelClosed
+from tenax._io.channel import Channel, ChannelClosed
 from watching import descriptors, forks_with_threads, leaving_nothing
 
 
@@ -227,7 +227,7 @@ def test_lost_descriptors_are_not_mistaken_for_others() -> None:
     """A receiver that may open no more files is told so, rather than given another message's descriptors."""
     code = """
     import os, resource, sys
-    from tenax.channel import Channel, ChannelClosed
+    from tenax._io.channel import Channel, ChannelClosed
     ours, theirs = Channel.pair()
     other = Channel(theirs)
     ours.send(("first",), [1, 1, 1])

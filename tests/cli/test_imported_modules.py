@@ -17,20 +17,20 @@ import msgspec
 import tenax
 
 OURS = """
-tenax tenax.agent tenax.agent.abandonment tenax.agent.live_steps tenax.agent.node tenax.agent.outlets
-tenax.agent.watchdog tenax.channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options
-tenax.cli.run tenax.cli.script tenax.cli.world tenax.core tenax.core.agent tenax.core.bounds tenax.core.commands
-tenax.core.coordinator tenax.core.environment tenax.core.events tenax.core.ledger tenax.core.messages tenax.core.model
-tenax.core.policy tenax.core.ranks tenax.core.record tenax.core.run_state tenax.core.text tenax.failures
-tenax.failures.exit_codes tenax.failures.hook tenax.failures.out_of_memory tenax.failures.words tenax.helper_process
-tenax.launcher tenax.launcher.api tenax.launcher.config tenax.listening tenax.logs tenax.logs.prefix tenax.logs.scribe
-tenax.logs.specs tenax.logs.std tenax.loop tenax.numa tenax.numa.binding tenax.numa.sysfs tenax.numa.topology
-tenax.ports tenax.processes tenax.processes.descendants tenax.processes.devices tenax.processes.entrypoint
-tenax.processes.keeper tenax.processes.placement tenax.rendezvous tenax.rendezvous.api tenax.rendezvous.engine
-tenax.rendezvous.local tenax.rendezvous.registry tenax.rendezvous.seat tenax.rendezvous.store_place tenax.runtime
-tenax.runtime.entrypoints tenax.runtime.journal tenax.runtime.notice_file tenax.runtime.places
-tenax.runtime.run_journal tenax.runtime.signals tenax.runtime.story tenax.runtime.supervisor tenax.runtime.worker_logs
-tenax.store tenax.store.host
+tenax tenax.agent tenax._node.abandonment tenax._node.live_steps tenax._node.node tenax._node.sinks
+tenax._node.watchdog tenax._io.channel tenax.cli tenax.cli.arguments tenax.cli.flags tenax.cli.main tenax.cli.options
+tenax.cli.run tenax.cli.script tenax.cli.world tenax._core tenax._core.agent tenax._core.bounds tenax._core.commands
+tenax._core.coordinator tenax._core.environment tenax._core.events tenax._core.ledger tenax._core.messages tenax._core.model
+tenax._core.policy tenax._core.ranks tenax._core.record tenax._core.run_state tenax._core.text tenax._failures
+tenax._failures.exit_codes tenax._failures.hook tenax._failures.out_of_memory tenax._failures.exit_text tenax._io.helper_process
+tenax.launcher tenax.launcher.api tenax.launcher._config tenax._io.listen tenax._logs tenax._logs.prefix tenax._logs.writer
+tenax._logs.specs tenax._logs.std tenax._io.loop tenax.numa tenax.numa.binding tenax.numa._sysfs tenax.numa._topology
+tenax._io.ports tenax._processes tenax._processes.descendants tenax._processes.devices tenax._processes.entrypoint
+tenax._processes.keeper tenax._processes.placement tenax.rendezvous tenax.rendezvous.api tenax.rendezvous._engine_handler
+tenax._engines.local tenax.rendezvous.registry tenax._engines.coordinator_host tenax._engines.store_address tenax._node
+tenax._node.entrypoints tenax._node.journal tenax._node.notice_file tenax._node.placements
+tenax._node.run_journal tenax._node.signals tenax._node.messages tenax._node.supervisor tenax._node.worker_logs
+tenax.store tenax.store._host
 """
 # Without those that every interpreter has before the first line of a program. Only to name a newcomer: other versions
 # of Python have others.
@@ -43,7 +43,7 @@ textwrap threading types typing unicodedata uuid warnings
 """
 MOST_OF_THEIRS = 65
 # Imported by a timer a quarter of a second after the start: by then the worker has run, unless the machine is busy.
-LATER = {"tenax.runtime.door", "tenax.private_folder", "tenax.core.requests"}
+LATER = {"tenax._node.control_socket", "tenax._io.private_folder", "tenax._core.requests"}
 IN_VAIN = {"_wmi", "typing_extensions"}  # asked for and not there, or hidden: they cost nothing
 
 # Without ``site``: what an environment adds there is not ours.

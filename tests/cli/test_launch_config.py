@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from tenax.launcher.config import LaunchConfig
+from tenax.launcher._config import LaunchConfig
 
 FIELDS = [
     *("min_nodes", "max_nodes", "nproc_per_node", "logs_specs", "run_id", "role", "rdzv_endpoint", "rdzv_backend"),
@@ -133,7 +133,7 @@ def test_it_can_be_the_base_of_a_dataclass() -> None:
 
 def test_importing_it_does_not_import_dataclasses() -> None:
     """The command line's start does not pay for what it does not use."""
-    code = "import sys, tenax.launcher.config as c; c.LaunchConfig(1, 1, 1); print('dataclasses' in sys.modules)"
+    code = "import sys, tenax.launcher._config as c; c.LaunchConfig(1, 1, 1); print('dataclasses' in sys.modules)"
     done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, env=_with_source())
     assert done.stdout == "False\n", done.stderr
 

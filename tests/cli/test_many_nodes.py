@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from typed_lines import ask, cases
 
+from tenax._core.model import Evidence, Failure
+from tenax._core.policy import GiveUp, History, Restart
 from tenax.cli.arguments import parse
 from tenax.cli.flags import UsageError
 from tenax.cli.run import launch_of
 from tenax.cli.world import check_world
-from tenax.core.model import Evidence, Failure
-from tenax.core.policy import GiveUp, History, Restart
 
 REFUSALS = """
 $ --nnodes 2 train.py

@@ -18,7 +18,7 @@ import pytest
 
 import tenax
 from places import own_endpoint
-from tenax.launcher.config import LaunchConfig
+from tenax.launcher._config import LaunchConfig
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import create_backend
 from watching import on_linux

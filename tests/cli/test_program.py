@@ -14,7 +14,7 @@ import tenax
 HEAVY = {
     *("argparse", "asyncio", "dataclasses", "logging", "subprocess", "tempfile", "pathlib", "importlib.metadata"),
     *("shutil", "json", "difflib", "torch", "numpy", "multiprocessing", "tenax.cli.help", "tenax.cli.plan"),
-    *("tenax.cli.meeting", "tenax.rendezvous.api", "tenax.rendezvous.tcp"),  # one node has nobody to find
+    *("tenax.cli.meeting", "tenax.rendezvous.api", "tenax._engines.tcp"),  # one node has nobody to find
 }
 
 

@@ -9,8 +9,8 @@ import sys
 import pytest
 
 import tenax.run as torchrun
+from tenax._logs.std import Std
 from tenax.argparse_util import check_env, env
-from tenax.logs.std import Std
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-from tenax.core.policy import BudgetPolicy
+from tenax._core.policy import BudgetPolicy
+from tenax.launcher._config import LaunchConfig
 from tenax.launcher.api import elastic_launch, launch
-from tenax.launcher.config import LaunchConfig
 
 
 def identity() -> tuple[int, int]:

@@ -26,8 +26,8 @@ import pytest
 from e2e.harness import PATIENCE_S, Bench
 from etcd_servers import EtcdCluster
 from places import own_endpoint
-from tenax.rendezvous.secret import user_secret
-from tenax.rendezvous.tcp import wire
+from tenax._engines.secret import user_secret
+from tenax._engines.tcp import wire
 
 _HERE = Path(__file__).parent
 # What a report says about the node that wrote it; and times, for each has a clock of its own.

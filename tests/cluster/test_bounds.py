@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 from e2e.harness import PATIENCE_S
-from tenax.core.messages import NodeInfo, NodeJoined
-from tenax.rendezvous.tcp import wire
+from tenax._core.messages import NodeInfo, NodeJoined
+from tenax._engines.tcp import wire
 
 from .kit import Cluster
 

@@ -16,7 +16,7 @@ from e2e.harness import Running
 from etcd_servers import EtcdCluster, needs_etcd
 from net.etcd_members import records_of
 from places import own_endpoint
-from tenax.rendezvous.etcd.keys import Keys, Written
+from tenax._engines.etcd.keys import Keys, Written
 from watching import is_alive, until
 
 from .kit import Agent, Cluster, Worker

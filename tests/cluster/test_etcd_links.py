@@ -16,7 +16,7 @@ import pytest
 
 from etcd_servers import EtcdCluster, needs_etcd
 from net.etcd_members import records_of
-from tenax.rendezvous.etcd.keys import Keys, Leader
+from tenax._engines.etcd.keys import Keys, Leader
 from watching import until
 
 from .kit import Agent, Cluster

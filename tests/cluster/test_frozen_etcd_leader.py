@@ -18,8 +18,8 @@ import pytest
 from etcd_servers import needs_etcd
 from lanes.plan import Fault, Plan
 from lanes.play import PATIENCE_S, Play
-from tenax.core.authority import AuthorityTerms
-from tenax.core.lease import LeaseTerms
+from tenax._core.authority import AuthorityTerms
+from tenax._core.lease import LeaseTerms
 
 pytestmark = needs_etcd
 

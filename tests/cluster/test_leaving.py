@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tenax.rendezvous.tcp import wire
+from tenax._engines.tcp import wire
 from watching import gone
 
 from .kit import Cluster, told_alike

@@ -8,7 +8,7 @@ from tenax.agent.server.api import _RoleInstanceInfo
 from tenax.launcher.api import _get_entrypoint_name
 from tenax.multiprocessing.api import SubprocessHandler
 from tenax.rendezvous import RendezvousHandlerRegistry, c10d_rendezvous_backend
-from tenax.rendezvous.local import LocalRendezvousHandler
+from tenax.rendezvous._engine_handler import LocalRendezvousHandler
 from tenax.rendezvous.utils import _matches_machine_hostname
 
 

@@ -212,7 +212,7 @@ def test_importing_it_costs_next_to_nothing(bare: Python) -> None:
         print({"typing", "importlib.abc", "msgspec"} & set(sys.modules) - before)
     """
     assert bare.says(code).splitlines() == [
-        "['tenax', 'tenax.compat', 'tenax.compat.finder']",
+        "['tenax', 'tenax.compat', 'tenax.compat._finder']",
         "set()",
     ]
 

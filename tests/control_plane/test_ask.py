@@ -146,7 +146,7 @@ def test_ours_speaks_as_torchs_does(program: Callable[..., Program], tmp_path: P
         ("torch", "from torch._C._distributed_c10d import _WorkerServer as Server; server = Server(sys.argv[1])"),
         (
             "ours",
-            "from tenax.control_plane.server import WorkerServer; server = WorkerServer(sys.argv[1]); server.start()",
+            "from tenax.control_plane._server import WorkerServer; server = WorkerServer(sys.argv[1]); server.start()",
         ),
     ):
         path = str(tmp_path / name)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tenax.control_plane.sockets import VARIABLE, WorkerSockets, open_sockets, socket_folder
-from tenax.ports import RequestRefused
+from tenax._io.ports import RequestRefused
+from tenax.control_plane._sockets import VARIABLE, WorkerSockets, open_sockets, socket_folder
 from watching import on_linux
 
 pytestmark = on_linux

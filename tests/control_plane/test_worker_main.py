@@ -145,7 +145,7 @@ def test_nothing_is_imported_that_is_not_needed(program: Callable[..., Program])
         from tenax.control_plane import worker_main
         with worker_main():
             loaded = set(sys.modules) - before
-        print(sorted(name for name in loaded if "http" in name or name.startswith("tenax.health")))
+        print(sorted(name for name in loaded if "http" in name or name.startswith("tenax._observe.health")))
         """
     )
     assert run.wait() == 0, run.errors

@@ -14,8 +14,8 @@ import pytest
 
 from asking import Heard, heard_from
 from tenax import control_plane
-from tenax.control_plane import handlers
-from tenax.control_plane.server import WorkerServer
+from tenax.control_plane import _handlers as handlers
+from tenax.control_plane._server import WorkerServer
 from watching import PATIENCE_S, leaving_nothing, on_linux
 
 pytestmark = on_linux

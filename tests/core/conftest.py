@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tenax.core.invariants import InvariantBroken
+from tenax.testing.agent_invariants import InvariantBroken
 from tenax.testing.run_scenario import play_run_scenario
 from tenax.testing.scenario import ScenarioError, play_scenario
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tenax.core.model import Failure
-from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, Wait
+from tenax._core.model import Failure
+from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, Wait
 
 
 class Pausing:

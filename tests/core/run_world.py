@@ -13,14 +13,21 @@ from collections.abc import Callable
 
 import msgspec
 
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
-from tenax.core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
-from tenax.core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy
-from tenax.core.record import record_of
-from tenax.core.run_invariants import RunChecker
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import (
+    AnyCoordinatorEvent,
+    CoordinatorMachine,
+    CoordinatorState,
+    RunPhase,
+    RunSettings,
+    Say,
+)
+from tenax._core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
+from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy
+from tenax._core.record import record_of
+from tenax.testing.run_invariants import RunChecker
 
 from .policies import Pausing
 from .world import WorldBroken

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tenax
-from tenax.core.admission import Admission, peer_group
+from tenax._core.admission import Admission, peer_group
 
 CORE = settings.get_profile("core")
 GROUPS = ("a", "b", "c", "d")
@@ -137,6 +137,6 @@ def test_a_connection_can_be_evicted_for_another_reason_than_the_limits() -> Non
 
 def test_importing_it_imports_nothing_that_is_slow() -> None:
     """The store's process imports it when the first worker connects, which waits for that."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); import tenax.core.admission; print('typing' in sys.modules)"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import tenax._core.admission; print('typing' in sys.modules)"
     command = [sys.executable, "-S", "-I", "-c", code, str(Path(tenax.__file__).parents[1])]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"

@@ -1,4 +1,4 @@
-"""When a leader's answers count (``core/authority.py``): the four cases, at their edges."""
+"""When a leader's answers count (``_core/authority.py``): the four cases, at their edges."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.core.authority import Authority, AuthorityTerms
-from tenax.core.lease import LeaseTerms
+from tenax._core.authority import Authority, AuthorityTerms
+from tenax._core.lease import LeaseTerms
 
 TERMS = AuthorityTerms(LeaseTerms(1.0, 6.0), outage_s=60.0)
 LAPSED = TERMS.sure_s  # since the last proof

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.agent import SIGTERM, AgentMachine, Deadline, Phase, Rung
-from tenax.core.commands import AnyCommand
-from tenax.core.events import AnyEvent
-from tenax.core.invariants import InvariantBroken
-from tenax.core.model import Outcome, Stopped, Verdict
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import SIGTERM, AgentMachine, Deadline, Phase, Rung
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import Outcome, Stopped, Verdict
+from tenax.testing.agent_invariants import InvariantBroken
 
 from .world import World, WorldBroken
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core.environment import WorkerEnvironment, only_device, worker_environment
-from tenax.core.model import AgentSettings, Assignment
+from tenax._core.environment import WorkerEnvironment, only_device, worker_environment
+from tenax._core.model import AgentSettings, Assignment
 
 CORE = settings.get_profile("core")
 

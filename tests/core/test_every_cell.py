@@ -6,13 +6,13 @@ import itertools
 
 import pytest
 
-from tenax.core import events as fact
-from tenax.core.agent import SIGINT, SIGTERM, AgentMachine, Phase, Rung
-from tenax.core.commands import AnyCommand
-from tenax.core.events import AnyEvent
-from tenax.core.invariants import InvariantChecker
-from tenax.core.messages import HangReport, WorkerProgress
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax._core import events as fact
+from tenax._core.agent import SIGINT, SIGTERM, AgentMachine, Phase, Rung
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.messages import HangReport, WorkerProgress
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax.testing.agent_invariants import InvariantChecker
 
 RUN = fact.RunRequested()
 FORMED = fact.GenerationFormed(Assignment(1))

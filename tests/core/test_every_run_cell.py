@@ -7,11 +7,18 @@ import itertools
 import msgspec
 import pytest
 
-from tenax.core import coordinator as run
-from tenax.core import messages as word
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
-from tenax.core.model import Failure, Outcome, Stopped, Verdict
-from tenax.core.run_invariants import RunChecker
+from tenax._core import coordinator as run
+from tenax._core import messages as word
+from tenax._core.coordinator import (
+    AnyCoordinatorEvent,
+    CoordinatorMachine,
+    CoordinatorState,
+    RunPhase,
+    RunSettings,
+    Say,
+)
+from tenax._core.model import Failure, Outcome, Stopped, Verdict
+from tenax.testing.run_invariants import RunChecker
 
 from .policies import Pausing
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine, AgentState, Phase
-from tenax.core.commands import AnyCommand
-from tenax.core.events import AnyEvent
-from tenax.core.invariants import InvariantChecker
-from tenax.core.messages import HangReport, WorkerProgress
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine, AgentState, Phase
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.messages import HangReport, WorkerProgress
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax.testing.agent_invariants import InvariantChecker
 
 from .world import MOST_STEPS, World, tell
 

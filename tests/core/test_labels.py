@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tenax.core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
-from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax.core.record import record_of
+from tenax._core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
+from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax._core.record import record_of
 
 SETTINGS = RunSettings("run", 2, 3)
 

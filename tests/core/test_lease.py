@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core.lease import Lease, LeaseTerms
+from tenax._core.lease import Lease, LeaseTerms
 
 CORE = settings.get_profile("core")
 

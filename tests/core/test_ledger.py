@@ -1,4 +1,4 @@
-"""The ledger: every second once, whatever the history; and what was lost (L1-L3 of ``tenax.core.ledger``)."""
+"""The ledger: every second once, whatever the history; and what was lost (L1-L3 of ``tenax._core.ledger``)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import CoordinatorMachine, RunPhase, RunSettings
-from tenax.core.ledger import Goodput, Ledger, Mean, Spent
-from tenax.core.record import record_of
-from tenax.core.run_invariants import RunChecker
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
+from tenax._core.ledger import Goodput, Ledger, Mean, Spent
+from tenax._core.record import record_of
+from tenax.testing.run_invariants import RunChecker
 
 from .run_world import RunWorld
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import CoordinatorMachine, RunDeadline, RunPhase, RunSettings, Say
-from tenax.core.model import Evidence, Failure, Outcome
-from tenax.core.policy import START_S, AnyDecision, BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import CoordinatorMachine, RunDeadline, RunPhase, RunSettings, Say
+from tenax._core.model import Evidence, Failure, Outcome
+from tenax._core.policy import START_S, AnyDecision, BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
 
 from .policies import Pausing
 

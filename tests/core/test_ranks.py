@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core.ranks import Candidate, arrange, choose, number
+from tenax._core.ranks import Candidate, arrange, choose, number
 
 CORE = settings.get_profile("core")
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.agent import AgentMachine, Phase, words_on_connecting
-from tenax.core.coordinator import CoordinatorMachine, RunPhase, RunSettings
-from tenax.core.model import AgentSettings, Assignment
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import AgentMachine, Phase, words_on_connecting
+from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
+from tenax._core.model import AgentSettings, Assignment
 
 from .test_every_cell import SITUATIONS, reach
 from .world import World

@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import CoordinatorMachine, RunPhase, RunSettings
-from tenax.core.model import Outcome, Verdict
-from tenax.core.record import RecordedMember, RunRecord, mark_of, record_of
-from tenax.core.run_invariants import RunChecker
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
+from tenax._core.model import Outcome, Verdict
+from tenax._core.record import RecordedMember, RunRecord, mark_of, record_of
+from tenax.testing.run_invariants import RunChecker
 
 SETTINGS = RunSettings("run", 2, 3, max_restarts=3, join_timeout_s=600.0)
 LEASE_S, RETURN_S, ALONE_S = 6.0, 9.0, 66.0

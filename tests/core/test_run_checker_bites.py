@@ -9,14 +9,14 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import CoordinatorMachine, Ending, NodePhase, RunDeadline, RunPhase, RunSettings, Say
-from tenax.core.invariants import InvariantBroken
-from tenax.core.model import Outcome, Verdict
-from tenax.core.policy import AnyDecision, GiveUp, Restart
-from tenax.core.run_invariants import RunChecker
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import CoordinatorMachine, Ending, NodePhase, RunDeadline, RunPhase, RunSettings, Say
+from tenax._core.model import Outcome, Verdict
+from tenax._core.policy import AnyDecision, GiveUp, Restart
+from tenax.testing.agent_invariants import InvariantBroken
+from tenax.testing.run_invariants import RunChecker
 
 from .run_world import RunWorld
 from .world import WorldBroken

@@ -12,11 +12,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core import coordinator as run
-from tenax.core import messages as word
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
-from tenax.core.model import Evidence, Failure, Stopped
-from tenax.core.run_invariants import RunChecker
+from tenax._core import coordinator as run
+from tenax._core import messages as word
+from tenax._core.coordinator import (
+    AnyCoordinatorEvent,
+    CoordinatorMachine,
+    CoordinatorState,
+    RunPhase,
+    RunSettings,
+    Say,
+)
+from tenax._core.model import Evidence, Failure, Stopped
+from tenax.testing.run_invariants import RunChecker
 
 from .policies import POLICIES
 from .run_world import MOST_STEPS, OUTCOMES, RunWorld, tell

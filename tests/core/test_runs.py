@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tenax.core import coordinator as run
-from tenax.core.coordinator import CoordinatorMachine, RunSettings
+from tenax._core import coordinator as run
+from tenax._core.coordinator import CoordinatorMachine, RunSettings
 from tenax.testing.run_scenario import describe_say, play_run_scenario
 from tenax.testing.scenario import ScenarioError, split_scenarios
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax.core import events as fact
+from tenax._core import events as fact
 from tenax.testing.scenario import ScenarioError, parse_event, play_scenario, split_scenarios
 
 from .conftest import SCENARIOS

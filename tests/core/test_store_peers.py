@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tenax.core import messages as word
-from tenax.core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
-from tenax.core.events import GenerationFormed
-from tenax.core.model import MAX_STORE_PEERS, Assignment
+from tenax._core import messages as word
+from tenax._core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
+from tenax._core.events import GenerationFormed
+from tenax._core.model import MAX_STORE_PEERS, Assignment
 
 
 def form(addresses: dict[str, tuple[str, ...]], *, is_agent_store: bool = True) -> dict[str, Assignment]:

@@ -11,14 +11,14 @@ import heapq
 import random
 from collections.abc import Callable
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.agent import SIGINT, SIGKILL, SIGTERM, AgentMachine, Phase
-from tenax.core.commands import AnyCommand
-from tenax.core.events import AnyEvent
-from tenax.core.invariants import InvariantChecker
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import SIGINT, SIGKILL, SIGTERM, AgentMachine, Phase
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax.testing.agent_invariants import InvariantChecker
 
 SIGHUP = 1
 MOST_STEPS = 500  # a history that needs more has lost its way

@@ -11,18 +11,18 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from places import own_address
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import Heard, NodeLost, Opened, RunSettings, Say
-from tenax.core.model import Evidence, Failure
-from tenax.core.requests import LogsWanted
-from tenax.dashboard.live import Dashboard
-from tenax.http.server import Patience
-from tenax.loop import Loop
-from tenax.rendezvous.desk import Desk
-from tenax.rendezvous.seat import CoordinatorSeat
-from tenax.view.log_lines import LogAnswer, LogLine
-from tenax.view.status import RunStatus
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import Heard, NodeLost, Opened, RunSettings, Say
+from tenax._core.model import Evidence, Failure
+from tenax._core.requests import LogsWanted
+from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._engines.operator_api import Desk
+from tenax._io.http.server import Patience
+from tenax._io.loop import Loop
+from tenax._observe.dashboard.live import Dashboard
+from tenax._view.log_lines import LogAnswer, LogLine
+from tenax._view.status import RunStatus
 from watching import PATIENCE_S
 
 T = TypeVar("T")

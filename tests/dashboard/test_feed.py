@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core.ledger import Goodput, Spent
-from tenax.dashboard.feed import Change, change, encoded, whole
-from tenax.view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
+from tenax._core.ledger import Goodput, Spent
+from tenax._observe.dashboard.feed import Change, change, encoded, whole
+from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
 NODES = tuple(NodeStatus(f"id-{number}", f"host-{number}", f"host-{number}", "working", 100.0) for number in range(3))
 FIRST = GenerationStatus(1, "first generation", 3, 3, 100.0, 101.0, spent=Spent(1.0, 1.0, 5.0))

@@ -15,12 +15,12 @@ import pytest
 
 from asking import PATIENCE_S, Heard, raw, until_closed
 from places import own_address
-from tenax.core.coordinator import CancelRequested
-from tenax.dashboard.live import Dashboard
-from tenax.http.server import Patience
-from tenax.listening import listen
-from tenax.metrics.run_page import CONTENT_TYPE
-from tenax.view.status import RunStatus
+from tenax._core.coordinator import CancelRequested
+from tenax._io.http.server import Patience
+from tenax._io.listen import listen
+from tenax._observe.dashboard.live import Dashboard
+from tenax._observe.metrics_page import CONTENT_TYPE
+from tenax._view.status import RunStatus
 from watching import leaving_nothing, until
 
 from .stage import Stage

@@ -10,7 +10,7 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from places import own_address
-from tenax.core.coordinator import Suspicion
+from tenax._core.coordinator import Suspicion
 from watching import until
 
 from .browser import Page

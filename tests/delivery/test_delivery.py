@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tenax.delivery import Delivery
+from tenax._io.delivery import Delivery
 from watching import PATIENCE_S
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax.handler_names import UnknownHandler, check_names, make_handlers, parse_names
+from tenax._io.handler_names import UnknownHandler, check_names, make_handlers, parse_names
 
 
 class Handler:

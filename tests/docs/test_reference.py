@@ -10,15 +10,15 @@ import sys
 
 import pytest
 
-from tenax.agent.watchdog import TORCHELASTIC_TIMER_FILE
+from tenax._core.environment import WorkerEnvironment, worker_environment
+from tenax._core.model import AgentSettings, Assignment
+from tenax._failures import exit_codes
+from tenax._node import notice_file
+from tenax._node.watchdog import TORCHELASTIC_TIMER_FILE
+from tenax._processes import stacks
 from tenax.cli.flags import FLAGS, Flag
 from tenax.cli.options import _KNOWN_SETTINGS
-from tenax.control_plane import sockets
-from tenax.core.environment import WorkerEnvironment, worker_environment
-from tenax.core.model import AgentSettings, Assignment
-from tenax.failures import exit_codes
-from tenax.processes import stacks
-from tenax.runtime import notice_file
+from tenax.control_plane import _sockets as sockets
 
 from .pages import DOCS
 
@@ -81,9 +81,9 @@ def test_every_exit_code_is_documented() -> None:
 @pytest.mark.parametrize(
     ("module", "letter", "page"),
     [
-        ("tenax.core.agent", "A", "agent-machine.md"),
-        ("tenax.core.coordinator", "C", "coordinator.md"),
-        ("tenax.core.ranks", "R", "coordinator.md"),
+        ("tenax._core.agent", "A", "agent-machine.md"),
+        ("tenax._core.coordinator", "C", "coordinator.md"),
+        ("tenax._core.ranks", "R", "coordinator.md"),
     ],
     ids=["agent", "coordinator", "ranks"],
 )

@@ -85,6 +85,13 @@ def test_what_nobody_listens_to_is_not_even_imported(bench: Bench) -> None:
     """A job without handlers pays nothing for them: neither package, nor threads."""
     done = bench.run(bench.script("print('hi')"), env={"PYTHONPROFILEIMPORTTIME": "1"}, timeout_s=60)
     assert done.code == 0
-    assert "tenax.agent.outlets" in done.err
-    for module in ("tenax.events", "tenax.metrics", "tenax.delivery", "tenax.timer", "tenax.health.", "tenax.compat"):
+    assert "tenax._node.sinks" in done.err
+    for module in (
+        "tenax.events",
+        "tenax.metrics",
+        "tenax._io.delivery",
+        "tenax.timer",
+        "tenax._observe.health.",
+        "tenax.compat",
+    ):
         assert module not in done.err, module

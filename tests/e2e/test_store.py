@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from store.users import NOBODY, answer_to
-from tenax.rendezvous.port import free_port
+from tenax._engines.free_port import free_port
 
 from .harness import Bench, holders, is_alive, until
 

@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdError
-from tenax.etcd.operations import Operation
-from tenax.etcd.settings import EtcdSettings
-from tenax.loop import Loop
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.errors import EtcdError
+from tenax._io.etcd.operations import Operation
+from tenax._io.etcd.settings import EtcdSettings
+from tenax._io.loop import Loop
 
 A = TypeVar("A")
 PATIENCE_S = 30.0

@@ -10,14 +10,14 @@ import pytest
 from adversarial import assert_linear
 from etcd_client.kit import Desk, ScriptedServer, http
 from etcd_servers import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
-from tenax.etcd.errors import EtcdError, EtcdRefused
-from tenax.etcd.following import Following
-from tenax.etcd.http_connection import HttpConnection
-from tenax.etcd.http_response import Head
-from tenax.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
-from tenax.etcd.place import Place
-from tenax.etcd.settings import etcd_settings
-from tenax.etcd.watch_stream import WatchStream
+from tenax._io.etcd.address import Place
+from tenax._io.etcd.errors import EtcdError, EtcdRefused
+from tenax._io.etcd.http_connection import HttpConnection
+from tenax._io.etcd.http_response import Head
+from tenax._io.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
+from tenax._io.etcd.settings import etcd_settings
+from tenax._io.etcd.subscription import Following
+from tenax._io.etcd.watch_stream import WatchStream
 
 
 class Follower:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenax.etcd import gateway
-from tenax.etcd.errors import EtcdCompacted, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
-from tenax.etcd.gateway import Fault
-from tenax.etcd.operations import (
+from tenax._io.etcd import gateway
+from tenax._io.etcd.errors import EtcdCompacted, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
+from tenax._io.etcd.gateway import Fault
+from tenax._io.etcd.operations import (
     AddMember,
     Authenticate,
     AuthenticateAnswer,

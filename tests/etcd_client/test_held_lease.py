@@ -8,10 +8,10 @@ import pytest
 
 from etcd_client.kit import Desk, ScriptedServer, answer_to, http, silent_until_gone
 from etcd_servers import ALONE, EtcdCluster, unique_prefix
-from tenax.etcd.errors import EtcdError, EtcdUnavailable
-from tenax.etcd.held_lease import HeldLease
-from tenax.etcd.operations import KeepAlive, Put, Range, RevokeLease
-from tenax.etcd.settings import etcd_settings
+from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
+from tenax._io.etcd.held_lease import HeldLease
+from tenax._io.etcd.operations import KeepAlive, Put, Range, RevokeLease
+from tenax._io.etcd.settings import etcd_settings
 
 
 class Holder:

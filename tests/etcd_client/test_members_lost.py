@@ -8,10 +8,10 @@ import pytest
 
 from etcd_client.kit import Desk, raised
 from etcd_servers import EtcdCluster
-from tenax.etcd.errors import EtcdError, EtcdUnavailable
-from tenax.etcd.following import Following
-from tenax.etcd.held_lease import HeldLease
-from tenax.etcd.operations import Change, Compare, Put, Range, RangeAnswer, Transaction
+from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
+from tenax._io.etcd.held_lease import HeldLease
+from tenax._io.etcd.operations import Change, Compare, Put, Range, RangeAnswer, Transaction
+from tenax._io.etcd.subscription import Following
 
 QUICK = {"heartbeat_ms": 50, "election_ms": 500}
 

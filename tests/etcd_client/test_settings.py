@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tenax.etcd.operations import Authenticate, AuthenticateAnswer, prefix_end
-from tenax.etcd.settings import etcd_settings
-from tenax.tls import TlsFiles
+from tenax._io.etcd.operations import Authenticate, AuthenticateAnswer, prefix_end
+from tenax._io.etcd.settings import etcd_settings
+from tenax._io.tls import TlsFiles
 
 FILES = TlsFiles(ca="ca.pem")
 

@@ -8,11 +8,11 @@ import pytest
 
 from etcd_client.kit import Desk, ScriptedServer, answer_to, http, raised
 from etcd_servers import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
-from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.errors import EtcdError, EtcdRefused
-from tenax.etcd.operations import Put, Range
-from tenax.etcd.settings import etcd_settings
-from tenax.tls import TlsFiles
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.errors import EtcdError, EtcdRefused
+from tenax._io.etcd.operations import Put, Range
+from tenax._io.etcd.settings import etcd_settings
+from tenax._io.tls import TlsFiles
 
 
 @pytest.fixture(scope="module")

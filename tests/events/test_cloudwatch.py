@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from tenax import events
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine
+from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
 from tenax.agent.server import LocalElasticAgent, WorkerSpec
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine
-from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
 from tenax.events import Event, EventSource, NodeState, RdzvEvent
-from tenax.events.view import EventView
+from tenax.events._view import EventView
 from tenax.multiprocessing import DefaultLogsSpecs
 
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")

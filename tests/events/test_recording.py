@@ -259,7 +259,7 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
         "print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    own = {"tenax", "tenax.events", "tenax.events.configured", "tenax.events.undo"}
+    own = {"tenax", "tenax.events", "tenax.events._configured", "tenax.events._undo"}
     heavy = {"logging", "dataclasses", "json", "msgspec", "inspect", "typing", "threading"}
     loaded = set(done.stdout.split())
     assert own <= loaded

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from tenax import events
+from tenax._engines.free_port import free_port
 from tenax.events import EventHandler, NodeState, RdzvEvent
+from tenax.rendezvous._dynamic.changes import changes
+from tenax.rendezvous._dynamic.state import Node, Standing, State
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
-from tenax.rendezvous.dynamic.changes import changes
-from tenax.rendezvous.dynamic.state import Node, Standing, State
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
-from tenax.rendezvous.port import free_port
 from tenax.store import MemoryStore
 from watching import leaving_nothing
 

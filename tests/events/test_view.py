@@ -9,12 +9,12 @@ from collections.abc import Iterable
 import pytest
 
 from core.world import World
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine
-from tenax.core.events import AnyEvent
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.events import Event, EventSource
-from tenax.events.view import EventView
+from tenax.events._view import EventView
 
 SETTINGS = AgentSettings("run-1", "trainer", 2, 3, grace_s=5.0, examine_s=2.0)
 WALL_OFFSET = 1_700_000_000.0

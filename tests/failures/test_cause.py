@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.core.model import Evidence, Failure
-from tenax.failures.cause import KINDS, Facts, cause_of, judge, missing_ranks, next_step_of, sentence_of
+from tenax._core.model import Evidence, Failure
+from tenax._failures.cause import KINDS, Facts, cause_of, judge, missing_ranks, next_step_of, sentence_of
 
 FRAME = (
     'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    raise_it("CUDA out of memory")\n'

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenax.failures import error_file
+from tenax._failures import error_file
 
 NOW = 1_717_171_717.25
 

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenax.core.model import Evidence
-from tenax.failures import error_file
-from tenax.failures.evidence import MOST_LAST_LINES, gather, last_lines, stacks_in
-from tenax.failures.out_of_memory import OutOfMemoryWatch
+from tenax._core.model import Evidence
+from tenax._failures import error_file
+from tenax._failures.evidence import MOST_LAST_LINES, gather, last_lines, stacks_in
+from tenax._failures.out_of_memory import OutOfMemoryWatch
 
 from .test_error_file import NOW
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tenax.core.model import Failure, Outcome, Verdict
-from tenax.failures import exit_codes
-from tenax.failures.exit_codes import exit_code_for
+from tenax._core.model import Failure, Outcome, Verdict
+from tenax._failures import exit_codes
+from tenax._failures.exit_codes import exit_code_for
 
 
 def failed(*codes: int) -> Verdict:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tenax.failures.evidence import gather
-from tenax.failures.kernel_log import crash_line, gpu_trouble
+from tenax._failures.evidence import gather
+from tenax._failures.kernel_log import crash_line, gpu_trouble
 
 from .test_out_of_memory import Kernel
 

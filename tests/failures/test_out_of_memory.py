@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax.failures.out_of_memory import OutOfMemoryWatch
+from tenax._failures.out_of_memory import OutOfMemoryWatch
 
 KILLED = "3,{n},1234567,-;Memory cgroup out of memory: Killed process {pid} (python3) total-vm:9kB, anon-rss:8kB\n"
 

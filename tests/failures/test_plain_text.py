@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.failures.plain_text import decoded, harmless, shortened, storable, without_middle
+from tenax._failures.plain_text import decoded, harmless, shortened, storable, without_middle
 
 # hypothesis leaves surrogates out unless asked.
 any_text = st.text(st.characters(codec=None, exclude_categories=()))

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tenax.core.model import Evidence, Failure
-from tenax.failures import error_file
-from tenax.failures.child_failed import ChildFailedError
-from tenax.failures.process_failure import ProcessFailure
+from tenax._core.model import Evidence, Failure
+from tenax._failures import error_file
+from tenax._failures.child_failed import ChildFailedError
+from tenax._failures.process_failure import ProcessFailure
 
 from .test_error_file import NOW, nearly_right
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.failures.python_traceback import LastWords, find
+from tenax._failures.python_traceback import LastWords, find
 
 HEADER = "Traceback (most recent call last):\n"
 

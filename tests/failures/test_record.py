@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tenax.failures import error_file
-from tenax.failures.child_failed import ChildFailedError
-from tenax.failures.error_handler import ErrorHandler, get_error_handler
-from tenax.failures.process_failure import ProcessFailure
-from tenax.failures.record import record
+from tenax._failures import error_file
+from tenax._failures.child_failed import ChildFailedError
+from tenax._failures.error_handler import ErrorHandler, get_error_handler
+from tenax._failures.process_failure import ProcessFailure
+from tenax._failures.record import record
 
 
 class Recorder(ErrorHandler):
@@ -267,7 +267,7 @@ def test_the_older_format_is_passed_on_without_an_exit_code(tmp_path: Path, capf
 def test_a_worker_pays_little_for_the_decorator() -> None:
     """Importing it loads neither torch nor what only the agent needs."""
     script = (
-        "import sys\nfrom tenax.failures.record import record\n@record\ndef main(): return 1\nmain()\n"
+        "import sys\nfrom tenax._failures.record import record\n@record\ndef main(): return 1\nmain()\n"
         "print(sorted({'torch', 'numpy', 'msgspec', 'typing', 'json', 'dataclasses', 'logging', 're', 'traceback'}"
         " & set(sys.modules)))"
     )
@@ -303,7 +303,7 @@ def test_torch_reads_ours_and_we_read_torchs(tmp_path: Path) -> None:
 import json, os, sys
 from torch.distributed.elastic.multiprocessing import errors as theirs
 from tenax.multiprocessing import errors as ours
-from tenax.failures import error_file
+from tenax._failures import error_file
 folder = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
 def boom():
     raise ValueError("boom")

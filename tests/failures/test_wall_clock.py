@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tenax.core.model import AgentSettings
-from tenax.failures.wall_clock import wall_clock_of
-from tenax.runtime.journal import Journal
+from tenax._core.model import AgentSettings
+from tenax._failures.wall_clock import wall_clock_of
+from tenax._node.journal import Journal
 
 
 def test_the_journal_knows_when_the_run_began(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tenax.failures.words import ended_in_words, signal_in_words, signal_name
+from tenax._failures.exit_text import ended_in_words, signal_in_words, signal_name
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Stacks of many workers as one report (``core/hang_report.py``): the odd one out first."""
+"""Stacks of many workers as one report (``_core/hang_report.py``): the odd one out first."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.core import events as fact
-from tenax.core.hang_report import (
+from tenax._core import events as fact
+from tenax._core.hang_report import (
     LocalStacks,
     frames_in,
     last_dump,
@@ -20,8 +20,8 @@ from tenax.core.hang_report import (
     report_in_lines,
     where_in_words,
 )
-from tenax.core.messages import HangReport, StackPlace
-from tenax.rendezvous.tcp import wire
+from tenax._core.messages import HangReport, StackPlace
+from tenax._engines.tcp import wire
 
 MAIN = 'Current thread 0x00007f01 (most recent call first):\n  File "/job/train.py", line {line} in {where}\n'
 OTHER = "Thread 0x00007f{number:02x} [{name}] (most recent call first):\n"

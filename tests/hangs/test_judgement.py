@@ -1,4 +1,4 @@
-"""The judgement of one node (``core/hang.py``): hours of jobs that do not hang, and hangs of both kinds."""
+"""The judgement of one node (``_core/hang.py``): hours of jobs that do not hang, and hangs of both kinds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from tenax.core.hang import DOUBT_PATIENCE, PATIENCE, SPIN_PATIENCE, START_PATIENCE, HangJudge, Sample, Vitals
+from tenax._core.hang import DOUBT_PATIENCE, PATIENCE, SPIN_PATIENCE, START_PATIENCE, HangJudge, Sample, Vitals
 
 from .workloads import ASLEEP, COMPUTING, HEARTBEAT, SPINNING, WORKING, FakeWorker, Look, Workload
 

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from tenax.hangs.vitals import VitalsReader, state_of
+from tenax._observe.hangs.counters import VitalsReader, state_of
 
 CHILD = """
 import os, signal, sys

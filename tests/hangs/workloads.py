@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tenax.core.hang import HangJudge, Opinion, Sample, Scopes, Thread, Vitals
+from tenax._core.hang import HangJudge, Opinion, Sample, Scopes, Thread, Vitals
 
 
 class Look(msgspec.Struct, frozen=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tenax.core.agent import AgentState, Phase
-from tenax.core.model import AgentSettings, WorkerPhase, WorkerRecord
-from tenax.health.judgement import Signs, details, has_running_workers, liveness, readiness
-from tenax.health.port import health_check_port
-from tenax.health.vital_signs import VitalSigns
+from tenax._core.agent import AgentState, Phase
+from tenax._core.model import AgentSettings, WorkerPhase, WorkerRecord
+from tenax._observe.health.liveness import VitalSigns
+from tenax._observe.health.port import health_check_port
+from tenax._observe.health.verdict import Signs, details, has_running_workers, liveness, readiness
 
 
 @pytest.mark.parametrize("source", ["loop_age_s", "callback_age_s"])

@@ -11,7 +11,7 @@ from pathlib import Path
 from asking import PATIENCE_S, kube_probe
 from e2e.harness import Bench, Running, until
 from places import own_endpoint
-from tenax.health.server import READY_PATH
+from tenax._observe.health.server import READY_PATH
 from watching import on_linux
 
 pytestmark = on_linux
@@ -129,5 +129,5 @@ def test_without_the_variable_nobody_listens_and_nothing_is_imported(bench: Benc
     program = [sys.executable, "-X", "importtime", "-m", "tenax", "run"]
     done = bench.run(bench.script("pass"), program=program)
     assert done.code == 0, done
-    assert "tenax.health" not in done.err
+    assert "tenax._observe.health" not in done.err
     assert "health check" not in "".join(done.said)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from e2e.harness import PATIENCE_S
-from tenax.failures.plain_text import harmless, one_line
+from tenax._failures.plain_text import harmless, one_line
 from view.test_history import a_run_of_two, an_agent
 
 OSC = "\x1b]0;owned\x07"

@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 from adversarial import assert_linear, pieces
-from tenax.core import hang_report
-from tenax.core.text import harmless, one_line
-from tenax.core.watchdog import RequestLines
-from tenax.endpoint import Endpoint
-from tenax.failures import error_file, kernel_log, python_traceback
-from tenax.failures.cause import KINDS, Facts, judge, missing_ranks
-from tenax.failures.evidence import last_lines
-from tenax.failures.plain_text import decoded, storable
-from tenax.logs.lines import LineCutter, lines_with, with_prefix
-from tenax.rendezvous.tcp import wire
-from tenax.runtime.journal import JournalUnreadable, read_journal
-from tenax.runtime.progress_file import read_progress
-from tenax.store.key_values import KeyValues
-from tenax.store.limits import Limits
-from tenax.store.protocol import Session
-from tenax.store.wire import GREETING
+from tenax._core import hang_report
+from tenax._core.text import harmless, one_line
+from tenax._core.watchdog import RequestLines
+from tenax._engines.tcp import wire
+from tenax._failures import error_file, kernel_log, python_traceback
+from tenax._failures.cause import KINDS, Facts, judge, missing_ranks
+from tenax._failures.evidence import last_lines
+from tenax._failures.plain_text import decoded, storable
+from tenax._io.endpoint import Endpoint
+from tenax._logs.lines import LineCutter, lines_with, with_prefix
+from tenax._node.journal import JournalUnreadable, read_journal
+from tenax._node.progress_file import read_progress
+from tenax.store._key_values import KeyValues
+from tenax.store._limits import Limits
+from tenax.store._protocol import Session
+from tenax.store._wire import GREETING
 
 BIG = 1 << 16
 

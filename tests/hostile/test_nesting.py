@@ -12,19 +12,19 @@ import pytest
 
 import tenax
 from e2e.harness import PATIENCE_S
-from tenax.core.bounds import DECODE_ERRORS
-from tenax.core.events import AnyEvent
-from tenax.core.watchdog import MOST_LINE, RequestLines
-from tenax.etcd.data_directory import last_words
-from tenax.etcd.errors import EtcdRejected
-from tenax.etcd.operations import KeyValue
-from tenax.failures import error_file
-from tenax.failures.error_handler import ErrorHandler
-from tenax.failures.wall_clock import wall_clock_of
-from tenax.rendezvous.etcd.keys import read_leader
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.marker import Marker
-from tenax.runtime.door import note_beside
+from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.events import AnyEvent
+from tenax._core.watchdog import MOST_LINE, RequestLines
+from tenax._engines.etcd.keys import read_leader
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.marker import Marker
+from tenax._failures import error_file
+from tenax._failures.error_handler import ErrorHandler
+from tenax._failures.wall_clock import wall_clock_of
+from tenax._io.etcd.data_directory import last_words
+from tenax._io.etcd.errors import EtcdRejected
+from tenax._io.etcd.operations import KeyValue
+from tenax._node.control_socket import note_beside
 from view.test_history import a_run_of_two, an_agent
 
 DEPTH = 100_000

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import PATIENCE_S
-from tenax.core.text import without_passwords
+from tenax._core.text import without_passwords
 from tenax.launcher import LaunchConfig
-from tenax.metrics.otlp_address import otlp_address
+from tenax.metrics._otlp_address import otlp_address
 
 SECRET = "hunter2"
 ADDRESS = f"http://user:{SECRET}@host:4318"

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import PATIENCE_S
-from tenax.failures.evidence import stacks_in
-from tenax.json_lines import JsonLinesFile
-from tenax.logs.log_file import LogFile
-from tenax.named_file import create_named, open_named, read_regular
-from tenax.runtime.journal import Journal
+from tenax._failures.evidence import stacks_in
+from tenax._io.json_lines import JsonLinesFile
+from tenax._io.named_file import create_named, open_named, read_regular
+from tenax._logs.log_file import LogFile
+from tenax._node.journal import Journal
 
 OTHER = 65_534  # nobody
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="a link of another user can be made by root only")
@@ -85,7 +85,7 @@ def test_names_of_the_system_work(name: str) -> None:
         [
             sys.executable,
             "-c",
-            f"from tenax.named_file import create_named\nwith create_named({name!r}) as f: f.write(b'ok')",
+            f"from tenax._io.named_file import create_named\nwith create_named({name!r}) as f: f.write(b'ok')",
         ],
         capture_output=True,
         timeout=PATIENCE_S,

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from asking import Heard, heard_from
-from tenax.control_plane.server import WorkerServer
-from tenax.dashboard.live import Dashboard
-from tenax.health.server import HealthCheckServer
-from tenax.loop import Loop
-from tenax.metrics.page_server import PageServer
+from tenax._io.loop import Loop
+from tenax._observe.dashboard.live import Dashboard
+from tenax._observe.health.server import HealthCheckServer
+from tenax.control_plane._server import WorkerServer
+from tenax.metrics._page_server import PageServer
 from watching import PATIENCE_S, leaving_nothing, on_linux
 
 pytestmark = on_linux

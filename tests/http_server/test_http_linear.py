@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from adversarial import assert_linear, pieces
-from tenax.etcd.http_response import HttpError, Part, ResponseReader
-from tenax.http.message import Limits, Request, Response
-from tenax.http.request_reader import RequestReader
+from tenax._io.etcd.http_response import HttpError, Part, ResponseReader
+from tenax._io.http.message import Limits, Request, Response
+from tenax._io.http.request_reader import RequestReader
 
 SIZES = {1 << 20: 16_384, 3: 8192}  # of the input, by the length of the pieces in which it is received
 LARGE = Limits(head_bytes=1 << 20, body_bytes=1 << 20)  # so that the limits do not hide how the work grows

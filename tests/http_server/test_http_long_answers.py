@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from asking import PATIENCE_S, heard_from, kube_probe, until_closed
-from tenax.http.later import Later
-from tenax.http.message import Request, Response, text
-from tenax.http.server import HttpServer, Patience
-from tenax.http.stream import Stream, event
-from tenax.listening import listen
+from tenax._io.http.deferred import Later
+from tenax._io.http.message import Request, Response, text
+from tenax._io.http.server import HttpServer, Patience
+from tenax._io.http.stream import Stream, event
+from tenax._io.listen import listen
 from watching import leaving_nothing, on_linux, until
 
 pytestmark = on_linux

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adversarial import pieces
-from tenax.http.message import Limits, Request, Response, json, render, text
-from tenax.http.request_reader import RequestReader
+from tenax._io.http.message import Limits, Request, Response, json, render, text
+from tenax._io.http.request_reader import RequestReader
 
 SMALL = Limits(head_bytes=200, body_bytes=10)
 HOST = b"Host: h\r\n"

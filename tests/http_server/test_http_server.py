@@ -14,9 +14,9 @@ from contextlib import ExitStack, suppress
 import pytest
 
 from asking import PATIENCE_S, heard_from, kube_probe, raw, until_closed
-from tenax.http.message import Limits, Request, Response, text
-from tenax.http.server import HttpServer, Patience
-from tenax.listening import listen
+from tenax._io.http.message import Limits, Request, Response, text
+from tenax._io.http.server import HttpServer, Patience
+from tenax._io.listen import listen
 from watching import forks_with_threads, leaving_nothing, on_linux, until
 
 pytestmark = on_linux
@@ -314,9 +314,9 @@ def _is_closed(sock: socket.socket) -> bool:
 
 _NO_DESCRIPTOR = """
 import os, resource, select, socket, time
-from tenax.http.message import text
-from tenax.http.server import HttpServer
-from tenax.listening import listen
+from tenax._io.http.message import text
+from tenax._io.http.server import HttpServer
+from tenax._io.listen import listen
 
 listener = listen("127.0.0.1")
 port = listener.getsockname()[1]

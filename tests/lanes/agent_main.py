@@ -6,8 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+from tenax.launcher._config import LaunchConfig
 from tenax.launcher.api import launch
-from tenax.launcher.config import LaunchConfig
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ from pathlib import Path
 from cluster.freezes import Freezes
 from cluster.kit import Cluster
 from e2e.harness import Bench
-from tenax.core.lease import LeaseTerms
+from tenax._core.lease import LeaseTerms
 
 _printing = threading.Lock()
 

@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tenax.core.record import RunRecord
+    from tenax._core.record import RunRecord
 
 
 class WorkerLife(msgspec.Struct):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from e2e.harness import Bench
 from etcd_servers import EtcdCluster
-from tenax.core.record import RunRecord
+from tenax._core.record import RunRecord
 
 from .desk import Desk
 from .history import History, broken

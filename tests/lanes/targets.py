@@ -15,43 +15,43 @@ from typing import Any
 
 import msgspec
 
-from tenax.core import commands as order
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine
-from tenax.core.bounds import MAX_TEXT
-from tenax.core.events import AnyEvent, FromCoordinator
-from tenax.core.messages import FailureSeen, FromNode, NodeInfo
-from tenax.core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
-from tenax.core.run_state import AnyCoordinatorEvent, RunSettings
-from tenax.core.text import shortened_texts
-from tenax.core.watchdog import Request, Watchdog
-from tenax.etcd.errors import EtcdRejected
-from tenax.etcd.operations import KeyValue
-from tenax.failures import python_traceback
-from tenax.failures.evidence import gather
-from tenax.failures.report import Report, render, to_json
-from tenax.http.message import Response
-from tenax.http.server import HttpServer
-from tenax.listening import listen
-from tenax.rendezvous.etcd import keys
-from tenax.rendezvous.tcp import wire
-from tenax.runtime.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
-from tenax.runtime.replay import replay
-from tenax.runtime.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal, replay_run
-from tenax.runtime.story import live_line, tell
-from tenax.store import wire as store_wire
-from tenax.store.key_values import KeyValues
-from tenax.store.limits import Limits
-from tenax.store.protocol import Session
-from tenax.view.agent_history import history_of_node
-from tenax.view.chrome_trace import trace_in_text
-from tenax.view.coordinator_history import history_of_run
-from tenax.view.history import histories_of
-from tenax.view.html.report_page import report_page
-from tenax.view.html.timeline_page import timeline_page
-from tenax.view.status import RunStatus, status_of
-from tenax.view.summary import summary_in_words, summary_of
+from tenax._core import commands as order
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine
+from tenax._core.bounds import MAX_TEXT
+from tenax._core.events import AnyEvent, FromCoordinator
+from tenax._core.messages import FailureSeen, FromNode, NodeInfo
+from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
+from tenax._core.run_state import AnyCoordinatorEvent, RunSettings
+from tenax._core.text import shortened_texts
+from tenax._core.watchdog import Request, Watchdog
+from tenax._engines.etcd import keys
+from tenax._engines.tcp import wire
+from tenax._failures import python_traceback
+from tenax._failures.evidence import gather
+from tenax._failures.report import Report, render, to_json
+from tenax._io.etcd.errors import EtcdRejected
+from tenax._io.etcd.operations import KeyValue
+from tenax._io.http.message import Response
+from tenax._io.http.server import HttpServer
+from tenax._io.listen import listen
+from tenax._node.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
+from tenax._node.messages import live_line, tell
+from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal, replay_run
+from tenax._view.agent_history import history_of_node
+from tenax._view.chrome_trace import trace_in_text
+from tenax._view.coordinator_history import history_of_run
+from tenax._view.history import histories_of
+from tenax._view.html.report_page import report_page
+from tenax._view.html.timeline_page import timeline_page
+from tenax._view.status import RunStatus, status_of
+from tenax._view.summary import summary_in_words, summary_of
+from tenax.store import _wire as store_wire
+from tenax.store._key_values import KeyValues
+from tenax.store._limits import Limits
+from tenax.store._protocol import Session
+from tenax.testing.replay import replay
 
 from .values import Draw
 

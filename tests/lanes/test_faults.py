@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from etcd_servers import needs_etcd
-from tenax.core.model import Outcome, Verdict
-from tenax.core.record import RecordedMember, RunRecord
+from tenax._core.model import Outcome, Verdict
+from tenax._core.record import RecordedMember, RunRecord
 
 from .desk import Desk, Line
 from .faults import main

@@ -15,23 +15,23 @@ import msgspec
 import pytest
 
 from etcd_servers import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
-from tenax.core.authority import AuthorityTerms
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, NodeLost, Opened, RunSettings, Say
-from tenax.core.events import Fenced, GenerationEnded, GenerationFormed
-from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax.core.model import AgentSettings, Assignment
-from tenax.core.record import RunRecord
-from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.client import EtcdClient
-from tenax.etcd.operations import Put, TransactionAnswer
-from tenax.loop import Loop
-from tenax.ports import ControlledNode
-from tenax.rendezvous.etcd.candidacy import Elected
-from tenax.rendezvous.etcd.decisions import Decisions
-from tenax.rendezvous.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
-from tenax.rendezvous.etcd.keys import Keys, Leader, Written
-from tenax.rendezvous.etcd.place import Place, this_machine
-from tenax.rendezvous.tcp import wire
+from tenax._core.authority import AuthorityTerms
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, NodeLost, Opened, RunSettings, Say
+from tenax._core.events import Fenced, GenerationEnded, GenerationFormed
+from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax._core.model import AgentSettings, Assignment
+from tenax._core.record import RunRecord
+from tenax._engines.etcd.candidacy import Elected
+from tenax._engines.etcd.decisions import Decisions
+from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._engines.etcd.keys import Keys, Leader, Written
+from tenax._engines.etcd.leader_address import Place, this_machine
+from tenax._engines.tcp import wire
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.operations import Put, TransactionAnswer
+from tenax._io.loop import Loop
+from tenax._io.ports import ControlledNode
 
 
 class SlowEtcd:

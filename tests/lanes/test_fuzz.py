@@ -22,7 +22,7 @@ def test_nothing_breaks(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_same_seed_draws_the_same() -> None:
     """Otherwise a failure could not be repeated."""
-    from tenax.rendezvous.tcp import wire
+    from tenax._engines.tcp import wire
 
     one, other = (Draw(random.Random("seed"), 0.1).json(wire.FromAgent) for _ in range(2))
     assert one == other

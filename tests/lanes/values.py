@@ -1,6 +1,6 @@
 """Values of the types that travel, drawn from a seed: usual ones, ones at their bounds, and absurd ones.
 
-The types say what is allowed (``core/bounds.py``); what is drawn follows them, so that a new field or message is
+The types say what is allowed (``_core/bounds.py``); what is drawn follows them, so that a new field or message is
 covered as it comes. Values are plain data, as JSON has them: only so can an absurd one be written.
 """
 

@@ -1,6 +1,6 @@
 """The watcher: a thread that follows the keys of a run in etcd and keeps every state of the record.
 
-It is told each change once and in order, however often etcd is away (``tenax.etcd.following``).
+It is told each change once and in order, however often etcd is away (``tenax._io.etcd.subscription``).
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import time
 
 import msgspec
 
-from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdError
-from tenax.etcd.following import Following
-from tenax.etcd.operations import Change, KeyValue, RangeAnswer, prefix_end
-from tenax.etcd.settings import EtcdSettings
-from tenax.loop import Loop
-from tenax.rendezvous.etcd.keys import Keys, Written, read_leader
+from tenax._engines.etcd.keys import Keys, Written, read_leader
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.errors import EtcdError
+from tenax._io.etcd.operations import Change, KeyValue, RangeAnswer, prefix_end
+from tenax._io.etcd.settings import EtcdSettings
+from tenax._io.etcd.subscription import Following
+from tenax._io.loop import Loop
 
 from .history import Recorded
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from places import own_endpoint
-from tenax.core.model import Failure
-from tenax.core.policy import AnyDecision, GiveUp, History, Wait
+from tenax._core.model import Failure
+from tenax._core.policy import AnyDecision, GiveUp, History, Wait
+from tenax._logs.specs import DefaultLogsSpecs
 from tenax.launcher import LaunchConfig, elastic_launch, launch_agent
 from tenax.launcher.api import entrypoint_name, launch
-from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing import Std
 from tenax.multiprocessing.errors import ChildFailedError
 from tenax.rendezvous import (

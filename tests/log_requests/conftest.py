@@ -14,9 +14,9 @@ import pytest
 
 from cluster.kit import Desk, Worker
 from e2e.harness import PATIENCE_S, TENAX, Bench, Done, Running, until
+from tenax._core.requests import LogsWanted
+from tenax._engines.tcp.operator import at_door
 from tenax.cli.main import main
-from tenax.core.requests import LogsWanted
-from tenax.rendezvous.tcp.operator import at_door
 
 _WORKER = Path(__file__).parent / "worker_main.py"
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
-from tenax.core.requests import LogsWanted
-from tenax.logs.recall import MOST_BYTES
-from tenax.logs.specs import DefaultLogsSpecs, LogsDest
-from tenax.runtime.log_answers import Cursor, LogAnswers, RankSet, WrongRequest
-from tenax.runtime.worker_logs import WorkerLogs
-from tenax.view.log_lines import LogAnswer
+from tenax._core.requests import LogsWanted
+from tenax._logs.query import MOST_BYTES
+from tenax._logs.specs import DefaultLogsSpecs, LogsDest
+from tenax._node.log_queries import Cursor, LogAnswers, RankSet, WrongRequest
+from tenax._node.worker_logs import WorkerLogs
+from tenax._view.log_lines import LogAnswer
 
 if TYPE_CHECKING:
-    from tenax.logs.scribe import Scribe
+    from tenax._logs.writer import Scribe
 
 PATIENCE_S = 30.0
 

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 from e2e.harness import PATIENCE_S
+from tenax._core.ledger import Goodput
+from tenax._core.requests import AnyRequest, LogsWanted, StatusWanted
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.operator import at_door
+from tenax._view.log_lines import LogAnswer, LogLine
+from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.job import Job
 from tenax.cli.live_lines import follow
 from tenax.cli.logs import Choice, Page
-from tenax.core.ledger import Goodput
-from tenax.core.requests import AnyRequest, LogsWanted, StatusWanted
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.operator import at_door
-from tenax.view.log_lines import LogAnswer, LogLine
-from tenax.view.status import NodeStatus, RunStatus
 
 Told = tuple[object, str] | None  # a value, or why there is none; None: not yet
 HANG_UP: Told = (None, "nothing more")

@@ -11,7 +11,7 @@ import pytest
 
 from e2e.harness import Done, Running, until
 from places import own_endpoint
-from tenax.failures.exit_codes import CANCELLED
+from tenax._failures.exit_codes import CANCELLED
 
 from .conftest import Run
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tenax.logs.scribe import Scribe
+from tenax._logs.writer import Scribe
 
 
 @contextmanager

@@ -11,8 +11,8 @@ import pytest
 
 ASK = """
 import json, os, select, sys
-import tenax.helper_process
-from tenax.helper_process import spawn_helper
+import tenax._io.helper_process
+from tenax._io.helper_process import spawn_helper
 pid, channel = spawn_helper("tenax.helper_probe", "tenax-probe", isolated=sys.argv[1] == "isolated")
 assert select.select([channel], [], [], 10)[0], "the helper did not answer"
 ((facts,), _) = next(channel.receive())

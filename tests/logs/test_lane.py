@@ -7,7 +7,7 @@ import sys
 
 PREAMBLE = """
 import os, threading
-from tenax.logs.lane import Lane, allow_kicks
+from tenax._logs.device_thread import Lane, allow_kicks
 allow_kicks()
 gate, woken = threading.Semaphore(0), threading.Semaphore(0)
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.logs.lines import LineCutter, lines_with, with_prefix
+from tenax._logs.lines import LineCutter, lines_with, with_prefix
 
 PIECES = st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\xff", b"\r\n"])).map(b"".join))
 

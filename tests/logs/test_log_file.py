@@ -9,7 +9,7 @@ from pathlib import Path
 
 SCRIPT = """
 import resource, sys
-from tenax.logs.log_file import LogFile
+from tenax._logs.log_file import LogFile
 
 def room(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax.logs.prefix import line_prefix
+from tenax._logs.prefix import line_prefix
 
 
 def test_default_names_role_and_local_rank() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tenax.logs import recall
-from tenax.logs.log_file import LogFile
-from tenax.logs.recall import CUT, Query, Recalled, Source, following, last
-from tenax.logs.tail import TAIL_BYTES, Tail
+from tenax._logs import query as recall
+from tenax._logs.log_file import LogFile
+from tenax._logs.query import CUT, Query, Recalled, Source, following, last
+from tenax._logs.tail import TAIL_BYTES, Tail
 
 
 def from_memory(tail: Tail, start: int = -1, *, is_open: bool = True, group: int = 0) -> Source:

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from tenax.logs import recall
-from tenax.logs.recalls import Recalls
-from tenax.logs.scribe import Scribe
-from tenax.logs.scribe_main import Stream
+from tenax._logs import query as recall
+from tenax._logs.queries import Recalls
+from tenax._logs.writer import Scribe
+from tenax._logs.writer_main import Stream
 
 from .conftest import Stage, kill, wait_until
 

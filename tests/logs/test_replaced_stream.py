@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tenax._logs.replaced_stream import ReplacedStream
 from tenax.launcher import LaunchConfig, elastic_launch
-from tenax.logs.replaced_stream import ReplacedStream
 from tenax.multiprocessing import DefaultLogsSpecs, RunProcsResult, Std, start_processes
 from watching import PATIENCE_S, leaving_nothing, on_linux, until
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tenax.logs.scribe import Losses
+from tenax._logs.writer import Losses
 
 from .conftest import Stage, read
 
@@ -222,7 +222,7 @@ def test_missing_standard_streams(tmp_path: Path) -> None:
     """With standard output and standard error closed, workers are still captured and no file takes their place."""
     code = (
         "import os, sys\n"
-        "from tenax.logs.scribe import Scribe\n"
+        "from tenax._logs.writer import Scribe\n"
         "with Scribe() as scribe:\n"
         "    end = scribe.open_stream('w', path=sys.argv[1], console=1)\n"
         "    scribe.say('nobody sees this')\n"

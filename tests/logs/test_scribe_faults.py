@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tenax.logs.scribe import Scribe, ScribeLost
+from tenax._logs.writer import Scribe, ScribeLost
 
 from .conftest import Stage, is_gone, kill, read, wait_until
 
 # An agent in a process of its own. It prints the scribe's pid and the worker's on descriptor 3 and then only waits.
 AGENT = """
 import os, subprocess, sys
-from tenax.logs.scribe import Scribe
+from tenax._logs.writer import Scribe
 log, worker_code = sys.argv[1:]
 scribe = Scribe()
 scribe.start()

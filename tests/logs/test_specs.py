@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tenax.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, load_logs_specs
-from tenax.logs.std import Std
+from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, load_logs_specs
+from tenax._logs.std import Std
 
 
 def environments(count: int, run_id: str = "job", restart: int = 0) -> dict[int, dict[str, str]]:
@@ -163,7 +163,7 @@ def test_a_plug_in_is_loaded_from_the_entry_point_group(tmp_path: Path) -> None:
     import sys
 
     (tmp_path / "my_specs.py").write_text(
-        "from tenax.logs.specs import LogsSpecs, LogsDest\n"
+        "from tenax._logs.specs import LogsSpecs, LogsDest\n"
         "class MySpecs(LogsSpecs):\n"
         "    def reify(self, envs): return LogsDest(filtered_stdout='mine')\n"
         "    @property\n"
@@ -173,7 +173,7 @@ def test_a_plug_in_is_loaded_from_the_entry_point_group(tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-specs\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[torchrun.logs_specs]\nmine = my_specs:MySpecs\n")
-    code = "from tenax.logs.specs import load_logs_specs; print(load_logs_specs('mine')().reify({}).filtered_stdout)"
+    code = "from tenax._logs.specs import load_logs_specs; print(load_logs_specs('mine')().reify({}).filtered_stdout)"
     source = str(Path(__file__).parents[2] / "src")
     answer = subprocess.run(
         [sys.executable, "-c", code],

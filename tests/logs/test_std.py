@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenax.logs.std import Std, to_map
+from tenax._logs.std import Std, to_map
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tenax.logs.tail import MOST_MARKS, TAIL_BYTES, Tail
+from tenax._logs.tail import MOST_MARKS, TAIL_BYTES, Tail
 
 
 @settings(deadline=None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tenax.logs.log_file import LogFile
-from tenax.logs.times import TimesReader, TimesWriter, times_path
+from tenax._logs.log_file import LogFile
+from tenax._logs.times import TimesReader, TimesWriter, times_path
 
 
 def log_in(folder: Path) -> bytes:

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import trustme
 
 from places import own_address
-from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdError
-from tenax.etcd.managed import ManagedMember, ManagedSettings
-from tenax.etcd.operations import Member, Members, Operation
-from tenax.etcd.settings import EtcdSettings
-from tenax.loop import Loop
-from tenax.tls import TlsFiles
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.errors import EtcdError
+from tenax._io.etcd.managed import ManagedMember, ManagedSettings
+from tenax._io.etcd.operations import Member, Members, Operation
+from tenax._io.etcd.settings import EtcdSettings
+from tenax._io.loop import Loop
+from tenax._io.tls import TlsFiles
 from watching import PATIENCE_S
 
 A = TypeVar("A")

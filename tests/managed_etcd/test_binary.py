@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tenax.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
+from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
 from watching import Program
 
 from .kit import control_hosts
 
 _TRIES = """
     import sys
-    from tenax.etcd.managed import ManagedMember, ManagedSettings
-    from tenax.loop import Loop
+    from tenax._io.etcd.managed import ManagedMember, ManagedSettings
+    from tenax._io.loop import Loop
 
     loop, said = Loop(), []
     settings = ManagedSettings((sys.argv[1],), "run", data_root=sys.argv[2])

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tenax.etcd.binary import EtcdUnusable
-from tenax.etcd.operations import Put, Range
+from tenax._io.etcd.binary import EtcdUnusable
+from tenax._io.etcd.operations import Put, Range
 from tenax.rendezvous.etcd_server import EtcdServer, find_free_port, stop_etcd
 from watching import Program, gone, leaving_nothing, on_linux
 

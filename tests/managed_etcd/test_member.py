@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tenax.etcd.managed import member_key
-from tenax.etcd.operations import AddMember, Members, Put, Range, RemoveMember
-from tenax.tls import TlsFiles
+from tenax._io.etcd.managed import member_key
+from tenax._io.etcd.operations import AddMember, Members, Put, Range, RemoveMember
+from tenax._io.tls import TlsFiles
 from watching import PATIENCE_S, gone, leaving_nothing, on_linux
 
 from .kit import Party, tls_files

@@ -6,14 +6,14 @@ import socket
 
 import pytest
 
-from tenax.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
-from tenax.etcd.data_directory import last_words
-from tenax.etcd.managed import ManagedSettings, managed_settings
-from tenax.etcd.member_command import cluster_token, first_cluster, member_command, present_cluster
-from tenax.etcd.member_place import MemberPlace
-from tenax.etcd.operations import Member
-from tenax.loop import Loop
-from tenax.tls import TlsFiles
+from tenax._io.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
+from tenax._io.etcd.data_directory import last_words
+from tenax._io.etcd.managed import ManagedSettings, managed_settings
+from tenax._io.etcd.member_address import MemberPlace
+from tenax._io.etcd.member_command import cluster_token, first_cluster, member_command, present_cluster
+from tenax._io.etcd.operations import Member
+from tenax._io.loop import Loop
+from tenax._io.tls import TlsFiles
 from watching import PATIENCE_S
 
 from .kit import control_hosts as loopback_hosts

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tenax.etcd.server import ServerProcess
-from tenax.loop import Loop
+from tenax._io.etcd.server import ServerProcess
+from tenax._io.loop import Loop
 from watching import Program, gone, is_alive, leaving_nothing, on_linux, until
 
 from .kit import Party, control_hosts
 
 _HOLDS_A_MEMBER = """
     import sys
-    from tenax.etcd.managed import ManagedMember, ManagedSettings
-    from tenax.loop import Loop
+    from tenax._io.etcd.managed import ManagedMember, ManagedSettings
+    from tenax._io.loop import Loop
 
     def tell(text):
         print(text, flush=True)

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdError, EtcdRefused
-from tenax.etcd.managed import ManagedSettings, member_key
-from tenax.etcd.operations import (
+from tenax._engines.etcd.operator import line_through_etcd
+from tenax._engines.tcp.operator import Unreachable
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.errors import EtcdError, EtcdRefused
+from tenax._io.etcd.managed import ManagedSettings, member_key
+from tenax._io.etcd.operations import (
     Delete,
     Members,
     Operation,
@@ -21,11 +23,9 @@ from tenax.etcd.operations import (
     SetUpUsers,
     Transaction,
 )
-from tenax.etcd.settings import EtcdSettings
+from tenax._io.etcd.settings import EtcdSettings
+from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
 from tenax.rendezvous.api import RendezvousParameters
-from tenax.rendezvous.etcd.handler import etcd_rendezvous_settings
-from tenax.rendezvous.etcd.operator import line_through_etcd
-from tenax.rendezvous.tcp.operator import Unreachable
 from watching import PATIENCE_S, on_linux
 
 from .kit import Party
@@ -178,7 +178,7 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> N
 
     def attempt(**conf: str) -> str:
         with pytest.raises(Unreachable) as raised:
-            line_through_etcd(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf))
+            line_through_etcd(etcd_rendezvous_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
         return str(raised.value)
 
     assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())

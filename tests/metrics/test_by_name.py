@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax.handler_names import UnknownHandler
+from tenax._io.handler_names import UnknownHandler
 from tenax.metrics import (
     ConsoleMetricHandler,
     JsonLinesMetricHandler,
@@ -19,7 +19,7 @@ from tenax.metrics import (
     StatsdMetricHandler,
     make_handlers,
 )
-from tenax.metrics.by_name import check_names
+from tenax.metrics._by_name import check_names
 from watching import leaving_nothing
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from docs.pages import DOCS
+from tenax.metrics._measured import CALLS, FAILURE_KINDS, MEASURED, STATES
+from tenax.metrics._prometheus import PrometheusMetricHandler
+from tenax.metrics._reading import read
 from tenax.metrics.api import MetricData
-from tenax.metrics.measured import CALLS, FAILURE_KINDS, MEASURED, STATES
-from tenax.metrics.prometheus import PrometheusMetricHandler
-from tenax.metrics.reading import read
 
 GUIDE = (DOCS / "guides" / "metrics.md").read_text()
 _MEASURED = GUIDE.partition("## What is measured")[2]

@@ -10,7 +10,7 @@ from http.client import HTTPConnection
 
 import pytest
 
-from tenax.metrics.page_server import PageServer
+from tenax.metrics._page_server import PageServer
 from watching import PATIENCE_S, leaving_nothing
 
 
@@ -69,7 +69,7 @@ def test_many_ask_at_once() -> None:
 
 
 _LEFT_OPEN = """
-from tenax.metrics.page_server import PageServer
+from tenax.metrics._page_server import PageServer
 server = PageServer(lambda: "", path="/page", content_type="text/plain")
 print(server.port)
 """

@@ -8,11 +8,11 @@ from urllib.request import urlopen
 
 import pytest
 
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine
-from tenax.core.model import AgentSettings, Assignment, Outcome, Verdict
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine
+from tenax._core.model import AgentSettings, Assignment, Outcome, Verdict
 from tenax.metrics import MetricData, PrometheusMetricHandler
-from tenax.metrics.view import MetricView
+from tenax.metrics._view import MetricView
 from watching import PATIENCE_S, leaving_nothing
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tenax.metrics import MetricData
-from tenax.metrics.reading import Reading, number, read
+from tenax.metrics._reading import Reading, number, read
 
 
 @pytest.mark.parametrize(

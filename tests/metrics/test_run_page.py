@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tenax.core.coordinator import Heard
-from tenax.core.ledger import Goodput, Mean, Spent
-from tenax.core.messages import FailureSeen, NodeProgress, WorkerProgress
-from tenax.core.model import Evidence, Failure
-from tenax.metrics.run_page import CONTENT_TYPE, render
-from tenax.view.status import FailureStatus, NodeStatus, RunStatus, status_of
+from tenax._core.coordinator import Heard
+from tenax._core.ledger import Goodput, Mean, Spent
+from tenax._core.messages import FailureSeen, NodeProgress, WorkerProgress
+from tenax._core.model import Evidence, Failure
+from tenax._observe.metrics_page import CONTENT_TYPE, render
+from tenax._view.status import FailureStatus, NodeStatus, RunStatus, status_of
 from view.told_run import ToldRun
 
 parser = pytest.importorskip("prometheus_client.parser")

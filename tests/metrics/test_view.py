@@ -9,14 +9,14 @@ import pytest
 
 from core.test_every_cell import SITUATIONS, versions
 from core.world import World
-from tenax.core import events as fact
-from tenax.core.agent import SIGTERM, AgentMachine
-from tenax.core.events import AnyEvent
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax._core import events as fact
+from tenax._core.agent import SIGTERM, AgentMachine
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
+from tenax.metrics._measured import CALLS, FAILURE_KINDS, MEASURED, STATES
+from tenax.metrics._reading import DURATION, read
+from tenax.metrics._view import MetricView, failure_kind
 from tenax.metrics.api import MetricData
-from tenax.metrics.measured import CALLS, FAILURE_KINDS, MEASURED, STATES
-from tenax.metrics.reading import DURATION, read
-from tenax.metrics.view import MetricView, failure_kind
 
 WALL = 1_700_000_000.0
 

@@ -23,7 +23,7 @@ import msgspec
 import pytest
 
 from etcd_servers import find_etcd
-from tenax.rendezvous.etcd.keys import Keys, Written
+from tenax._engines.etcd.keys import Keys, Written
 
 from .changes import PATIENCE_S
 from .lab import Host

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.numa import sysfs
-from tenax.numa.topology import Topology
+from tenax.numa import _sysfs as sysfs
+from tenax.numa._topology import Topology
 
 
 def write(root: Path, files: dict[str, str]) -> Topology:

@@ -17,10 +17,10 @@ import msgspec
 
 from cluster.kit import Agent, Cluster
 from e2e.harness import TENAX, Bench, Done, Terminal, until
-from tenax.core.requests import StatusWanted
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.operator import OperatorLine, at_door
-from tenax.view.status import RunStatus
+from tenax._core.requests import StatusWanted
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.operator import OperatorLine, at_door
+from tenax._view.status import RunStatus
 
 
 class Operator:

@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 import pytest
 
-from tenax.core.requests import LogsWanted, StatusWanted, StopWanted
-from tenax.endpoint import literal
-from tenax.rendezvous.secret import user_secret
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.operator import NotLetIn, at_door, at_endpoint
+from tenax._core.requests import LogsWanted, StatusWanted, StopWanted
+from tenax._engines.secret import user_secret
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.operator import NotLetIn, at_door, at_endpoint
+from tenax._io.endpoint import literal
 from watching import needs_root
 
 from .kit import Operator, say_and_hear

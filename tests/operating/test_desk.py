@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tenax.core.coordinator import CancelRequested, Ending, Heard, Opened, RunSettings
-from tenax.core.messages import NodeDraining, NodeInfo, NodeJoined, NodeReady, WorkersRunning
-from tenax.core.requests import (
+from tenax._core.coordinator import CancelRequested, Ending, Heard, Opened, RunSettings
+from tenax._core.messages import NodeDraining, NodeInfo, NodeJoined, NodeReady, WorkersRunning
+from tenax._core.requests import (
     AgentWanted,
     DrainWanted,
     LogsWanted,
@@ -18,9 +18,9 @@ from tenax.core.requests import (
     StatusWanted,
     StopWanted,
 )
-from tenax.loop import Loop
-from tenax.rendezvous.desk import Desk
-from tenax.rendezvous.seat import CoordinatorSeat
+from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._engines.operator_api import Desk
+from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
 
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tenax.core.requests import AgentWanted, AnyRequest, StatusWanted, answer_safely
-from tenax.loop import Loop
-from tenax.rendezvous.tcp.operator import Declined, at_door
-from tenax.runtime.door import Door, doors_of, last_runs
+from tenax._core.requests import AgentWanted, AnyRequest, StatusWanted, answer_safely
+from tenax._engines.tcp.operator import Declined, at_door
+from tenax._io.loop import Loop
+from tenax._node.control_socket import Door, doors_of, last_runs
 
 
 @pytest.fixture
@@ -80,8 +80,8 @@ def test_of_one_that_was_killed_the_door_is_taken_over_and_old_notes_go(folder: 
 
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys
-from tenax.loop import Loop
-from tenax.runtime.door import Door
+from tenax._io.loop import Loop
+from tenax._node.control_socket import Door
 
 class Counted(Door):
     turns = 0

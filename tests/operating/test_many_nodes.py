@@ -13,13 +13,13 @@ import pytest
 
 from cluster.kit import Agent, etcd_conf
 from etcd_servers import EtcdCluster
-from tenax.core.messages import NodeInfo, NodeJoined
-from tenax.core.requests import LogsWanted, StatusWanted
-from tenax.endpoint import literal
-from tenax.rendezvous.secret import user_secret
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.operator import Declined, NotLetIn, OperatorLine, at_endpoint
-from tenax.view.status import RunStatus
+from tenax._core.messages import NodeInfo, NodeJoined
+from tenax._core.requests import LogsWanted, StatusWanted
+from tenax._engines.secret import user_secret
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.operator import Declined, NotLetIn, OperatorLine, at_endpoint
+from tenax._io.endpoint import literal
+from tenax._view.status import RunStatus
 
 from .kit import Operator, greeting, self_signed
 

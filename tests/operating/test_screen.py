@@ -7,10 +7,10 @@ import re
 import msgspec
 import pytest
 
+from tenax._core.ledger import Goodput, Mean, Spent
+from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 from tenax.cli.cells import Column, cells, cut, plain, table, wrapped
 from tenax.cli.screen import render, told_as_lines
-from tenax.core.ledger import Goodput, Mean, Spent
-from tenax.view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
 
 NOW = 1_700_000_000.0
 _COLOURS = re.compile(r"\x1b\[[0-9]*m")

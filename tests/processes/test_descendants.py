@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax.processes.descendants import bearers, descendants, is_zombie, parent_of, wait_for_deaths
+from tenax._processes.descendants import bearers, descendants, is_zombie, parent_of, wait_for_deaths
 from watching import Pipe, gone, leaving_nothing, on_linux, pipe, python, until
 
 pytestmark = on_linux

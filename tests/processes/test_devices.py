@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tenax.processes import devices
-from tenax.processes.devices import ask_torch, count_cpus, count_gpus, cpu_quota, gpu_pci_bus_ids, parse_nproc
+from tenax._processes import devices
+from tenax._processes.devices import ask_torch, count_cpus, count_gpus, cpu_quota, gpu_pci_bus_ids, parse_nproc
 
 UUIDS = [f"GPU-{digit * 8}-44b4-5091-6060-ffd3b086b3a1" for digit in "abcd"]
 BUS_IDS = ["0000:17:00.0", "0000:65:00.0", "0000:ca:00.0", "0001:03:00.0"]

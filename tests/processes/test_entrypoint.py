@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
-from tenax.processes.function_worker import ResultUnreadable, anonymous_file, read_result
-from tenax.runtime.entrypoints import make_entrypoint
+from tenax._node.entrypoints import make_entrypoint
+from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
+from tenax._processes.function_worker import ResultUnreadable, anonymous_file, read_result
 from watching import descriptors, leaving_nothing, on_linux
 
 pytestmark = on_linux

@@ -20,9 +20,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenax.core import events as fact
-from tenax.failures.record import record
-from tenax.processes.entrypoint import START_METHODS, FunctionEntrypoint
+from tenax._core import events as fact
+from tenax._failures.record import record
+from tenax._processes.entrypoint import START_METHODS, FunctionEntrypoint
 from watching import Hearing, Pipe, Program, descriptors, forks_with_threads, leaving_nothing, on_linux, program
 
 pytestmark = [on_linux, forks_with_threads]

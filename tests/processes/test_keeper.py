@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tenax.core import events as fact
-from tenax.processes.keeper import MARK, KeeperProcess
+from tenax._core import events as fact
+from tenax._processes.keeper import MARK, KeeperProcess
 from watching import Hearing, Pipe, gone, is_alive, launch, leaving_nothing, on_linux, pipe, python, until
 
 pytestmark = on_linux
@@ -96,8 +96,8 @@ def test_the_environment_is_exactly_the_given_one(hearing: Hearing, pipe: Pipe) 
 AGENT = """
 import os, signal, sys
 from watching import Hearing, launch
-from tenax.core import events as fact
-from tenax.processes.keeper import KeeperProcess
+from tenax._core import events as fact
+from tenax._processes.keeper import KeeperProcess
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 keeper = KeeperProcess()

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenax.core import events as fact
-from tenax.ports import Processes
-from tenax.processes.keeper import KeeperProcess
+from tenax._core import events as fact
+from tenax._io.ports import Processes
+from tenax._processes.keeper import KeeperProcess
 from tenax.testing.processes import FakeProcesses
 from watching import Hearing, Pipe, gone, launch, leaving_nothing, on_linux, python, until
 

@@ -20,8 +20,8 @@ Start = Callable[..., Program]
 AGENT = """
 import os, signal, sys
 from watching import Hearing, Pipe, launch, python
-from tenax.core import events as fact
-from tenax.processes.keeper import KeeperProcess
+from tenax._core import events as fact
+from tenax._processes.keeper import KeeperProcess
 
 NASTY = '''
 import os, signal
@@ -96,8 +96,8 @@ def test_functions_are_held_too(program: Start, method: str) -> None:
     code = """
     import os, signal, sys
     import msgspec
-    from tenax.core import events as fact
-    from tenax.runtime.entrypoints import make_entrypoint
+    from tenax._core import events as fact
+    from tenax._node.entrypoints import make_entrypoint
     from watching import Hearing, Pipe
     def nasty():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -19,8 +19,8 @@ Start = Callable[..., Program]
 AGENT = """
 import os, signal, socket, sys
 from watching import Hearing, Pipe, launch, python
-from tenax.core import events as fact
-from tenax.processes.keeper import KeeperProcess
+from tenax._core import events as fact
+from tenax._processes.keeper import KeeperProcess
 
 NASTY = '''
 import os, signal
@@ -126,8 +126,8 @@ def test_functions_hold_no_copy(program: Start, listener: socket.socket, method:
     code = """
     import os, signal, socket, sys
     import msgspec
-    from tenax.core import events as fact
-    from tenax.runtime.entrypoints import make_entrypoint
+    from tenax._core import events as fact
+    from tenax._node.entrypoints import make_entrypoint
     from watching import Hearing, Pipe
     def stay():
         os.write(1, b"%d\\n" % os.getpid())

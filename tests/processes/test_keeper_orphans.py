@@ -23,8 +23,8 @@ Start = Callable[..., Program]
 AGENT = """
 import os, signal, sys
 from watching import Hearing, launch, python
-from tenax.core import events as fact
-from tenax.processes.keeper import KeeperProcess
+from tenax._core import events as fact
+from tenax._processes.keeper import KeeperProcess
 
 NASTY = '''
 import os, signal
@@ -134,8 +134,8 @@ def test_a_full_process_table(program: Start) -> None:
     code = """
     import resource
     from watching import Hearing, launch
-    from tenax.core import events as fact
-    from tenax.processes.keeper import KeeperProcess
+    from tenax._core import events as fact
+    from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()
     hearing = Hearing(keeper)
     keeper.start(1, 0, launch(["/bin/sleep", "60"]))
@@ -170,8 +170,8 @@ def test_a_worker_that_may_not_be_signalled(program: Start, untouchable: str) ->
     code = """
     import os, signal, sys
     from watching import Hearing, launch
-    from tenax.core import events as fact
-    from tenax.processes.keeper import KeeperProcess
+    from tenax._core import events as fact
+    from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()
     hearing = Hearing(keeper)
     become_root = "import os, signal; os.setresuid(0, 0, 0); print(os.getpid(), flush=True); signal.pause()"

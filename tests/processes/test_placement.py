@@ -13,17 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tenax._processes.devices import allowed_cpus, gpu_pci_bus_ids
+from tenax._processes.placement import Placement, PlacementError, devices_of_ranks, plan_placement, share_threads
+from tenax.numa._sysfs import format_list, parse_list
+from tenax.numa._topology import Topology
 from tenax.numa.binding import AffinityMode, NumaOptions
-from tenax.numa.sysfs import format_list, parse_list
-from tenax.numa.topology import Topology
-from tenax.processes.devices import allowed_cpus, gpu_pci_bus_ids
-from tenax.processes.placement import (
-    Placement,
-    PlacementError,
-    devices_of_ranks,
-    plan_placement,
-    share_threads,
-)
 
 NODE, SOCKET, EXCLUSIVE, COMPLEX = AffinityMode
 

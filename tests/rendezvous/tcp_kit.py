@@ -23,17 +23,17 @@ from typing import Any, TypeVar
 import pytest
 
 from places import own_endpoint
-from tenax.core.coordinator import Opened, RunSettings
-from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
-from tenax.core.lease import LeaseTerms
-from tenax.core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
-from tenax.core.model import AgentSettings, Assignment
-from tenax.loop import Loop
-from tenax.ports import ControlledNode
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.engine import TcpRendezvous, TcpSettings
-from tenax.rendezvous.tcp.link import Link
-from tenax.rendezvous.tcp.server import CoordinatorServer
+from tenax._core.coordinator import Opened, RunSettings
+from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
+from tenax._core.lease import LeaseTerms
+from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeReady
+from tenax._core.model import AgentSettings, Assignment
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
+from tenax._engines.tcp.link import Link
+from tenax._engines.tcp.server import CoordinatorServer
+from tenax._io.loop import Loop
+from tenax._io.ports import ControlledNode
 
 T = TypeVar("T")
 

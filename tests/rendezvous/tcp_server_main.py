@@ -16,10 +16,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tenax.core.coordinator import NodeLost, Opened, RunSettings
-from tenax.core.lease import LeaseTerms
-from tenax.loop import Loop
-from tenax.rendezvous.tcp.server import CoordinatorServer
+from tenax._core.coordinator import NodeLost, Opened, RunSettings
+from tenax._core.lease import LeaseTerms
+from tenax._engines.tcp.server import CoordinatorServer
+from tenax._io.loop import Loop
 
 
 class Questions:

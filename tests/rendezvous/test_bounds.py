@@ -9,16 +9,16 @@ import pytest
 from tcp_kit import Client, EngineNode, served
 
 from places import own_endpoint
-from tenax.core import messages as word
-from tenax.core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
-from tenax.core.coordinator import NodeLost
-from tenax.core.events import GenerationFormed, JoinRefused, RunEnded
-from tenax.core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
-from tenax.core.requests import DrainWanted, StatusWanted, StopWanted
+from tenax._core import messages as word
+from tenax._core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
+from tenax._core.coordinator import NodeLost
+from tenax._core.events import GenerationFormed, JoinRefused, RunEnded
+from tenax._core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
+from tenax._core.requests import DrainWanted, StatusWanted, StopWanted
+from tenax._engines.tcp import wire
+from tenax._view.status import RunStatus
+from tenax.rendezvous._tcp_handler import tcp_settings
 from tenax.rendezvous.api import RendezvousParameters
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.handler import tcp_settings
-from tenax.view.status import RunStatus
 
 ME = "absurd"  # the node id of the peer that sends what no node sends
 

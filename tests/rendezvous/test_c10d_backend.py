@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from tenax._engines.free_port import free_port
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.c10d_rendezvous_backend import DEFAULT_PORT, C10dRendezvousBackend, create_backend
-from tenax.rendezvous.port import free_port
 from tenax.store import FileStore, MemoryStore, StoreServer, TCPStore
 
 KEY = "torch.rendezvous.run"

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tenax._engines.free_port import free_port
 from tenax.rendezvous import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
-from tenax.rendezvous.port import free_port
 from tenax.rendezvous.registry import get_rendezvous_handler
 from tenax.store import MemoryStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
@@ -116,7 +116,7 @@ def test_an_installed_package_brings_a_handler(tmp_path: Path, monkeypatch: pyte
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[torchrun.handlers]\nfrom-a-package = their_rendezvous:get_creator\n")
     (tmp_path / "their_rendezvous.py").write_text(
-        "from tenax.rendezvous.local import LocalRendezvousHandler\n"
+        "from tenax.rendezvous._engine_handler import LocalRendezvousHandler\n"
         "class Theirs(LocalRendezvousHandler):\n"
         "    def get_backend(self):\n"
         "        return 'from-a-package'\n"

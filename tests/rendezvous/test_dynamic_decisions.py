@@ -9,16 +9,16 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tenax.rendezvous._dynamic import decisions
+from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
+from tenax.rendezvous._dynamic.state import Node, Standing, State, decode, encode
+from tenax.rendezvous._dynamic.watch import View, Watch
 from tenax.rendezvous.api import (
     RendezvousClosedError,
     RendezvousGracefulExitError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from tenax.rendezvous.dynamic import decisions
-from tenax.rendezvous.dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
-from tenax.rendezvous.dynamic.state import Node, Standing, State, decode, encode
-from tenax.rendezvous.dynamic.watch import View, Watch
 
 WAITING, JOINED, RUNNING = Standing.WAITING, Standing.JOINED, Standing.RUNNING
 

@@ -21,7 +21,7 @@ AGENT = """
 import json, sys
 from datetime import timedelta
 from tenax.agent.server import LocalElasticAgent, WorkerSpec
-from tenax.logs.specs import DefaultLogsSpecs
+from tenax._logs.specs import DefaultLogsSpecs
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout
 from tenax.store import TCPStore

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tenax.rendezvous._dynamic.state import MOST_BYTES, Node, Standing, State, decode, encode
 from tenax.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -25,7 +26,6 @@ from tenax.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from tenax.rendezvous.dynamic.state import MOST_BYTES, Node, Standing, State, decode, encode
 from tenax.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
     RendezvousBackend,

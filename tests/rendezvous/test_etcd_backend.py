@@ -13,8 +13,9 @@ import pytest
 
 from etcd_servers import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
 from places import own_address
-from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
+from tenax.rendezvous._etcd_options import PASSWORD_VARIABLE
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -22,7 +23,6 @@ from tenax.rendezvous.api import (
     RendezvousStateError,
 )
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
-from tenax.rendezvous.etcd.options import PASSWORD_VARIABLE
 from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend, create_backend
 from tenax.store import EtcdStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
@@ -126,7 +126,7 @@ def test_a_value_that_cannot_be_a_state_is_refused(client: BlockingEtcd, prefix:
             return
 
         def call(self, operation: Operation[Any], patience_s: float | None = None) -> Any:
-            from tenax.etcd.operations import KeyValue, RangeAnswer
+            from tenax._io.etcd.operations import KeyValue, RangeAnswer
 
             return RangeAnswer(1, (KeyValue(f"{prefix}run".encode(), b"x" * (5 << 20), 1, 1, 1),), 1)
 

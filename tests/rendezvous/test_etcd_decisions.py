@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from etcd_servers import EtcdCluster, needs_etcd, unique_prefix
-from tenax.core.authority import AuthorityTerms
-from tenax.core.coordinator import CoordinatorState, RunSettings, Say
-from tenax.core.events import GenerationEnded, GenerationFormed, Waiting
-from tenax.core.lease import LeaseTerms
-from tenax.core.model import Assignment, Outcome, Verdict
-from tenax.core.record import RecordedMember, RunRecord
-from tenax.etcd.client import EtcdClient
-from tenax.etcd.errors import EtcdError
-from tenax.etcd.operations import Delete, Put, Range
-from tenax.loop import Loop
-from tenax.rendezvous.etcd.candidacy import Candidacy, Elected
-from tenax.rendezvous.etcd.decisions import Decisions
-from tenax.rendezvous.etcd.keys import Keys, Leader, Standing, Written
-from tenax.rendezvous.etcd.place import Place
+from tenax._core.authority import AuthorityTerms
+from tenax._core.coordinator import CoordinatorState, RunSettings, Say
+from tenax._core.events import GenerationEnded, GenerationFormed, Waiting
+from tenax._core.lease import LeaseTerms
+from tenax._core.model import Assignment, Outcome, Verdict
+from tenax._core.record import RecordedMember, RunRecord
+from tenax._engines.etcd.candidacy import Candidacy, Elected
+from tenax._engines.etcd.decisions import Decisions
+from tenax._engines.etcd.keys import Keys, Leader, Standing, Written
+from tenax._engines.etcd.leader_address import Place
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.errors import EtcdError
+from tenax._io.etcd.operations import Delete, Put, Range
+from tenax._io.loop import Loop
 
 pytestmark = needs_etcd
 PATIENCE_S = 30.0

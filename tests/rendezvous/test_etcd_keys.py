@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.core.authority import AuthorityTerms
-from tenax.core.coordinator import CoordinatorMachine, Opened, RunSettings
-from tenax.core.lease import LeaseTerms
-from tenax.core.record import RecordedMember, RunRecord
-from tenax.etcd.errors import EtcdRejected
-from tenax.etcd.managed import member_key
-from tenax.etcd.operations import KeyValue, PutAnswer, RangeAnswer, TransactionAnswer, key_part, run_prefix
-from tenax.rendezvous.etcd.keys import MAX_VALUE_BYTES, Keys, Leader, Standing, Written, read_leader
-from tenax.rendezvous.etcd.place import Place
+from tenax._core.authority import AuthorityTerms
+from tenax._core.coordinator import CoordinatorMachine, Opened, RunSettings
+from tenax._core.lease import LeaseTerms
+from tenax._core.record import RecordedMember, RunRecord
+from tenax._engines.etcd.keys import MAX_VALUE_BYTES, Keys, Leader, Standing, Written, read_leader
+from tenax._engines.etcd.leader_address import Place
+from tenax._io.etcd.errors import EtcdRejected
+from tenax._io.etcd.managed import member_key
+from tenax._io.etcd.operations import KeyValue, PutAnswer, RangeAnswer, TransactionAnswer, key_part, run_prefix
 
 NASTY = (
     "",

@@ -1,4 +1,4 @@
-"""TLS of links to an elected leader (``rendezvous/etcd/link_tls.py``): which certificates do, and what is refused."""
+"""TLS of links to an elected leader (``_engines/etcd/link_tls.py``): which certificates do, and what is refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tcp_kit import HeardLink, connected_pair, serve
 
-from tenax.rendezvous.etcd.link_tls import OwnCertificate, follower_context
-from tenax.rendezvous.tcp import wire
-from tenax.tls import TlsFiles
+from tenax._engines.etcd.link_tls import OwnCertificate, follower_context
+from tenax._engines.tcp import wire
+from tenax._io.tls import TlsFiles
 
 BEAT = wire.encode(wire.Beat(1, 0.0, 0))
 SERVER, CLIENT = ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import trustme
 
+from tenax._io.tls import TlsFiles
 from tenax.cli.options import _KNOWN_SETTINGS
+from tenax.rendezvous._etcd_handler import EtcdEngineHandler, etcd_rendezvous_settings
+from tenax.rendezvous._etcd_options import etcd_settings_from
 from tenax.rendezvous.api import RendezvousParameters
-from tenax.rendezvous.etcd.handler import EtcdEngineHandler, etcd_rendezvous_settings
-from tenax.rendezvous.etcd.options import etcd_settings_from
 from tenax.rendezvous.etcd_rendezvous import create_rdzv_handler
 from tenax.rendezvous.etcd_rendezvous_backend import client_from, create_backend
-from tenax.tls import TlsFiles
 
 MARK = "a-secret-with-a-MARK-in-it"
 

@@ -1,4 +1,4 @@
-"""A knock at a leader's door (``rendezvous/etcd/place.py``): what proves its death, and what does not."""
+"""A knock at a leader's door (``_engines/etcd/leader_address.py``): what proves its death, and what does not."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tenax.endpoint import Endpoint
-from tenax.loop import Loop
-from tenax.rendezvous.etcd.place import Knock, Place, address_towards, this_machine
+from tenax._engines.etcd.leader_address import Knock, Place, address_towards, this_machine
+from tenax._io.endpoint import Endpoint
+from tenax._io.loop import Loop
 
 PATIENCE_S = 30.0
 

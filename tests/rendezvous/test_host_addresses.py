@@ -7,9 +7,9 @@ import socket
 import msgspec
 import pytest
 
-from tenax.core.messages import MAX_HOST_ADDRESSES, NodeReady
-from tenax.host_addresses import host_addresses
-from tenax.rendezvous.tcp.server import with_seen_address
+from tenax._core.messages import MAX_HOST_ADDRESSES, NodeReady
+from tenax._engines.tcp.server import with_seen_address
+from tenax._io.host_addresses import host_addresses
 from watching import on_linux
 
 

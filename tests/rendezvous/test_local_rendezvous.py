@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.model import AgentSettings, Assignment, Failure, Outcome
-from tenax.core.policy import AnyDecision, History, RestartPolicy, Wait
-from tenax.loop import Loop
-from tenax.ports import ControlledNode
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.model import AgentSettings, Assignment, Failure, Outcome
+from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
+from tenax._engines.free_port import free_port
+from tenax._engines.local import LocalRendezvous
+from tenax._engines.store_address import StorePlace
+from tenax._io.loop import Loop
+from tenax._io.ports import ControlledNode
 from tenax.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -33,11 +36,8 @@ from tenax.rendezvous import (
     RendezvousTimeoutError,
     rendezvous_handler_registry,
 )
-from tenax.rendezvous.engine import EngineRendezvousHandler
-from tenax.rendezvous.local import LocalRendezvous, LocalRendezvousHandler
-from tenax.rendezvous.port import free_port
+from tenax.rendezvous._engine_handler import EngineRendezvousHandler, LocalRendezvousHandler
 from tenax.rendezvous.registry import get_rendezvous_handler
-from tenax.rendezvous.store_place import StorePlace
 from watching import PATIENCE_S, leaving_nothing
 
 
@@ -415,7 +415,7 @@ def test_a_registry_of_ones_own() -> None:
 def test_an_installed_package_may_bring_a_handler(tmp_path: Path) -> None:
     """The entry point group 'torchrun.handlers': a function without arguments that returns the creator."""
     (tmp_path / "their_package.py").write_text(
-        "from tenax.rendezvous.local import LocalRendezvousHandler\n"
+        "from tenax.rendezvous._engine_handler import LocalRendezvousHandler\n"
         "def creator():\n"
         "    return lambda given: LocalRendezvousHandler('from a package', backend='packaged')\n"
     )

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tenax.core import events as fact
-from tenax.core.coordinator import (
+from tenax._core import events as fact
+from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CancelRequested,
     CoordinatorState,
@@ -21,9 +21,9 @@ from tenax.core.coordinator import (
     Say,
     TimeWentBy,
 )
-from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax.loop import Loop
-from tenax.rendezvous.seat import CoordinatorSeat
+from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
 from watching import leaving_nothing
 

@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
+from tenax._engines.secret import MIN_BYTES, configured_secret, user_secret
 from tenax.rendezvous import (
     c10d_rendezvous_backend,
     etcd_rendezvous,
     etcd_rendezvous_backend,
     static_tcp_rendezvous,
 )
+from tenax.rendezvous._tcp_handler import tcp_settings
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.registry import get_rendezvous_handler
-from tenax.rendezvous.secret import MIN_BYTES, configured_secret, user_secret
-from tenax.rendezvous.tcp.handler import tcp_settings
 from watching import needs_root
 
 GOOD = "0123456789abcdef"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tenax._engines.free_port import free_port
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousInfo,
@@ -15,7 +16,6 @@ from tenax.rendezvous.api import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from tenax.rendezvous.port import free_port
 from tenax.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
 from tenax.store import TCPStore
 from tenax.testing.rendezvous_contract import BlockingCall, ask_until

@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tenax.core.events import TimePassed
-from tenax.core.messages import NodeReady
-from tenax.core.model import Assignment
-from tenax.loop import Loop
+from tenax._core.events import TimePassed
+from tenax._core.messages import NodeReady
+from tenax._core.model import Assignment
+from tenax._engines.free_port import free_port
+from tenax._engines.store_address import StorePlace, store_allow
+from tenax._io.loop import Loop
 from tenax.rendezvous.api import RendezvousParameters
-from tenax.rendezvous.port import free_port
-from tenax.rendezvous.store_place import StorePlace, store_allow
 from tenax.store import StoreConnectionError, StoreTimeoutError, TCPStore
 from watching import PATIENCE_S, children, gone, leaving_nothing, on_linux
 

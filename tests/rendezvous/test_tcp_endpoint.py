@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tcp_kit import own_endpoint, wait_readable
 
-from tenax.endpoint import DEFAULT_PORT, Address, Endpoint, Lookup, listen
+from tenax._io.endpoint import DEFAULT_PORT, Address, Endpoint, Lookup, listen
 from watching import leaving_nothing, needs_root
 
 GOOD = [

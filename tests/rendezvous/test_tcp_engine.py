@@ -29,13 +29,13 @@ from tcp_kit import (
     server_process,
 )
 
-from tenax.core.coordinator import Heard, NodeLost, Opened, RunPhase
-from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
-from tenax.core.lease import LeaseTerms
-from tenax.core.messages import NodeJoined, NodeLeft, NodeSucceeded
-from tenax.core.model import Assignment, Outcome, Verdict
-from tenax.rendezvous.tcp import wire
-from tenax.tls import TlsFiles
+from tenax._core.coordinator import Heard, NodeLost, Opened, RunPhase
+from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
+from tenax._core.lease import LeaseTerms
+from tenax._core.messages import NodeJoined, NodeLeft, NodeSucceeded
+from tenax._core.model import Assignment, Outcome, Verdict
+from tenax._engines.tcp import wire
+from tenax._io.tls import TlsFiles
 from watching import leaving_nothing, on_linux
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # what no test stalls for
@@ -493,7 +493,7 @@ def test_a_coordinator_of_another_authority_is_refused_with_a_sentence(certifica
 SERVE = """
 import sys
 from tcp_kit import EngineNode
-from tenax.core.events import GenerationFormed
+from tenax._core.events import GenerationFormed
 node = EngineNode(sys.argv[1])
 node.until(GenerationFormed)
 print("formed", flush=True)

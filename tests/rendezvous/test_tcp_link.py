@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from tcp_kit import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
 
-from tenax.rendezvous.tcp import wire
-from tenax.tls import TlsFiles
+from tenax._engines.tcp import wire
+from tenax._io.tls import TlsFiles
 from watching import leaving_nothing, on_linux, python
 
 BEAT = wire.encode(wire.Beat(1))
@@ -85,7 +85,7 @@ def test_frames_after_one_that_closed_the_link_are_not_given() -> None:
         heard.append(body)
         raise wire.WireError("something that was not wanted")
 
-    from tenax.rendezvous.tcp.link import Link
+    from tenax._engines.tcp.link import Link
 
     closed: list[str] = []
     link = Link(one, take, lambda why, _: closed.append(why))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tenax.core.model import Outcome, Verdict
-from tenax.rendezvous.tcp.marker import Marker, Note
+from tenax._core.model import Outcome, Verdict
+from tenax._engines.tcp.marker import Marker, Note
 from watching import NOBODY, needs_root, python
 
 SEVEN = Note(7)
@@ -157,7 +157,7 @@ def test_it_survives_a_writer_that_was_killed(marker: Marker, tmp_path: Path) ->
     code = """
         import sys
         sys.path[:0] = sys.argv[2].split(":")
-        from tenax.rendezvous.tcp.marker import Marker, Note
+        from tenax._engines.tcp.marker import Marker, Note
         marker = Marker("run", "host:29400", sys.argv[1])
         for generation in range(1, 1 << 30):
             marker.write(Note(generation))

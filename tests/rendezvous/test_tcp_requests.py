@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 
-from tenax.core.bounds import MAX_SLOTS
-from tenax.core.coordinator import Heard, NodeLost
-from tenax.core.events import GenerationFormed
-from tenax.core.messages import NodeReady
-from tenax.core.requests import LogsWanted, StatusWanted
-from tenax.rendezvous.tcp import wire
+from tenax._core.bounds import MAX_SLOTS
+from tenax._core.coordinator import Heard, NodeLost
+from tenax._core.events import GenerationFormed
+from tenax._core.messages import NodeReady
+from tenax._core.requests import LogsWanted, StatusWanted
+from tenax._engines.tcp import wire
 from watching import until
 
 

@@ -14,13 +14,13 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 
-from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed
-from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
-from tenax.core.lease import LeaseTerms
-from tenax.core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
-from tenax.core.model import Failure, Outcome
-from tenax.rendezvous.tcp import wire
-from tenax.tls import TlsFiles
+from tenax._core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed
+from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
+from tenax._core.lease import LeaseTerms
+from tenax._core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
+from tenax._core.model import Failure, Outcome
+from tenax._engines.tcp import wire
+from tenax._io.tls import TlsFiles
 from watching import leaving_nothing, python, until
 
 # --- the handshake ----------------------------------------------------------------------------------------------------

@@ -13,11 +13,11 @@ from contextlib import suppress
 import pytest
 from tcp_kit import PATIENCE_S, beating, server_process
 
-from tenax.core.events import GenerationFormed, RunEnded
-from tenax.core.lease import LeaseTerms
-from tenax.core.messages import NodeSucceeded
-from tenax.core.model import Outcome
-from tenax.rendezvous.tcp import wire
+from tenax._core.events import GenerationFormed, RunEnded
+from tenax._core.lease import LeaseTerms
+from tenax._core.messages import NodeSucceeded
+from tenax._core.model import Outcome
+from tenax._engines.tcp import wire
 from watching import on_linux, python, until
 
 pytestmark = on_linux

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tenax.core.events import FromCoordinator, GenerationEnded, JoinRefused, LeaveNoticed, RunEnded, Waiting
-from tenax.core.messages import FromNode, NodeInfo, NodeJoined, NodeReady, NodeStopped
-from tenax.core.model import Evidence, Failure, Outcome, Stopped, Verdict, told_in_full
-from tenax.rendezvous.tcp import wire
-from tenax.rendezvous.tcp.wire import FrameReader, Hello, WireError, prove
+from tenax._core.events import FromCoordinator, GenerationEnded, JoinRefused, LeaveNoticed, RunEnded, Waiting
+from tenax._core.messages import FromNode, NodeInfo, NodeJoined, NodeReady, NodeStopped
+from tenax._core.model import Evidence, Failure, Outcome, Stopped, Verdict, told_in_full
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.wire import FrameReader, Hello, WireError, prove
 
 # A busy machine is no failure.
 CALM = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

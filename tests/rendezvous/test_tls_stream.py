@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tcp_kit import Certificates, needs_openssl
 
-from tenax.tls import REFUSAL, TlsFiles, TlsStream
+from tenax._io.tls import REFUSAL, TlsFiles, TlsStream
 
 pytestmark = needs_openssl
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tenax.core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
-from tenax.core.messages import NodeInfo, NodeJoined, NodeProgress, NodeReady, WorkerProgress, WorkersRunning
-from tenax.core.model import Evidence, Failure
-from tenax.core.requests import AnyRequest
-from tenax.view.status import RunStatus, status_of
+from tenax._core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
+from tenax._core.messages import NodeInfo, NodeJoined, NodeProgress, NodeReady, WorkerProgress, WorkersRunning
+from tenax._core.model import Evidence, Failure
+from tenax._core.requests import AnyRequest
+from tenax._view.status import RunStatus, status_of
 from watching import PATIENCE_S, leaving_nothing
 
 pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from run_traces.kit import WALL, ToldDesk, attributes, boom, collecting
-from tenax.core.messages import FailureSeen, NodeReady, NodeStopped, NodeSucceeded, WorkersRunning
-from tenax.tracing.run_trace import Part, RunTrace
+from tenax._core.messages import FailureSeen, NodeReady, NodeStopped, NodeSucceeded, WorkersRunning
+from tenax._observe.tracing.run_trace import Part, RunTrace
 from watching import leaving_nothing, python, until
 
 
@@ -238,7 +238,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
     import sys
     sys.path[:0] = sys.argv[1:]
     sys.modules["opentelemetry"] = None
-    from tenax.tracing.run_trace import RunTrace
+    from tenax._observe.tracing.run_trace import RunTrace
     try:
         RunTrace("otel:http://localhost:4318", None, print)
     except ImportError as error:
@@ -260,7 +260,7 @@ def test_making_one_imports_no_opentelemetry() -> None:
     for name in list(sys.modules):
         if name.startswith("opentelemetry"):
             del sys.modules[name]
-    from tenax.tracing.run_trace import RunTrace
+    from tenax._observe.tracing.run_trace import RunTrace
     trace = RunTrace("otel:http://127.0.0.1:9", ToldDesk(), print)
     print([name for name in sys.modules if name.startswith("opentelemetry.sdk.trace")])
     """

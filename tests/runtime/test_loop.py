@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tenax.core import events as fact
-from tenax.loop import Loop
+from tenax._core import events as fact
+from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
 from watching import descriptors, leaving_nothing
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tenax import preemption
-from tenax.core.commands import PassOnNotice
-from tenax.runtime.notice_file import VARIABLE, NoticeFile
+from tenax._core.commands import PassOnNotice
+from tenax._node.notice_file import VARIABLE, NoticeFile
 
 
 @pytest.fixture

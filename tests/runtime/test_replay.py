@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine
+from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
+from tenax._core.policy import AnyDecision, GiveUp, History, Restart
+from tenax._logs.specs import DefaultLogsSpecs
+from tenax._node.journal import Footer, Journal, read_journal
 from tenax.agent.server import LocalElasticAgent, WorkerSpec, WorkerState
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine
-from tenax.core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
-from tenax.core.policy import AnyDecision, GiveUp, History, Restart
-from tenax.logs.specs import DefaultLogsSpecs
-from tenax.runtime.journal import Footer, Journal, read_journal
-from tenax.runtime.replay import Replayed, replay
+from tenax.testing.replay import Replayed, replay
 from watching import on_linux
 
 pytestmark = on_linux

@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import (
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CancelRequested,
     CoordinatorMachine,
@@ -21,11 +21,11 @@ from tenax.core.coordinator import (
     RunSettings,
     TimeWentBy,
 )
-from tenax.core.model import AgentSettings, Failure
-from tenax.core.policy import AnyDecision, GiveUp, History, Restart, RestartPolicy, Wait
-from tenax.runtime.journal import Footer, Journal, JournalUnreadable, read_journal
-from tenax.runtime.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
-from tenax.view.run_story import RunStory
+from tenax._core.model import AgentSettings, Failure
+from tenax._core.policy import AnyDecision, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax._node.journal import Footer, Journal, JournalUnreadable, read_journal
+from tenax._node.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
+from tenax._view.run_messages import RunStory
 from watching import leaving_nothing
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 
-from tenax.core import events as fact
-from tenax.core.agent import AgentMachine
-from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
-from tenax.runtime.story import live_line, tell
+from tenax._core import events as fact
+from tenax._core.agent import AgentMachine
+from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
+from tenax._node.messages import live_line, tell
 
 
 class Teller:

@@ -13,27 +13,27 @@ from typing import Any
 
 import pytest
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.agent import AgentState, Phase
-from tenax.core.coordinator import Heard, Opened, RunSettings, Say
-from tenax.core.environment import worker_environment
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict, WorkerPhase
-from tenax.core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
-from tenax.core.requests import AnyRequest, DrainWanted, LogsWanted, RestartWanted
-from tenax.failures.exit_codes import exit_code_for
-from tenax.failures.words import signal_in_words
-from tenax.loop import Loop
-from tenax.ports import Control, ControlledNode, EventLoop, Launch, Output
-from tenax.rendezvous.local import LocalRendezvous
-from tenax.rendezvous.seat import CoordinatorSeat
-from tenax.runtime.journal import Journal, Step, read_journal
-from tenax.runtime.replay import replay
-from tenax.runtime.run_journal import RunJournal, read_run_journal, replay_run
-from tenax.runtime.supervisor import Supervisor
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import AgentState, Phase
+from tenax._core.coordinator import Heard, Opened, RunSettings, Say
+from tenax._core.environment import worker_environment
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict, WorkerPhase
+from tenax._core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
+from tenax._core.requests import AnyRequest, DrainWanted, LogsWanted, RestartWanted
+from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._engines.local import LocalRendezvous
+from tenax._failures.exit_codes import exit_code_for
+from tenax._failures.exit_text import signal_in_words
+from tenax._io.loop import Loop
+from tenax._io.ports import Control, ControlledNode, EventLoop, Launch, Output
+from tenax._node.journal import Journal, Step, read_journal
+from tenax._node.run_journal import RunJournal, read_run_journal, replay_run
+from tenax._node.supervisor import Supervisor
 from tenax.testing.clock import FakeClock
 from tenax.testing.processes import FakeProcesses
+from tenax.testing.replay import replay
 from watching import leaving_nothing
 
 HOUR_S = 3600.0

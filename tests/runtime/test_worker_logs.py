@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core.model import Evidence
-from tenax.logs.specs import DefaultLogsSpecs, LogsSpecs
-from tenax.logs.std import Std
-from tenax.loop import Loop
-from tenax.runtime.worker_logs import WorkerLogs
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core.model import Evidence
+from tenax._io.loop import Loop
+from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs
+from tenax._logs.std import Std
+from tenax._node.worker_logs import WorkerLogs
 from watching import gone, leaving_nothing, on_linux, until
 
 pytestmark = on_linux

@@ -117,10 +117,10 @@ def test_a_browser_that_goes_away_and_one_that_never_reads(bench: Bench) -> None
 
 
 # What is imported when somebody asks.
-_ASKED_FOR = ("rendezvous/desk.py", "rendezvous/tcp/wire.py", "view/status.py", "runtime/log_answers.py")
+_ASKED_FOR = ("_engines/operator_api.py", "_engines/tcp/wire.py", "_view/status.py", "_node/log_queries.py")
 
 
-@pytest.mark.parametrize("replaced", [_ASKED_FOR, _ASKED_FOR[2:], ("logs/recalls.py",)])
+@pytest.mark.parametrize("replaced", [_ASKED_FOR, _ASKED_FOR[2:], ("_logs/queries.py",)])
 def test_tenax_is_replaced_while_the_run_goes_on(
     bench: Bench,  # noqa: F811
     tmp_path: Path,

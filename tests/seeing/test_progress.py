@@ -16,14 +16,14 @@ import pytest
 
 from e2e.conftest import bench  # noqa: F401 - a fixture
 from e2e.harness import TENAX, Bench, needs_root, until
-from tenax.agent.live_steps import LiveSteps
-from tenax.core.agent import AgentState, Phase
-from tenax.core.events import ProgressSeen
-from tenax.core.messages import WorkerProgress
-from tenax.core.model import AgentSettings
-from tenax.loop import Loop
+from tenax._core.agent import AgentState, Phase
+from tenax._core.events import ProgressSeen
+from tenax._core.messages import WorkerProgress
+from tenax._core.model import AgentSettings
+from tenax._io.loop import Loop
+from tenax._node.live_steps import LiveSteps
+from tenax._node.progress_file import read_progress
 from tenax.progress import LAYOUT, MAGIC
-from tenax.runtime.progress_file import read_progress
 
 SAYS = "from tenax import progress\n"
 

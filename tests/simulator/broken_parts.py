@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.agent import AgentMachine, Phase
-from tenax.core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Say
-from tenax.core.lease import Lease, LeaseTerms
-from tenax.core.model import when_it_began
-from tenax.core.policy import GiveUp, Restart
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import AgentMachine, Phase
+from tenax._core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Say
+from tenax._core.lease import Lease, LeaseTerms
+from tenax._core.model import when_it_began
+from tenax._core.policy import GiveUp, Restart
 from tenax.testing.simulator import Parts
 
 

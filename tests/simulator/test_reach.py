@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tenax.core.agent import AgentMachine
+from tenax._core.agent import AgentMachine
 from tenax.testing.simulator import Fault, NodePlan, Setup, draw, simulate
 from tenax.testing.simulator.draw import KINDS
 from tenax.testing.simulator.liveness import DISTURBANCES
@@ -110,7 +110,7 @@ def test_a_connection_that_is_reset_costs_nothing() -> None:
 
 
 def test_the_machines_under_test_are_the_real_ones() -> None:
-    from tenax.core.coordinator import CoordinatorMachine
+    from tenax._core.coordinator import CoordinatorMachine
     from tenax.testing.simulator import Parts
 
     assert (Parts().make_agent, Parts().make_coordinator) == (AgentMachine, CoordinatorMachine)

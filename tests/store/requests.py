@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
-from tenax.store import wire
+from tenax.store import _wire as wire
 
 GREETING = wire.GREETING
 

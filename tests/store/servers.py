@@ -16,10 +16,10 @@ from typing import Any
 # Answers every line on its standard input with what it has counted.
 OURS = """
 import os, resource, sys
-from tenax.store.limits import Limits
-from tenax.listening import listen
-from tenax.store.peers import PeerRules
-from tenax.store.server import StoreServer
+from tenax.store._limits import Limits
+from tenax._io.listen import listen
+from tenax.store._peers import PeerRules
+from tenax.store._server import StoreServer
 host, limits, peers, descriptors = sys.argv[1:]
 listener = listen(host)
 server = StoreServer(listener, Limits(**eval(limits)), peers=PeerRules(**eval(peers)))

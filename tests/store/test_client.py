@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 from store.servers import our_server
-from tenax.listening import listen
+from tenax._io.listen import listen
 from tenax.store import Store, StoreConnectionError, StoreServer, StoreTimeoutError, TCPStore
 from watching import PATIENCE_S, forks_with_threads, leaving_nothing
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from etcd_servers import EtcdCluster, unique_prefix
-from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.errors import EtcdUnavailable
-from tenax.etcd.operations import Compact, Delete, Operation, Put, Range, Transaction, prefix_end
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.errors import EtcdUnavailable
+from tenax._io.etcd.operations import Compact, Delete, Operation, Put, Range, Transaction, prefix_end
 from tenax.store import (
     EtcdStore,
     PrefixStore,
@@ -24,7 +24,7 @@ from tenax.store import (
     StoreError,
     StoreTimeoutError,
 )
-from tenax.store.etcd_values import PART_BYTES
+from tenax.store._etcd_values import PART_BYTES
 from tenax.testing.store_contract import StoreContract
 
 TIMEOUT_S = 60.0
@@ -262,8 +262,8 @@ def test_no_count_is_lost_or_doubled_when_leaders_die(make_etcd: Callable[..., E
 def test_a_forked_process_is_a_writer_of_its_own(etcd: EtcdCluster, prefix: str) -> None:
     code = """
         import os, sys
-        from tenax.etcd.blocking import BlockingEtcd
-        from tenax.etcd.settings import etcd_settings
+        from tenax._io.etcd.blocking import BlockingEtcd
+        from tenax._io.etcd.settings import etcd_settings
         from tenax.store import EtcdStore
 
         store = EtcdStore(BlockingEtcd(etcd_settings(sys.argv[1])), sys.argv[2])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tenax.store import FileStore, StoreError, StoreTimeoutError
-from tenax.store import log_file as format_
+from tenax.store import _log_file as format_
 from watching import Program, forks_with_threads, program
 
 __all__ = ["program"]

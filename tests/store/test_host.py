@@ -14,8 +14,8 @@ import pytest
 from store import requests as ask
 from store.requests import Peer
 from store.users import NOBODY, answer_to
-from tenax.core.events import TimePassed
-from tenax.loop import Loop
+from tenax._core.events import TimePassed
+from tenax._io.loop import Loop
 from tenax.store import StoreHost, StoreTimeoutError, TCPStore
 from watching import (
     PATIENCE_S,
@@ -284,8 +284,8 @@ def test_a_forked_copy_of_the_agent_does_not_keep_the_port(agent: Agent) -> None
 
 AGENT = """
     import sys
-    from tenax.core.events import TimePassed
-    from tenax.loop import Loop
+    from tenax._core.events import TimePassed
+    from tenax._io.loop import Loop
     from tenax.store import StoreHost
     loop = Loop()
     store = StoreHost(lambda reason: print("lost", reason, flush=True))
@@ -317,7 +317,7 @@ def test_a_process_that_cannot_be_started_is_told(program: Callable[..., Program
     agent = program(
         """
         import os, resource, socket
-        from tenax.loop import Loop
+        from tenax._io.loop import Loop
         from tenax.store import StoreHost
         lost = []
         loop = Loop()

@@ -24,7 +24,7 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
 
 
 def test_what_the_agent_imports_brings_neither_threads_nor_dates() -> None:
-    code = "import sys, tenax.store.host; print(*sorted(sys.modules))"
+    code = "import sys, tenax.store._host; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         capture_output=True,

@@ -20,9 +20,9 @@ from store import requests as ask
 from store.requests import Peer
 from store.servers import our_server
 from store.users import CLIENT, NOBODY, answer_to
-from tenax.listening import listen
-from tenax.store.peers import CLOSED, ELSEWHERE, GONE, THIS_HOST, UNKNOWN, PeerRules, SocketOwners
-from tenax.store.server import StoreServer
+from tenax._io.listen import listen
+from tenax.store._peers import CLOSED, ELSEWHERE, GONE, THIS_HOST, UNKNOWN, PeerRules, SocketOwners
+from tenax.store._server import StoreServer
 from watching import PATIENCE_S, on_linux, until
 
 pytestmark = on_linux

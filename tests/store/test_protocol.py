@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import requests as ask
-from tenax.store.key_values import KeyValues
-from tenax.store.limits import Limits
-from tenax.store.protocol import Session
+from tenax.store._key_values import KeyValues
+from tenax.store._limits import Limits
+from tenax.store._protocol import Session
 
 SMALL = Limits(
     key_bytes=16,

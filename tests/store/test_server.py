@@ -9,9 +9,9 @@ import pytest
 
 from store import requests as ask
 from store.requests import Peer
-from tenax.listening import listen
+from tenax._io.listen import listen
 from tenax.store import StoreServer, TCPStore
-from tenax.store.server import NOTICE_EVERY_S
+from tenax.store._server import NOTICE_EVERY_S
 from watching import PATIENCE_S, leaving_nothing
 
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core.hang import Scopes
-from tenax.core.model import Assignment, Outcome, Verdict
-from tenax.core.watchdog import MOST_LINE, RequestLines, Watchdog
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core.hang import Scopes
+from tenax._core.model import Assignment, Outcome, Verdict
+from tenax._core.watchdog import MOST_LINE, RequestLines, Watchdog
 
 WALL = 1_700_000_000.0  # what the wall clock shows when the agent's shows 0
 SIGKILL, SIGTERM = 9, 15

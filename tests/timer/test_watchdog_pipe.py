@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core.messages import WorkerProgress
-from tenax.core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
-from tenax.core.requests import LogsWanted
-from tenax.loop import Loop
-from tenax.ports import Launch, Output
-from tenax.rendezvous.local import LocalRendezvous
-from tenax.runtime.journal import Journal
-from tenax.runtime.supervisor import Supervisor
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core.messages import WorkerProgress
+from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
+from tenax._core.requests import LogsWanted
+from tenax._engines.local import LocalRendezvous
+from tenax._io.loop import Loop
+from tenax._io.ports import Launch, Output
+from tenax._node.journal import Journal
+from tenax._node.supervisor import Supervisor
 from tenax.testing.processes import FakeProcesses
 from tenax.timer import FileTimerRequest
-from tenax.timer.watchdog_pipe import WatchdogPipe, check_path
+from tenax.timer._watchdog_pipe import WatchdogPipe, check_path
 from watching import NOBODY, leaving_nothing, needs_root
 
 Reply = Callable[[Any, str], None]

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import Bench, Done
-from tenax.core import events as fact
-from tenax.processes.keeper import KeeperProcess
-from tenax.processes.stacks import stacks_signal
-from tenax.runtime.journal import read_journal
-from tenax.runtime.replay import replay
+from tenax._core import events as fact
+from tenax._node.journal import read_journal
+from tenax._processes.keeper import KeeperProcess
+from tenax._processes.stacks import stacks_signal
+from tenax.testing.replay import replay
 from watching import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 
 pytestmark = on_linux
@@ -394,9 +394,9 @@ note("status", open("/proc/self/status").read())
     assert bench.note("env") == "[]"
     assert not catches(bench.note("status"))
     assert not list(Path(bench.home).rglob("stacks.txt"))
-    assert "tenax.runtime.supervisor" in done.err
+    assert "tenax._node.supervisor" in done.err
     assert "tenax.timer" not in done.err
-    assert "tenax.core.watchdog" not in done.err
+    assert "tenax._core.watchdog" not in done.err
     assert ("TORCHELASTIC_ENABLE_FILE_TIMER is 'true'" in done.err) == (value == "true")
 
 
@@ -421,7 +421,7 @@ FUNCTIONS = """
 import os, signal, sys
 from tenax import timer
 from tenax.launcher import LaunchConfig, elastic_launch
-from tenax.logs.specs import DefaultLogsSpecs
+from tenax._logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing.errors import ChildFailedError
 
 def train():
@@ -501,7 +501,7 @@ import os, signal
 from tenax import timer
 from tenax.agent.server import WorkerSpec
 from tenax.agent.server.local_elastic_agent import LocalElasticAgent
-from tenax.logs.specs import DefaultLogsSpecs
+from tenax._logs.specs import DefaultLogsSpecs
 
 def trainer(message_queue):
     timer.configure(timer.LocalTimerClient(message_queue))

@@ -54,7 +54,7 @@ def test_only_the_macro_is_replaced() -> None:
 
 
 def test_the_macro_is_the_one_that_workers_get_replaced() -> None:
-    from tenax.processes.entrypoint import LOCAL_RANK_MACRO
+    from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 
     assert macros.local_rank == LOCAL_RANK_MACRO
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from e2e.harness import PATIENCE_S, TENAX, Bench
 from places import own_endpoint
-from tenax.failures.cause import sentence_of
+from tenax._failures.cause import sentence_of
 
 from .corpus import Seed
 

@@ -1,4 +1,4 @@
-"""Histories, traces and pages of thousands of random runs: whatever happened, the laws of ``view/history.py`` hold."""
+"""Histories, traces and pages of thousands of random runs: whatever happened, the laws of ``_view/history.py`` hold."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import msgspec
 import pytest
 
 from core.run_world import RunWorld, Step
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Opened, RunSettings
-from tenax.core.policy import AnyDecision
-from tenax.view.chrome_trace import phases_of, trace_of
-from tenax.view.coordinator_history import history_of_run
-from tenax.view.history import RunPart, histories_of
-from tenax.view.html.report_page import report_page
-from tenax.view.html.timeline_page import timeline_page
-from tenax.view.summary import summary_in_words, summary_of
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Opened, RunSettings
+from tenax._core.policy import AnyDecision
+from tenax._view.chrome_trace import phases_of, trace_of
+from tenax._view.coordinator_history import history_of_run
+from tenax._view.history import RunPart, histories_of
+from tenax._view.html.report_page import report_page
+from tenax._view.html.timeline_page import timeline_page
+from tenax._view.summary import summary_in_words, summary_of
 from view.test_chrome_trace import check_format
 
 WALL = 1_700_000_000.0

@@ -8,9 +8,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from tenax._view.chrome_trace import phases_of, trace_in_text
+from tenax._view.history import RunHistory
 from tenax.cli.journals import read_histories
-from tenax.view.chrome_trace import phases_of, trace_in_text
-from tenax.view.history import RunHistory
 from view.test_history import a_run_of_two, an_agent
 from view.told_run import ToldAgent, ToldRun
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tenax.core.ledger import Goodput, Mean, Spent
-from tenax.view.goodput_line import duration_in_words, goodput_in_words, percent
+from tenax._core.ledger import Goodput, Mean, Spent
+from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
 
 
 def test_a_long_run_with_failures() -> None:

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from tenax._core.coordinator import EarlierCoordinatorGone
+from tenax._core.events import HangFound, HangOver, RunEnded
+from tenax._core.ledger import Goodput, Spent
+from tenax._core.messages import HangReport, StackPlace
+from tenax._core.model import Outcome, Verdict
+from tenax._node.run_journal import read_run_journal
+from tenax._view.chrome_trace import phases_of
+from tenax._view.coordinator_history import history_of_run
+from tenax._view.history import RunHistory
+from tenax._view.summary import summary_in_words, summary_of
 from tenax.cli.journals import find_journals, read_histories
-from tenax.core.coordinator import EarlierCoordinatorGone
-from tenax.core.events import HangFound, HangOver, RunEnded
-from tenax.core.ledger import Goodput, Spent
-from tenax.core.messages import HangReport, StackPlace
-from tenax.core.model import Outcome, Verdict
-from tenax.runtime.run_journal import read_run_journal
-from tenax.view.chrome_trace import phases_of
-from tenax.view.coordinator_history import history_of_run
-from tenax.view.history import RunHistory
-from tenax.view.summary import summary_in_words, summary_of
 from view.told_run import WALL, ToldAgent, ToldRun
 
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import tenax.dashboard
+import tenax._observe.dashboard
+from tenax._view.chrome_trace import trace_in_text
+from tenax._view.history import RunHistory
+from tenax._view.html import page as html
+from tenax._view.html import plots
+from tenax._view.html.report_page import report_page
+from tenax._view.html.timeline_page import lanes_of, timeline_page
+from tenax._view.summary import summary_in_words, summary_of
 from tenax.cli.journals import read_histories
-from tenax.view.chrome_trace import trace_in_text
-from tenax.view.history import RunHistory
-from tenax.view.html import page as html
-from tenax.view.html import plots
-from tenax.view.html.report_page import report_page
-from tenax.view.html.timeline_page import lanes_of, timeline_page
-from tenax.view.summary import summary_in_words, summary_of
 from view.test_history import a_run_of_two, an_agent
 from view.told_run import WALL, ToldAgent, ToldRun, replaced
 
@@ -278,7 +278,7 @@ def test_moments_that_no_calendar_has(tmp_path: Path, wall: float, at: float) ->
 
 def test_the_colours_are_those_of_the_live_page() -> None:
     """What is blue there is blue here, by day and by night."""
-    live = (Path(tenax.dashboard.__file__).parent / "page.css").read_text()
+    live = (Path(tenax._observe.dashboard.__file__).parent / "page.css").read_text()
     fills = re.findall(r"--fill-(\w+): (#\w+);", live)
     assert len(fills) == 2 * len(plots.KINDS)
     ours = re.findall(r"--(waiting|starting|training|stopping|lost): (#\w+);", html.page("", ""))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dashboard.browser import Page, chromium, page
-from tenax.view.html.report_page import report_page
-from tenax.view.html.timeline_page import timeline_page
-from tenax.view.summary import summary_of
+from tenax._view.html.report_page import report_page
+from tenax._view.html.timeline_page import timeline_page
+from tenax._view.summary import summary_of
 from view.test_pages import the_run
 
 __all__ = ["chromium", "page"]

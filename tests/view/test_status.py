@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tenax.core import coordinator as run
-from tenax.core import messages as word
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say, Suspicion
-from tenax.core.ledger import Spent
-from tenax.core.model import Evidence, Failure, Outcome, Verdict
-from tenax.core.policy import AnyDecision, BudgetPolicy, History, RestartPolicy, Wait
-from tenax.view.status import NodeStatus, RunStatus, status_of
+from tenax._core import coordinator as run
+from tenax._core import messages as word
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say, Suspicion
+from tenax._core.ledger import Spent
+from tenax._core.model import Evidence, Failure, Outcome, Verdict
+from tenax._core.policy import AnyDecision, BudgetPolicy, History, RestartPolicy, Wait
+from tenax._view.status import NodeStatus, RunStatus, status_of
 
 EPOCH = 1_700_000_000.0  # when the coordinator's clock was 0
 BOOM = Failure(1, 1, 3, 101, 1, 70.0, evidence=Evidence("RuntimeError", "RuntimeError: boom", cause="raised"))

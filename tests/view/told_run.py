@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from tenax.core.agent import AgentMachine
-from tenax.core.commands import ExamineFailure
-from tenax.core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
-from tenax.core.events import (
+from tenax._core.agent import AgentMachine
+from tenax._core.commands import ExamineFailure
+from tenax._core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
+from tenax._core.events import (
     FailureExamined,
     GenerationFormed,
     NodeCleared,
@@ -18,7 +18,7 @@ from tenax.core.events import (
     WorkerExited,
     WorkerStarted,
 )
-from tenax.core.messages import (
+from tenax._core.messages import (
     FailureSeen,
     FromNode,
     NodeBusy,
@@ -36,9 +36,9 @@ from tenax.core.messages import (
     WorkerProgress,
     WorkersRunning,
 )
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure
-from tenax.runtime.journal import FORMAT, Header, Journal
-from tenax.runtime.run_journal import RunHeader, RunJournal
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure
+from tenax._node.journal import FORMAT, Header, Journal
+from tenax._node.run_journal import RunHeader, RunJournal
 
 WALL = 1_700_000_000.0
 

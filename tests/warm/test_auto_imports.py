@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax.processes.warm import FOLDER
+from tenax._processes.warm import FOLDER
 
 # What is installed: a folder of packages, as pip makes it.
 PACKAGES = {

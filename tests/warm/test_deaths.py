@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import Bench, Running, is_alive, until
-from tenax.channel import Channel
-from tenax.core.events import NodeCleared, WorkerExited, WorkerStarted
-from tenax.ports import Launch
-from tenax.processes.keeper import KeeperProcess
-from tenax.processes.nursery import Nursery
-from tenax.processes.template import Template, template_of
+from tenax._core.events import NodeCleared, WorkerExited, WorkerStarted
+from tenax._io.channel import Channel
+from tenax._io.ports import Launch
+from tenax._processes.keeper import KeeperProcess
+from tenax._processes.template import Template, template_of
+from tenax._processes.warm_pool import Nursery
 
 from .family import MARKED_KIT, STAYING, Family, kill, name_of, started_at
 

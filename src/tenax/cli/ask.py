@@ -6,7 +6,7 @@ import os
 
 import msgspec
 
-from tenax.core.bounds import DECODE_ERRORS
+from tenax._core.bounds import DECODE_ERRORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -57,9 +57,9 @@ class WrongQuestion(Exception):
 
 def ask_command(argv: Sequence[str]) -> int:
     """Do what ``tenax ask ARGV`` asks, and return the exit code."""
+    from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, tell
-    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
-    from tenax.failures.plain_text import harmless
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
@@ -115,7 +115,7 @@ def _seconds(flag: str, written: str) -> float:
 
 def sockets_at(place: str) -> list[str]:
     """The socket that is named, or those of a folder in the order of ranks. Raises ``WrongQuestion``."""
-    from tenax.control_plane.sockets import is_socket
+    from tenax.control_plane._sockets import is_socket
 
     if not os.path.lexists(place):
         raise WrongQuestion(f"there is no {place!r}; is the job still running, on this machine?")
@@ -199,7 +199,7 @@ def _listed(said: str) -> str:
 
 
 def _page(paths: list[str], answers: list[Answer], *, is_folder: bool) -> str:
-    from tenax.failures.plain_text import harmless
+    from tenax._failures.plain_text import harmless
 
     parts = []
     for path, answer in zip(paths, answers, strict=True):

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tenax.runtime.door import LastRun
+    from tenax._node.control_socket import LastRun
 
 _OF_COORDINATORS, _OF_AGENTS = "coordinator", "journal"
 
@@ -35,7 +35,7 @@ class _Stay(msgspec.Struct, frozen=True):
 
 def ended_run(name: str, environ: Mapping[str, str] = os.environ) -> EndedRun | None:
     """The last run on this host with this id, or with an agent of this pid; None: nothing is noted. Raises OSError."""
-    from tenax.runtime.door import last_runs
+    from tenax._node.control_socket import last_runs
 
     notes = last_runs(environ)
     latest = next((note for note in notes if name in (note.run_id, str(note.pid))), None)

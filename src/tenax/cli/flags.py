@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.bounds import MAX_SECONDS
+from tenax._core.bounds import MAX_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
     tenax COMMAND RUN_ID                       a run by its id, or by the pid of one of its agents here
     tenax COMMAND RUN_ID --endpoint HOST:PORT  from anywhere: where its nodes meet, with the job's secret
 
-On this host every agent has a door (``runtime/door.py``), and passes on what is asked over its own link: no secret is
+On this host every agent has a door (``_node/control_socket.py``), and passes on what is asked over its own link: no secret is
 needed, and any node of the run will do. At an endpoint the settings are those of ``tenax run``, read by the same code.
 
 For commands::
@@ -23,18 +23,18 @@ from typing import TypeVar
 
 import msgspec
 
+from tenax._core.bounds import DECODE_ERRORS
+from tenax._engines.tcp.operator import Declined, LineLost, NotLetIn, OperatorError, Unreachable, at_door, at_endpoint
 from tenax.cli.flags import UsageError
-from tenax.core.bounds import DECODE_ERRORS
-from tenax.rendezvous.tcp.operator import Declined, LineLost, NotLetIn, OperatorError, Unreachable, at_door, at_endpoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from tenax._core.requests import AnyRequest
+    from tenax._engines.tcp.operator import OperatorLine
+    from tenax._io.endpoint import Address
     from tenax.cli.ended_run import EndedRun
-    from tenax.core.requests import AnyRequest
-    from tenax.endpoint import Address
-    from tenax.rendezvous.tcp.operator import OperatorLine
 
 __all__ = [
     "PLACE_HELP",
@@ -94,7 +94,7 @@ class Wanted(msgspec.Struct, frozen=True):
     conf: str = ""
 
     def __repr__(self) -> str:
-        from tenax.core.text import concealed_repr
+        from tenax._core.text import concealed_repr
 
         return concealed_repr(self)
 
@@ -131,7 +131,7 @@ class AgentHere(msgspec.Struct, frozen=True):
     @property
     def which_run(self) -> tuple[str, str]:
         """The same for all agents of one run, although run ids may repeat."""
-        from tenax.runtime.door import which_run
+        from tenax._node.control_socket import which_run
 
         return which_run(self.run_id, self.pid, self.coordinator)
 
@@ -199,9 +199,9 @@ def only_word(words: Words, what: str) -> str:
 
 def guarded(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
     """Do it; what is wrong becomes one sentence and an exit code: 2 for wrong usage, 1 for everything else."""
+    from tenax._failures.exit_codes import FAILED, WRONG_USAGE
+    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, tell
-    from tenax.failures.exit_codes import FAILED, WRONG_USAGE
-    from tenax.failures.plain_text import harmless
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(usage)
@@ -238,7 +238,7 @@ class Job:
 
     def until_gone(self) -> None:
         """Wait until who is asked has ended: the agent here, or the coordinator's. Raises ``LineLost``."""
-        from tenax.core.requests import AgentWanted
+        from tenax._core.requests import AgentWanted
 
         self._line.until_closed(AgentWanted())
 
@@ -273,7 +273,7 @@ def _is_meant(agent: AgentHere, run_id: str) -> bool:
 
 def _job_of(agents: list[AgentHere]) -> Job:
     """Through whichever agent has a way to the coordinator; that where it lives first."""
-    from tenax.core.requests import StatusWanted
+    from tenax._core.requests import StatusWanted
 
     why = ""
     silent = [agent for agent in agents if agent.trouble]
@@ -311,8 +311,8 @@ def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
 def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
     """Every agent of this user on this host, the oldest first. What nobody listens at is removed. Raises ``NoSuchJob``
     if the folder is not ours alone."""
-    from tenax.core.requests import AgentWanted
-    from tenax.runtime.door import doors_of
+    from tenax._core.requests import AgentWanted
+    from tenax._node.control_socket import doors_of
 
     lines: list[tuple[str, int, OperatorLine | OperatorError]] = []
     try:
@@ -377,7 +377,7 @@ def _is_left(path: str) -> bool:
 
 def _as_noted(door: str) -> AgentHere:
     """Of one that does not answer, what it has noted when it opened its door."""
-    from tenax.runtime.door import note_beside
+    from tenax._node.control_socket import note_beside
 
     note = note_beside(door)
     if note is None:
@@ -473,10 +473,11 @@ def _job_at_endpoint(meant: Wanted) -> Job:
     parameters = rendezvous_parameters(options)
     try:
         if backend in ETCD_BACKENDS:
-            from tenax.rendezvous.etcd.operator import line_through_etcd
+            from tenax._engines.etcd.operator import line_through_etcd
+            from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
 
-            return Job(meant.run_id, line_through_etcd(parameters))
-        from tenax.rendezvous.tcp.handler import tcp_settings
+            return Job(meant.run_id, line_through_etcd(etcd_rendezvous_settings(parameters)))
+        from tenax.rendezvous._tcp_handler import tcp_settings
 
         settings = tcp_settings(parameters)
         tls = settings.tls.for_client() if settings.tls is not None else None
@@ -486,12 +487,12 @@ def _job_at_endpoint(meant: Wanted) -> Job:
         raise NoSuchJob(f"the coordinator of {meant.run_id!r} does not let us in: {error}") from error
     except Unreachable as error:
         raise NoSuchJob(f"the run {meant.run_id!r} cannot be asked: {error}") from error
-    from tenax.endpoint import Endpoint
+    from tenax._io.endpoint import Endpoint
 
     endpoint = Endpoint.parse(settings.endpoint)
     secret = settings.secret
     if settings.uses_user_secret:
-        from tenax.rendezvous.secret import user_secret
+        from tenax._engines.secret import user_secret
 
         secret = user_secret(create=False)  # readable: the settings were checked
     try:

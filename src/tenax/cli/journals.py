@@ -10,16 +10,16 @@ import os
 
 import msgspec
 
-from tenax.core.bounds import DECODE_ERRORS
+from tenax._core.bounds import DECODE_ERRORS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from tenax.runtime.journal import Footer, Header, Step
-    from tenax.runtime.run_journal import RunHeader, RunStep
-    from tenax.view.history import NodePart, RunHistory, RunPart
+    from tenax._node.journal import Footer, Header, Step
+    from tenax._node.run_journal import RunHeader, RunStep
+    from tenax._view.history import NodePart, RunHistory, RunPart
 
 _MOST_DEEP = 6
 _MOST_FILES = 10_000
@@ -70,20 +70,20 @@ def read_histories(places: Sequence[str]) -> Found:
             if (real := os.path.realpath(path)) not in seen:
                 seen.add(real)
                 _read_one(path, runs, nodes, found.troubles)
-    from tenax.view.history import histories_of
+    from tenax._view.history import histories_of
 
     found.histories = histories_of(runs, nodes)
     return found
 
 
 def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: list[str]) -> None:
-    from tenax.runtime.journal import JournalUnreadable
-    from tenax.runtime.run_journal import is_run_journal
+    from tenax._node.journal import JournalUnreadable
+    from tenax._node.run_journal import is_run_journal
 
     folder = os.path.dirname(os.path.abspath(path))
     try:
         if is_run_journal(path):
-            from tenax.view.coordinator_history import history_of_run
+            from tenax._view.coordinator_history import history_of_run
 
             header, steps, footer = _run_journal(path, troubles)
             run = history_of_run(
@@ -91,7 +91,7 @@ def _read_one(path: str, runs: list[RunPart], nodes: list[NodePart], troubles: l
             )
             runs.append(run)
         else:
-            from tenax.view.agent_history import history_of_node
+            from tenax._view.agent_history import history_of_node
 
             head, its_steps, foot = _agent_journal(path, troubles)
             node = history_of_node(
@@ -107,8 +107,8 @@ def _not_written(footer: Footer | None) -> int:
 
 
 def _run_journal(path: str, troubles: list[str]) -> tuple[RunHeader, list[RunStep], Footer | None]:
-    from tenax.runtime.journal import JournalUnreadable
-    from tenax.runtime.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal
+    from tenax._node.journal import JournalUnreadable
+    from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal
 
     try:
         return read_run_journal(path)
@@ -121,7 +121,7 @@ def _run_journal(path: str, troubles: list[str]) -> tuple[RunHeader, list[RunSte
 
 
 def _agent_journal(path: str, troubles: list[str]) -> tuple[Header, list[Step], Footer | None]:
-    from tenax.runtime.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
+    from tenax._node.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
 
     try:
         return read_journal(path)
@@ -135,7 +135,7 @@ def _agent_journal(path: str, troubles: list[str]) -> tuple[Header, list[Step], 
 
 def _beginning(path: str, kinds: Any) -> list[object]:
     """The lines before the first one that is none, or that begins another run."""
-    from tenax.runtime.journal import FORMAT
+    from tenax._node.journal import FORMAT
 
     decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kinds)
     lines: list[object] = []

@@ -12,24 +12,24 @@ from heapq import merge
 
 import msgspec
 
+from tenax._core.bounds import DECODE_ERRORS
+from tenax._core.requests import LogsWanted, StatusWanted
+from tenax._engines.tcp import wire
+from tenax._node.log_queries import START, RankSet
+from tenax._view.log_lines import LogAnswer
+from tenax._view.status import RunStatus
 from tenax.cli.job import LineLost, NoSuchJob
-from tenax.core.bounds import DECODE_ERRORS
-from tenax.core.requests import LogsWanted, StatusWanted
-from tenax.rendezvous.tcp import wire
-from tenax.runtime.log_answers import START, RankSet
-from tenax.view.log_lines import LogAnswer
-from tenax.view.status import RunStatus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from typing import Any
 
+    from tenax._core.requests import AnyRequest
+    from tenax._view.log_lines import LogLine
+    from tenax._view.status import NodeStatus
     from tenax.cli.job import Job
     from tenax.cli.logs import Choice, Page
-    from tenax.core.requests import AnyRequest
-    from tenax.view.log_lines import LogLine
-    from tenax.view.status import NodeStatus
 
 _PATIENCE_S = 15.0  # for an answer that nobody makes wait
 _WAIT_S = 20.0  # how long an answer may wait for the next line

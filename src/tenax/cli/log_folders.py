@@ -10,21 +10,21 @@ import os
 
 import msgspec
 
+from tenax._core.commands import StartWorkers
+from tenax._logs.query import Query, Source, following, last
+from tenax._logs.times import times_path
+from tenax._node.journal import JournalUnreadable, read_journal
+from tenax._node.log_queries import STREAMS, RankSet, shown
+from tenax._view.log_lines import LeftOut, LogLine
 from tenax.cli.flags import UsageError
 from tenax.cli.job import NoSuchJob
-from tenax.core.commands import StartWorkers
-from tenax.logs.recall import Query, Source, following, last
-from tenax.logs.times import times_path
-from tenax.runtime.journal import JournalUnreadable, read_journal
-from tenax.runtime.log_answers import STREAMS, RankSet, shown
-from tenax.view.log_lines import LeftOut, LogLine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tenax._logs.query import Recalled
     from tenax.cli.logs import Choice, Page
-    from tenax.logs.recall import Recalled
 
 _JOURNAL = "journal.jsonl"
 _MOST_NAMED = 8

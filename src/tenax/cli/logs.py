@@ -17,8 +17,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from tenax._view.log_lines import LeftOut, LogLine
     from tenax.cli.job import Words
-    from tenax.view.log_lines import LeftOut, LogLine
 
 USAGE = """\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
@@ -150,7 +150,7 @@ def _folders_of_ended_run(run_id: str) -> list[str]:
 
 def choice_of(words: Words) -> Choice:
     """From words to a choice. Raises ``UsageError``."""
-    from tenax.runtime.log_answers import STREAMS, RankSet, WrongRequest
+    from tenax._node.log_queries import STREAMS, RankSet, WrongRequest
 
     values = words.values
     ranks, stream = values.get("--rank", ""), values.get("--stream", "")
@@ -212,7 +212,7 @@ class Page:
 
     def show(self, lines: Iterable[LogLine]) -> None:
         """Print them, in this order."""
-        from tenax.failures.plain_text import one_line
+        from tenax._failures.plain_text import one_line
 
         text: list[str] = []
         for line in lines:
@@ -250,8 +250,8 @@ class Page:
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d} "
 
     def note(self, sentence: str) -> None:
+        from tenax._failures.plain_text import harmless
         from tenax.cli.run import tell
-        from tenax.failures.plain_text import harmless
 
         tell(f"tenax logs: {harmless(sentence)}")
 

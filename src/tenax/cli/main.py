@@ -33,14 +33,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             _honour_interrupts(words)
         return _obey(words)
     except KeyboardInterrupt:  # before the launcher has taken over the signals, or in a command that takes none over
-        from tenax.failures.exit_codes import CANCELLED
+        from tenax._failures.exit_codes import CANCELLED
 
         return CANCELLED
     except Exception as error:
         import traceback
 
-        from tenax.failures.exit_codes import BROKEN, INTERNAL_ERROR
-        from tenax.helper_process import HelperUnavailable
+        from tenax._failures.exit_codes import BROKEN, INTERNAL_ERROR
+        from tenax._io.helper_process import HelperUnavailable
 
         if isinstance(error, HelperUnavailable):
             print(f"tenax: {error}", file=sys.stderr)
@@ -71,8 +71,8 @@ def _obey(words: list[str]) -> int:
 
 
 def _refuse(sentence: str) -> int:
+    from tenax._failures.exit_codes import WRONG_USAGE
     from tenax.cli.run import tell
-    from tenax.failures.exit_codes import WRONG_USAGE
 
     tell(f"tenax: {sentence}\ntry: tenax help")
     return WRONG_USAGE
@@ -120,11 +120,11 @@ class _Undisturbed:
 def _get_ready(words: list[str]) -> None:
     """Make the most of the time that imports take: most of what passes before the first worker runs."""
     if not {"-h", "--help", "--dry-run", "--dry_run"}.intersection(words):
-        from tenax.helper_process import start_helper_ahead
+        from tenax._io.helper_process import start_helper_ahead
 
         # Whatever comes of this command line, it ends when our end of its channel closes. Only the keeper: the first
         # worker waits for it. The scribe, for which nobody waits, would only take a core away from the imports.
-        start_helper_ahead("tenax.processes.keeper_main", "tenax-keeper")
+        start_helper_ahead("tenax._processes.keeper_main", "tenax-keeper")
     _import_msgspec()
 
 

@@ -15,9 +15,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tenax._core.requests import AnyRequest
+    from tenax._view.status import NodeStatus, RunStatus
     from tenax.cli.job import Words
-    from tenax.core.requests import AnyRequest
-    from tenax.view.status import NodeStatus, RunStatus
 
     Plan = Callable[[RunStatus], str]
 
@@ -82,7 +82,7 @@ def drain_command(argv: Sequence[str]) -> int:
 
 
 def _stop(argv: Sequence[str]) -> int:
-    from tenax.core.requests import StopWanted
+    from tenax._core.requests import StopWanted
 
     words = read_words(argv, switches=("--yes", "--wait"), values=("--why",))
     request = StopWanted(_why(words, "stopped"))
@@ -108,7 +108,7 @@ def _stop(argv: Sequence[str]) -> int:
 
 
 def _restart(argv: Sequence[str]) -> int:
-    from tenax.core.requests import RestartWanted
+    from tenax._core.requests import RestartWanted
 
     words = read_words(argv, switches=("--yes",), values=("--why",))
     request = RestartWanted(_why(words, "restarted"))
@@ -122,7 +122,7 @@ def _restart(argv: Sequence[str]) -> int:
 
 
 def _drain(argv: Sequence[str]) -> int:
-    from tenax.core.requests import DrainWanted
+    from tenax._core.requests import DrainWanted
 
     words = read_words(argv, switches=("--yes",), values=("--why",))
     if not words.plain:
@@ -163,18 +163,18 @@ def _named(status: RunStatus, name: str) -> NodeStatus | None:
 
 def _meant(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
     """Whom the coordinator takes it for, which knows names that a status does not show. Raises ``Declined``."""
-    from tenax.core.requests import NodeWanted
+    from tenax._core.requests import NodeWanted
 
     node_id = job.ask(NodeWanted(name), str)
     return next((node for node in status.nodes if node.node_id == node_id), None)
 
 
 def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
+    from tenax._core.requests import StatusWanted
+    from tenax._failures.exit_codes import FAILED
+    from tenax._failures.plain_text import harmless
+    from tenax._view.status import RunStatus
     from tenax.cli.run import print_page, tell
-    from tenax.core.requests import StatusWanted
-    from tenax.failures.exit_codes import FAILED
-    from tenax.failures.plain_text import harmless
-    from tenax.view.status import RunStatus
 
     if "--yes" not in words.switches:
         if sys.stdin is None or not sys.stdin.isatty():
@@ -188,7 +188,7 @@ def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
 
 
 def _agrees(text: str) -> bool:
-    from tenax.failures.plain_text import harmless
+    from tenax._failures.plain_text import harmless
 
     answer = ""
     try:

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import msgspec
 
+from tenax._core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 from tenax.cli.flags import BY_DEST, UsageError
-from tenax.core.bounds import MAX_NAME, MAX_NODES, MAX_SLOTS, name_problem
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # what the user should know although nothing is wrong
 
     def __repr__(self) -> str:
-        from tenax.core.text import concealed_repr
+        from tenax._core.text import concealed_repr
 
         return concealed_repr(self)
 
@@ -220,7 +220,7 @@ class Asked:
         """The request as the user wrote it: '--nnodes 2', 'PET_NNODES=2', '--standalone'."""
         name, value = self.name(dest), self.values[dest]
         if isinstance(value, str) and dest in _URLS:
-            from tenax.core.text import hide_passwords
+            from tenax._core.text import hide_passwords
 
             value = hide_passwords(value)
         if isinstance(value, float):
@@ -453,7 +453,7 @@ def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
     elif text[:1] in ("-", "+") or not text:
         count = 0
     else:
-        from tenax.processes.devices import parse_nproc
+        from tenax._processes.devices import parse_nproc
 
         try:
             count = parse_nproc(text, environ)
@@ -524,7 +524,7 @@ def _check_signals(asked: Asked, backend: str) -> None:
 
 
 def _signals(asked: Asked, dest: str) -> list[Signals]:
-    from tenax.runtime.signals import parse_signals
+    from tenax._node.signals import parse_signals
 
     try:
         return parse_signals(asked[dest])

@@ -9,29 +9,29 @@ from __future__ import annotations
 import os
 import shlex
 
-from tenax.agent.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
+from tenax._core.environment import WorkerEnvironment, worker_environment
+from tenax._core.model import AgentSettings, Assignment
+from tenax._core.text import hide_passwords
+from tenax._engines.local import LOOPBACK
+from tenax._io.endpoint import Endpoint
+from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_plan
+from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
+from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.cli.flags import UsageError
 from tenax.cli.meeting import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
 from tenax.cli.script import entrypoint_of
 from tenax.cli.world import places_of, rendezvous_parameters
-from tenax.control_plane.sockets import VARIABLE as SOCKET_VARIABLE
-from tenax.control_plane.sockets import socket_folder
-from tenax.core.environment import WorkerEnvironment, worker_environment
-from tenax.core.model import AgentSettings, Assignment
-from tenax.core.text import hide_passwords
-from tenax.endpoint import Endpoint
-from tenax.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
-from tenax.processes.entrypoint import LOCAL_RANK_MACRO
-from tenax.rendezvous.local import LOOPBACK
+from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
+from tenax.control_plane._sockets import socket_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tenax._engines.tcp.linked import LinkedSettings
+    from tenax._node.placements import Places
     from tenax.cli.options import Options
-    from tenax.rendezvous.tcp.linked import LinkedSettings
-    from tenax.runtime.places import Places
 
 _RANDOM_ID = "<random>"
 _FREE_PORT = "<a free port>"
@@ -162,8 +162,8 @@ def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     if options.rdzv_backend in ETCD_BACKENDS:
         yield from _meeting_at_etcd(options)
         return
-    from tenax.endpoint import Endpoint
-    from tenax.rendezvous.tcp.handler import tcp_settings
+    from tenax._io.endpoint import Endpoint
+    from tenax.rendezvous._tcp_handler import tcp_settings
 
     settings = tcp_settings(rendezvous_parameters(options))
     yield f"at {Endpoint.parse(settings.endpoint)}, served by whichever node can listen there"
@@ -173,7 +173,7 @@ def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
 
 
 def _meeting_at_etcd(options: Options) -> Iterable[str]:
-    from tenax.rendezvous.etcd.handler import etcd_rendezvous_settings
+    from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
 
     settings = etcd_rendezvous_settings(rendezvous_parameters(options))
     members = ", ".join(settings.etcd.endpoints)
@@ -272,7 +272,7 @@ def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     """Where metrics and events go, as far as that can be known before the handlers are made."""
     try:
         if options.metrics:
-            from tenax.metrics.by_name import check_names
+            from tenax.metrics._by_name import check_names
 
             check_names(options.metrics, environ)
             yield from _lines("metrics", [_without_secrets(options.metrics)])

@@ -7,16 +7,16 @@ import time
 
 import msgspec
 
+from tenax._core.bounds import DECODE_ERRORS
+from tenax._engines.tcp.operator import OperatorError, at_door
 from tenax.cli.flags import UsageError
 from tenax.cli.job import AgentHere, agents_here, guarded, read_words
-from tenax.core.bounds import DECODE_ERRORS
-from tenax.rendezvous.tcp.operator import OperatorError, at_door
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenax.view.status import RunStatus
+    from tenax._view.status import RunStatus
 
 USAGE = """\
 usage: tenax ps [--json]
@@ -59,9 +59,9 @@ def ps_command(argv: Sequence[str]) -> int:
 
 
 def _ps(argv: Sequence[str]) -> int:
+    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, tell
     from tenax.cli.status import print_json
-    from tenax.failures.plain_text import harmless
 
     words = read_words(argv, switches=("--json",))
     if words.plain or words.values:
@@ -118,8 +118,8 @@ def _coordinator(agent: AgentHere) -> str:
 
 def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
     """From whichever of them knows."""
-    from tenax.core.requests import StatusWanted
-    from tenax.view.status import RunStatus
+    from tenax._core.requests import StatusWanted
+    from tenax._view.status import RunStatus
 
     trouble = ""
     for agent in sorted(agents, key=lambda agent: (not agent.is_coordinator, agent.since)):
@@ -144,9 +144,9 @@ def _phase(status: RunStatus) -> str:
 def _table(runs: list[RunHere]) -> list[str]:
     import sys
 
+    from tenax._view.goodput_text import duration_in_words
     from tenax.cli.cells import Column, plain, table
     from tenax.cli.status import terminal_size
-    from tenax.view.goodput_line import duration_in_words
 
     columns = (
         Column("RUN", 9, least=12),

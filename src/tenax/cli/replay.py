@@ -8,8 +8,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenax.runtime.journal import Footer, Header
-    from tenax.runtime.replay import Replayed
+    from tenax._node.journal import Footer, Header
+    from tenax.testing.replay import Replayed
 
 USAGE = """\
 usage: tenax replay JOURNAL
@@ -24,8 +24,8 @@ Exit code 0: every decision follows from the facts. 1: some do not, and each is 
 
 def replay_command(argv: Sequence[str]) -> int:
     """Do what ``tenax replay ARGV`` asks, and return the exit code."""
+    from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax.cli.run import print_page
-    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
@@ -33,9 +33,9 @@ def replay_command(argv: Sequence[str]) -> int:
         return _complain("no journal and no folder was named", WRONG_USAGE)
     if len(argv) > 1:
         return _complain(f"one journal at a time, not {len(argv)}", WRONG_USAGE)
-    from tenax.runtime.journal import JournalUnreadable, read_journal
-    from tenax.runtime.replay import replay
-    from tenax.runtime.run_journal import is_run_journal
+    from tenax._node.journal import JournalUnreadable, read_journal
+    from tenax._node.run_journal import is_run_journal
+    from tenax.testing.replay import replay
 
     path = os.path.join(argv[0], "journal.jsonl") if os.path.isdir(argv[0]) else argv[0]
     try:
@@ -50,10 +50,10 @@ def replay_command(argv: Sequence[str]) -> int:
 
 
 def _replay_coordinator(path: str) -> int:
+    from tenax._failures.exit_codes import FAILED, SUCCEEDED
+    from tenax._failures.plain_text import one_line
+    from tenax._node.run_journal import read_run_journal, replay_run
     from tenax.cli.run import print_page
-    from tenax.failures.exit_codes import FAILED, SUCCEEDED
-    from tenax.failures.plain_text import one_line
-    from tenax.runtime.run_journal import read_run_journal, replay_run
 
     header, steps, footer = read_run_journal(path)
     story, differences = replay_run(header, steps)
@@ -80,7 +80,7 @@ def _complain(sentence: str, code: int) -> int:
 
 def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
     """The page for a person."""
-    from tenax.failures.plain_text import one_line
+    from tenax._failures.plain_text import one_line
 
     settings = header.settings
     lines = [
@@ -113,7 +113,7 @@ def _ending(footer: Footer | None, differences: list[str], steps: int) -> list[s
         lines.append(f"{footer.steps_not_written} steps are missing: the journal was full or its disk was.")
     if differences:
         lines.append(f"{len(differences)} of {steps} steps do not follow from the facts:")
-        from tenax.failures.plain_text import one_line
+        from tenax._failures.plain_text import one_line
 
         lines += [f"  {one_line(difference)}" for difference in differences]
     else:

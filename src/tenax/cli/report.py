@@ -44,9 +44,9 @@ class WrongUse(Exception):
 
 def report_command(argv: Sequence[str]) -> int:
     """Do what ``tenax report ARGV`` asks, and return the exit code."""
+    from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, tell
-    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
-    from tenax.failures.plain_text import harmless
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
@@ -55,8 +55,8 @@ def report_command(argv: Sequence[str]) -> int:
     except WrongUse as error:
         tell(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
         return WRONG_USAGE
+    from tenax._view.summary import summary_in_words, summary_of
     from tenax.cli.journals import read_histories
-    from tenax.view.summary import summary_in_words, summary_of
 
     found = read_histories(wish.places)
     for trouble in found.troubles:
@@ -69,8 +69,8 @@ def report_command(argv: Sequence[str]) -> int:
 
         print_json(summary, indent=2)
         return FAILED if found.troubles else SUCCEEDED
-    from tenax.named_file import create_named
-    from tenax.view.html.report_page import report_page
+    from tenax._io.named_file import create_named
+    from tenax._view.html.report_page import report_page
 
     try:
         with create_named(wish.output) as file:

@@ -14,17 +14,17 @@ from tenax.cli.arguments import HelpWanted, parse
 from tenax.cli.flags import UsageError
 from tenax.cli.script import entrypoint_of
 from tenax.cli.world import check_files, check_world, current_folder, logs_specs_named, numa_options
-from tenax.launcher.config import LaunchConfig
+from tenax.launcher._config import LaunchConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
-    from tenax.agent.outlets import Outlets
+    from tenax._core.policy import RestartPolicy
+    from tenax._node.sinks import Outlets
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
-    from tenax.core.policy import RestartPolicy
     from tenax.rendezvous.api import RendezvousHandler
 
 
@@ -45,8 +45,8 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         return _print_help()
     except UsageError as error:
         return complain(error)
+    from tenax._io.ports import RequestRefused
     from tenax.launcher.api import launch
-    from tenax.ports import RequestRefused
 
     colour = options.colour_allowed and sys.stderr is not None and sys.stderr.isatty()
     try:
@@ -105,7 +105,7 @@ def tell_notes(options: Options) -> None:
 
 def complain(error: UsageError) -> int:
     """Say what is wrong with the command line; returns the exit code for that."""
-    from tenax.failures.exit_codes import WRONG_USAGE
+    from tenax._failures.exit_codes import WRONG_USAGE
 
     tell(f"tenax run: {error}\ntry: tenax run --help")
     return WRONG_USAGE
@@ -153,13 +153,13 @@ def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypo
 def _restart_policy(options: Options) -> RestartPolicy | None:
     if not options.fatal_exit_codes and not options.fatal_errors:
         return None
-    from tenax.core.policy import BudgetPolicy
+    from tenax._core.policy import BudgetPolicy
 
     return BudgetPolicy(options.fatal_exit_codes, options.fatal_errors)
 
 
 def _logs_specs(options: Options) -> Any:
-    from tenax.logs.std import Std
+    from tenax._logs.std import Std
 
     def streams(value: int | dict[int, int]) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}
@@ -200,7 +200,7 @@ def tell(text: str) -> None:
     """Print to stderr, escaped. A console that is closed, full or gone is no reason to fail, now or at exit."""
     if sys.stderr is None:
         return
-    from tenax.core.text import harmless, without_passwords
+    from tenax._core.text import harmless, without_passwords
 
     text = harmless(without_passwords(text))
     try:
@@ -220,7 +220,7 @@ def print_page(text: str, *, is_styled: bool = False) -> int:
     if sys.stdout is None:
         return 0
     if not is_styled:
-        from tenax.core.text import harmless, without_passwords
+        from tenax._core.text import harmless, without_passwords
 
         text = harmless(without_passwords(text))
     if isinstance(sys.stdout, io.TextIOWrapper):  # a word that this terminal cannot show is still worth printing
@@ -232,7 +232,7 @@ def print_page(text: str, *, is_styled: bool = False) -> int:
         # The interpreter would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            from tenax.failures.exit_codes import FAILED
+            from tenax._failures.exit_codes import FAILED
 
             tell(f"tenax: this could not be printed: {error.strerror}")
             return FAILED

@@ -10,14 +10,14 @@ import time
 
 import msgspec
 
+from tenax._view.goodput_text import duration_in_words, goodput_in_words
 from tenax.cli.cells import Column, cut, plain, table, wrapped
-from tenax.view.goodput_line import duration_in_words, goodput_in_words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from tenax.view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
+    from tenax._view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
 
 LEAST_WIDTH = 40
 _BOLD, _RED, _GREEN, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"

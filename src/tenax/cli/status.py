@@ -25,7 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenax.view.status import RunStatus
+    from tenax._view.status import RunStatus
 
 USAGE = f"""\
 usage: tenax status [RUN_ID] [--watch] [--json] [where the run is]
@@ -72,8 +72,8 @@ def _status(argv: Sequence[str]) -> int:
 
 
 def _ask(job: Job, mark: str = "") -> RunStatus:
-    from tenax.core.requests import StatusWanted
-    from tenax.view.status import RunStatus
+    from tenax._core.requests import StatusWanted
+    from tenax._view.status import RunStatus
 
     return job.ask(StatusWanted(mark, _WAIT_S if mark else 0.0), RunStatus)
 
@@ -230,8 +230,8 @@ class _Watch:
 
     def _say(self, text: str) -> None:
         """Once, however often it is so."""
+        from tenax._failures.plain_text import harmless
         from tenax.cli.run import tell
-        from tenax.failures.plain_text import harmless
 
         if text != self._said:
             self._said = text

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tenax.view.history import RunHistory
+    from tenax._view.history import RunHistory
 
 USAGE = """\
 usage: tenax timeline [-o FILE] [--format html|perfetto] JOURNAL_OR_FOLDER ...
@@ -47,9 +47,9 @@ class WrongUse(Exception):
 
 def timeline_command(argv: Sequence[str]) -> int:
     """Do what ``tenax timeline ARGV`` asks, and return the exit code."""
+    from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
+    from tenax._failures.plain_text import harmless
     from tenax.cli.run import print_page, tell
-    from tenax.failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
-    from tenax.failures.plain_text import harmless
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
@@ -122,14 +122,14 @@ def _files(wish: Wish, history: RunHistory) -> list[tuple[str, str]]:
 
 def _write(path: str, history: RunHistory, form: str) -> str:
     if form == "html":
-        from tenax.view.html.timeline_page import timeline_page
+        from tenax._view.html.timeline_page import timeline_page
 
         data = timeline_page(history).encode()
     else:
-        from tenax.view.chrome_trace import trace_in_text
+        from tenax._view.chrome_trace import trace_in_text
 
         data = trace_in_text(history)
-    from tenax.named_file import create_named
+    from tenax._io.named_file import create_named
 
     with create_named(path) as file:
         file.write(data)

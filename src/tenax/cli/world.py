@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from tenax.agent.abandonment import abandon_s_from
-from tenax.agent.watchdog import watchdog_plan
+from tenax._node.abandonment import abandon_s_from
+from tenax._node.watchdog import watchdog_plan
 from tenax.cli.flags import UsageError
 from tenax.cli.options import MANY_NODES_BACKENDS, ONE_NODE_BACKENDS
 from tenax.cli.script import check_script
@@ -18,11 +18,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from tenax._logs.specs import LogsSpecs
+    from tenax._node.placements import Places
     from tenax.cli.options import Options
-    from tenax.logs.specs import LogsSpecs
     from tenax.numa.binding import NumaOptions
     from tenax.rendezvous.api import RendezvousParameters
-    from tenax.runtime.places import Places
 
 
 def current_folder() -> str:
@@ -62,11 +62,11 @@ def _check_watching(environ: Mapping[str, str]) -> None:
     """Where health checks are answered and workers can be asked, if anybody wants that."""
     try:
         if environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
-            from tenax.health.port import health_check_port
+            from tenax._observe.health.port import health_check_port
 
             health_check_port(environ)
         if environ.get("TORCH_WORKER_SERVER_SOCKET"):
-            from tenax.control_plane.sockets import socket_folder
+            from tenax.control_plane._sockets import socket_folder
 
             socket_folder(environ)
         watchdog_plan(environ)
@@ -161,7 +161,7 @@ def _check_rendezvous(options: Options) -> None:
 
 def logs_specs_named(name: str | None) -> type[LogsSpecs]:
     """The class that decides where logs go."""
-    from tenax.logs.specs import load_logs_specs
+    from tenax._logs.specs import load_logs_specs
 
     try:
         return load_logs_specs(name)
@@ -171,7 +171,7 @@ def logs_specs_named(name: str | None) -> type[LogsSpecs]:
 
 def _check_devices(options: Options, environ: Mapping[str, str]) -> None:
     """With --virtual-local-rank every worker needs a device of its own."""
-    from tenax.core.environment import CUDA_VISIBLE_DEVICES, only_device
+    from tenax._core.environment import CUDA_VISIBLE_DEVICES, only_device
 
     try:
         only_device(environ.get(CUDA_VISIBLE_DEVICES), options.nproc_per_node - 1)
@@ -190,8 +190,8 @@ def numa_options(options: Options) -> NumaOptions | None:
 
 def places_of(options: Options, environ: Mapping[str, str]) -> Places:
     """Where workers would run on this machine. Raises ``UsageError`` when the binding cannot be had."""
-    from tenax.processes.placement import PlacementError
-    from tenax.runtime.places import decide_places
+    from tenax._node.placements import decide_places
+    from tenax._processes.placement import PlacementError
 
     try:
         return decide_places(numa_options(options), options.nproc_per_node, environ)

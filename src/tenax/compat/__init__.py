@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 
-from tenax.compat.finder import CompatFinder
+from tenax.compat._finder import CompatFinder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

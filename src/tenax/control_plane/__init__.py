@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import ParamSpec, TypeVar
 
-    from tenax.control_plane.handlers import HandlerRequest, register_handler, report_step
-    from tenax.control_plane.server import WorkerServer
+    from tenax.control_plane._handlers import HandlerRequest, register_handler, report_step
+    from tenax.control_plane._server import WorkerServer
 
     P = ParamSpec("P")
     R = TypeVar("R")
@@ -48,7 +48,7 @@ class _WorkerMain:
         self._server: WorkerServer | None = None
 
     def __enter__(self) -> None:
-        from tenax.failures.error_handler import get_error_handler
+        from tenax._failures.error_handler import get_error_handler
 
         get_error_handler().initialize()
         self._server = _start_server()
@@ -57,8 +57,8 @@ class _WorkerMain:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if isinstance(error, Exception):
-            from tenax.failures.error_handler import get_error_handler
-            from tenax.failures.record import _record
+            from tenax._failures.error_handler import get_error_handler
+            from tenax._failures.record import _record
 
             _record(get_error_handler(), error)
         if self._server is not None:
@@ -68,7 +68,7 @@ class _WorkerMain:
     def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
         import functools
 
-        from tenax.failures.record import record
+        from tenax._failures.record import record
 
         recorded = record(fn)
 
@@ -88,13 +88,13 @@ def _start_server() -> WorkerServer | None:
     path = os.environ.get(TORCH_WORKER_SERVER_SOCKET, "")
     if not path:
         return None
-    from tenax.control_plane.server import WorkerServer
+    from tenax.control_plane._server import WorkerServer
 
     server = WorkerServer(path)
     try:
         server.start()
     except (OSError, ValueError) as error:
-        from tenax.failures.error_handler import _say
+        from tenax._failures.error_handler import _say
 
         reason = getattr(error, "strerror", None) or error
         _say(f"this worker cannot be asked: {reason}; it works on all the same")
@@ -106,6 +106,6 @@ def __getattr__(name: str) -> object:
     # Handlers are needed only where somebody may ask; a worker's start is not made to wait for them.
     if name not in ("HandlerRequest", "register_handler", "report_step"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from tenax.control_plane import handlers
+    from tenax.control_plane import _handlers
 
-    return getattr(handlers, name)
+    return getattr(_handlers, name)

@@ -12,47 +12,47 @@ if TYPE_CHECKING:
 
     from tenax.events import api as api
     from tenax.events import handlers as handlers
+    from tenax.events._configured import configure as configure
+    from tenax.events._configured import configured_handlers as configured_handlers
+    from tenax.events._configured import unconfigure as unconfigure
+    from tenax.events._handler import EventHandler as EventHandler
+    from tenax.events._recording import _get_or_create_logger as _get_or_create_logger
+    from tenax.events._recording import construct_and_record_rdzv_event as construct_and_record_rdzv_event
+    from tenax.events._recording import record as record
+    from tenax.events._recording import record_rdzv_event as record_rdzv_event
     from tenax.events.api import Event as Event
     from tenax.events.api import EventMetadataValue as EventMetadataValue
     from tenax.events.api import EventSource as EventSource
     from tenax.events.api import NodeState as NodeState
     from tenax.events.api import RdzvEvent as RdzvEvent
-    from tenax.events.configured import configure as configure
-    from tenax.events.configured import configured_handlers as configured_handlers
-    from tenax.events.configured import unconfigure as unconfigure
-    from tenax.events.handler import EventHandler as EventHandler
     from tenax.events.handlers import get_logging_handler as get_logging_handler
     from tenax.events.handlers import make_handlers as make_handlers
     from tenax.events.handlers import register_handler as register_handler
-    from tenax.events.handlers.console import ConsoleEventHandler as ConsoleEventHandler
-    from tenax.events.handlers.json_lines import JsonLinesEventHandler as JsonLinesEventHandler
-    from tenax.events.handlers.null import NullEventHandler as NullEventHandler
-    from tenax.events.handlers.of_logging import LoggingEventHandler as LoggingEventHandler
-    from tenax.events.recording import _get_or_create_logger as _get_or_create_logger
-    from tenax.events.recording import construct_and_record_rdzv_event as construct_and_record_rdzv_event
-    from tenax.events.recording import record as record
-    from tenax.events.recording import record_rdzv_event as record_rdzv_event
+    from tenax.events.handlers._console import ConsoleEventHandler as ConsoleEventHandler
+    from tenax.events.handlers._json_lines import JsonLinesEventHandler as JsonLinesEventHandler
+    from tenax.events.handlers._logging import LoggingEventHandler as LoggingEventHandler
+    from tenax.events.handlers._null import NullEventHandler as NullEventHandler
 
 _HOMES = {
-    "ConsoleEventHandler": "handlers.console",
+    "ConsoleEventHandler": "handlers._console",
     "Event": "api",
-    "EventHandler": "handler",
+    "EventHandler": "_handler",
     "EventMetadataValue": "api",
     "EventSource": "api",
-    "JsonLinesEventHandler": "handlers.json_lines",
-    "LoggingEventHandler": "handlers.of_logging",
+    "JsonLinesEventHandler": "handlers._json_lines",
+    "LoggingEventHandler": "handlers._logging",
     "NodeState": "api",
-    "NullEventHandler": "handlers.null",
+    "NullEventHandler": "handlers._null",
     "RdzvEvent": "api",
-    "configure": "configured",
-    "configured_handlers": "configured",
-    "construct_and_record_rdzv_event": "recording",
+    "configure": "_configured",
+    "configured_handlers": "_configured",
+    "construct_and_record_rdzv_event": "_recording",
     "get_logging_handler": "handlers",
     "make_handlers": "handlers",
-    "record": "recording",
-    "record_rdzv_event": "recording",
+    "record": "_recording",
+    "record_rdzv_event": "_recording",
     "register_handler": "handlers",
-    "unconfigure": "configured",
+    "unconfigure": "_configured",
 }
 __all__ = [  # noqa: PLE0604 - the names of the table above
     *_HOMES
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     if name == "_get_or_create_logger":  # private in TorchElastic, and imported by launchers based on it
-        return import_module(f"{__name__}.recording")._get_or_create_logger
+        return import_module(f"{__name__}._recording")._get_or_create_logger
     if name in ("api", "handlers"):  # TorchElastic's package has them from the beginning
         return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import os
 
-from tenax.launcher.config import LaunchConfig
+from tenax.launcher._config import LaunchConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax.agent.node import Node
-    from tenax.agent.outlets import Outlets
-    from tenax.core.model import Verdict
-    from tenax.health.check import HealthCheck
-    from tenax.logs.specs import LogsSpecs
+    from tenax._core.model import Verdict
+    from tenax._logs.specs import LogsSpecs
+    from tenax._node.node import Node
+    from tenax._node.sinks import Outlets
+    from tenax._observe.health.check import HealthCheck
     from tenax.rendezvous.api import RendezvousHandler
 
 __all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
@@ -47,7 +47,7 @@ def launch_agent(
 ) -> dict[int, Any]:
     """Run to the end. Raises ChildFailedError when workers failed, SignalException when the run was stopped."""
     if health_check_server is None:
-        from tenax.health.port import health_check_port
+        from tenax._observe.health.port import health_check_port
 
         health_check_port(os.environ)  # refused before anything has started
     handler = rendezvous_handler(config)
@@ -60,7 +60,7 @@ def launch_agent(
 
 def outlets_of(config: LaunchConfig) -> Outlets:
     """Where the run's metrics and events go. Raises ValueError for a name that is nobody's."""
-    from tenax.agent.outlets import Outlets
+    from tenax._node.sinks import Outlets
 
     _name_run(config)
     labels = {"run_id": config.run_id, "role": config.role}
@@ -148,14 +148,14 @@ def launch(
     live_line: bool = True,
 ) -> int:
     """Run for a person at a console: story, report, exit code."""
-    from tenax.agent.abandonment import abandon_s_from
-    from tenax.agent.node import Node, NodePlan
-    from tenax.agent.watchdog import watchdog_plan
-    from tenax.core.model import AgentSettings
-    from tenax.failures.exit_codes import exit_code_for
-    from tenax.rendezvous.engine import EngineRendezvousHandler
-    from tenax.runtime.entrypoints import make_entrypoint
-    from tenax.runtime.places import decide_places
+    from tenax._core.model import AgentSettings
+    from tenax._failures.exit_codes import exit_code_for
+    from tenax._node.abandonment import abandon_s_from
+    from tenax._node.entrypoints import make_entrypoint
+    from tenax._node.node import Node, NodePlan
+    from tenax._node.placements import decide_places
+    from tenax._node.watchdog import watchdog_plan
+    from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
     if handler is None:
         handler = rendezvous_handler(config)
@@ -212,7 +212,7 @@ def launch(
 def _health_check() -> HealthCheck | None:
     if not os.environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
         return None
-    from tenax.health.check import health_check_of
+    from tenax._observe.health.check import health_check_of
 
     return health_check_of(None, os.environ)
 
@@ -224,9 +224,9 @@ def _pass_on_first_cause(verdict: Verdict) -> None:
         return
     import sys
 
-    from tenax.failures import error_file
-    from tenax.failures.error_handler import get_error_handler
-    from tenax.failures.process_failure import ProcessFailure
+    from tenax._failures import error_file
+    from tenax._failures.error_handler import get_error_handler
+    from tenax._failures.process_failure import ProcessFailure
 
     first = verdict.failures[0]
     data = ProcessFailure.from_failure(first).error_file_data
@@ -248,7 +248,7 @@ def _launch_by_asking(
     import signal
     import sys
 
-    from tenax.failures.exit_codes import FAILED, SIGNAL_BASE, SUCCEEDED
+    from tenax._failures.exit_codes import FAILED, SIGNAL_BASE, SUCCEEDED
     from tenax.multiprocessing.api import SignalException
     from tenax.multiprocessing.errors import ChildFailedError
 
@@ -320,21 +320,21 @@ def _grace(config: LaunchConfig) -> int:
 
 
 def _default_logs_specs() -> LogsSpecs:
-    from tenax.logs.specs import DefaultLogsSpecs
+    from tenax._logs.specs import DefaultLogsSpecs
 
     return DefaultLogsSpecs()
 
 
 def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, report_path: str, colour: bool) -> str:
     """The one report, as text for the console and, if asked for, as JSON in a file."""
-    from tenax.core.model import Outcome
+    from tenax._core.model import Outcome
 
     if verdict.outcome is Outcome.SUCCEEDED and not report_path:
         return ""
     from shutil import get_terminal_size
 
-    from tenax.failures.report import Report, render, to_json
-    from tenax.failures.wall_clock import wall_clock_of
+    from tenax._failures.report import Report, render, to_json
+    from tenax._failures.wall_clock import wall_clock_of
 
     report = Report(
         verdict=verdict,
@@ -350,7 +350,7 @@ def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, repor
     text = "" if verdict.outcome is Outcome.SUCCEEDED else render(report, colour, get_terminal_size((80, 24)).columns)
     if report_path:
         try:
-            from tenax.named_file import create_named
+            from tenax._io.named_file import create_named
 
             with create_named(report_path) as file:
                 file.write(to_json(report) + b"\n")

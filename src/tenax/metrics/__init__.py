@@ -1,7 +1,7 @@
 """Metrics: numbers about a run, and the handlers that take them somewhere. TorchElastic's names, and more handlers.
 
 ``put_metric`` and ``prof`` are for your code, ``configure`` and ``initialize_metrics`` say where values go. What the
-agent measures itself is derived by ``tenax.metrics.view`` from the facts of the run.
+agent measures itself is derived by ``tenax.metrics._view`` from the facts of the run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tenax.metrics.by_name import make_handlers as make_handlers
-    from tenax.metrics.fan_out import FanOutMetricHandler as FanOutMetricHandler
-    from tenax.metrics.json_lines import JsonLinesMetricHandler as JsonLinesMetricHandler
-    from tenax.metrics.opentelemetry import OpenTelemetryMetricHandler as OpenTelemetryMetricHandler
-    from tenax.metrics.prometheus import PrometheusMetricHandler as PrometheusMetricHandler
-    from tenax.metrics.statsd import StatsdMetricHandler as StatsdMetricHandler
+    from tenax.metrics._by_name import make_handlers as make_handlers
+    from tenax.metrics._fan_out import FanOutMetricHandler as FanOutMetricHandler
+    from tenax.metrics._json_lines import JsonLinesMetricHandler as JsonLinesMetricHandler
+    from tenax.metrics._opentelemetry import OpenTelemetryMetricHandler as OpenTelemetryMetricHandler
+    from tenax.metrics._prometheus import PrometheusMetricHandler as PrometheusMetricHandler
+    from tenax.metrics._statsd import StatsdMetricHandler as StatsdMetricHandler
 
 __all__ = [
     "ConsoleMetricHandler",
@@ -60,12 +60,12 @@ __all__ = [
 
 # Imported when asked for: most runs use none of them.
 _HOMES = {
-    "FanOutMetricHandler": "fan_out",
-    "JsonLinesMetricHandler": "json_lines",
-    "OpenTelemetryMetricHandler": "opentelemetry",
-    "PrometheusMetricHandler": "prometheus",
-    "StatsdMetricHandler": "statsd",
-    "make_handlers": "by_name",
+    "FanOutMetricHandler": "_fan_out",
+    "JsonLinesMetricHandler": "_json_lines",
+    "OpenTelemetryMetricHandler": "_opentelemetry",
+    "PrometheusMetricHandler": "_prometheus",
+    "StatsdMetricHandler": "_statsd",
+    "make_handlers": "_by_name",
 }
 
 _initialized: list[MetricHandler] = []  # by us, not by `configure`
@@ -80,8 +80,8 @@ def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
     text = cfg.params.get("handlers", "") if cfg is not None else ""
     if not text:
         return
-    from tenax.metrics.by_name import make_handlers
-    from tenax.metrics.fan_out import FanOutMetricHandler
+    from tenax.metrics._by_name import make_handlers
+    from tenax.metrics._fan_out import FanOutMetricHandler
 
     while _initialized:  # before the new ones are made: they may need the same port
         configure(NullMetricHandler())

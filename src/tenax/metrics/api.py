@@ -2,7 +2,7 @@
 
 Each group has one handler, and what has none goes to the default one, which throws it away until somebody configures
 another. A call from your code is a plain call: the handler is called before ``put_metric`` returns, and what it raises
-reaches you. (The agent's own metrics never come by here; see ``tenax.delivery``.)
+reaches you. (The agent's own metrics never come by here; see ``tenax._io.delivery``.)
 """
 
 from __future__ import annotations

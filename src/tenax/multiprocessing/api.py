@@ -15,31 +15,31 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tenax.core.events import SignalReceived
-from tenax.core.model import AgentSettings, Outcome, WorkerPhase
-from tenax.failures.process_failure import ProcessFailure
-from tenax.logs.prefix import line_prefix
-from tenax.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from tenax.logs.std import Std, to_map
-from tenax.loop import Loop
+from tenax._core.events import SignalReceived
+from tenax._core.model import AgentSettings, Outcome, WorkerPhase
+from tenax._engines.local import LocalRendezvous
+from tenax._failures.process_failure import ProcessFailure
+from tenax._io.loop import Loop
+from tenax._logs.prefix import line_prefix
+from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from tenax._logs.std import Std, to_map
+from tenax._node.entrypoints import make_entrypoint
+from tenax._node.journal import Journal
+from tenax._node.placements import decide_places
+from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
+from tenax._node.supervisor import Supervisor
+from tenax._node.worker_logs import WorkerLogs
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - as others import it
-from tenax.rendezvous.local import LocalRendezvous
-from tenax.runtime.entrypoints import make_entrypoint
-from tenax.runtime.journal import Journal
-from tenax.runtime.places import decide_places
-from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
-from tenax.runtime.supervisor import Supervisor
-from tenax.runtime.worker_logs import WorkerLogs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from tenax.core.agent import AgentMachine
-    from tenax.core.model import Verdict
+    from tenax._core.agent import AgentMachine
+    from tenax._core.model import Verdict
+    from tenax._io.ports import ScopeWatch
+    from tenax._processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
     from tenax.numa.binding import NumaOptions
-    from tenax.ports import ScopeWatch
-    from tenax.processes.entrypoint import CommandEntrypoint, FunctionEntrypoint
 
 __all__ = [
     "DefaultLogsSpecs",

@@ -74,7 +74,7 @@ class RendezvousStoreInfo:
         if rank == 0:
             import socket
 
-            from tenax.rendezvous.port import free_port
+            from tenax._engines.free_port import free_port
 
             addr = local_addr or socket.getfqdn()
             store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, addr.encode())

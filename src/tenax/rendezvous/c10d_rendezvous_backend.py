@@ -12,11 +12,11 @@ import sys
 from base64 import b64decode, b64encode
 from typing import Any
 
+from tenax._engines.secret import TLS_OPTIONS, check_nothing_is_ignored
+from tenax.rendezvous._dynamic.event_recorder import INIT, Teller
+from tenax.rendezvous._dynamic.state import MOST_BYTES
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
-from tenax.rendezvous.dynamic.state import MOST_BYTES
-from tenax.rendezvous.dynamic.teller import INIT, Teller
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
-from tenax.rendezvous.secret import TLS_OPTIONS, check_nothing_is_ignored
 from tenax.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint  # noqa: F401 - as others import it
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]

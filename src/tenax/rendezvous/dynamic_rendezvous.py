@@ -2,7 +2,7 @@
 
 For people who bring their own ``RendezvousBackend``: anything with a compare-and-set. It is one of the two places in
 tenax that poll, because such a backend can only be asked. What is decided, and by which rules, stands in
-``tenax.rendezvous.dynamic.decisions``; here is what carries the decisions out.
+``tenax.rendezvous._dynamic.decisions``; here is what carries the decisions out.
 
 How it differs from TorchElastic's:
 
@@ -25,6 +25,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from tenax.rendezvous._dynamic import decisions
+from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
+from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, Teller
+from tenax.rendezvous._dynamic.heartbeat import Heart
+from tenax.rendezvous._dynamic.holder import Pause, StateHolder
+from tenax.rendezvous._dynamic.state import Standing, State
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
@@ -34,12 +40,6 @@ from tenax.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from tenax.rendezvous.dynamic import decisions
-from tenax.rendezvous.dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
-from tenax.rendezvous.dynamic.heart import Heart
-from tenax.rendezvous.dynamic.holder import Pause, StateHolder
-from tenax.rendezvous.dynamic.state import Standing, State
-from tenax.rendezvous.dynamic.teller import SUCCEEDED, Teller
 
 __all__ = [
     "DynamicRendezvousHandler",

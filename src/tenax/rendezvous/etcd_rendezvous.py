@@ -1,7 +1,7 @@
 """The names of TorchElastic's older etcd rendezvous, over etcd v3.
 
 ``EtcdRendezvousHandler`` is a dynamic rendezvous whose state and store are in etcd, below ``etcd_prefix``. What the old
-one did in phases, each with a method of its own, is decided in ``tenax.rendezvous.dynamic.decisions``; those methods do
+one did in phases, each with a method of its own, is decided in ``tenax.rendezvous._dynamic.decisions``; those methods do
 not exist. The two exceptions, by which the old one told itself to begin again, are here for code that catches them.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from tenax.rendezvous._dynamic.event_recorder import Teller
 from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
-from tenax.rendezvous.dynamic.teller import Teller
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from tenax.etcd.blocking import BlockingEtcd
+    from tenax._io.etcd.blocking import BlockingEtcd
     from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 __all__ = [
@@ -60,9 +60,9 @@ class EtcdRendezvous:
         timeout: float,
         last_call_timeout: float,
     ) -> None:
-        from tenax.etcd.operations import key_part
+        from tenax._io.etcd.operations import key_part
         from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
-        from tenax.store.etcd import EtcdStore
+        from tenax.store._etcd import EtcdStore
 
         self._run_id = run_id
         self._nodes = (num_min_workers, num_max_workers)

@@ -11,25 +11,25 @@ import os
 import random
 import time
 
-from tenax.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
-from tenax.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
+from tenax._io.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
+from tenax._io.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
+from tenax.rendezvous._dynamic.event_recorder import Teller
+from tenax.rendezvous._dynamic.state import MOST_BYTES
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
     RendezvousParameters,
     RendezvousStateError,
 )
-from tenax.rendezvous.dynamic.state import MOST_BYTES
-from tenax.rendezvous.dynamic.teller import Teller
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypeVar
 
-    from tenax.etcd.blocking import BlockingEtcd
-    from tenax.etcd.operations import Operation
-    from tenax.store.etcd import EtcdStore
+    from tenax._io.etcd.blocking import BlockingEtcd
+    from tenax._io.etcd.operations import Operation
+    from tenax.store._etcd import EtcdStore
 
     A = TypeVar("A")
 
@@ -150,7 +150,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
 
 def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend, EtcdStore]:
-    from tenax.store.etcd import EtcdStore
+    from tenax.store._etcd import EtcdStore
 
     client = client_from(params)
     try:
@@ -165,8 +165,8 @@ def _create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend
 
 def client_from(params: RendezvousParameters) -> BlockingEtcd:
     """A client, which connects when it is used. Raises ValueError, also for options that it could not honour."""
-    from tenax.etcd.blocking import BlockingEtcd
-    from tenax.rendezvous.etcd.options import etcd_settings_from, refuse_engine_options
+    from tenax._io.etcd.blocking import BlockingEtcd
+    from tenax.rendezvous._etcd_options import etcd_settings_from, refuse_engine_options
 
     refuse_engine_options(params)
     read_timeout_s = params.get_as_int("read_timeout", _READ_TIMEOUT_S)

@@ -15,15 +15,15 @@ import subprocess as processes
 import tempfile
 from contextlib import suppress
 
-from tenax.etcd.binary import find_etcd, judge_version, server_environ
-from tenax.etcd.blocking import BlockingEtcd
-from tenax.etcd.data_directory import last_words
-from tenax.etcd.errors import EtcdError
-from tenax.etcd.operations import Status
-from tenax.etcd.server import ServerProcess
-from tenax.etcd.server_guard import GRACE_S
-from tenax.etcd.settings import etcd_settings
-from tenax.loop import Loop
+from tenax._io.etcd.binary import find_etcd, judge_version, server_environ
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.data_directory import last_words
+from tenax._io.etcd.errors import EtcdError
+from tenax._io.etcd.operations import Status
+from tenax._io.etcd.server import ServerProcess
+from tenax._io.etcd.server_guard import GRACE_S
+from tenax._io.etcd.settings import etcd_settings
+from tenax._io.loop import Loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax.store.etcd import EtcdStore
+from tenax.store._etcd import EtcdStore
 
 __all__ = ["EtcdStore", "cas_delay"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tenax._engines.local import LOOPBACK
+from tenax._engines.store_address import store_allow
+from tenax.rendezvous._engine_handler import LocalRendezvousHandler
 from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters, rendezvous_handler_registry
-from tenax.rendezvous.local import LOOPBACK, LocalRendezvousHandler
-from tenax.rendezvous.store_place import store_allow
 
 __all__ = ["get_rendezvous_handler"]
 
@@ -48,7 +49,7 @@ def _may_use_agent_store(params: RendezvousParameters) -> bool:
 
 def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
     if params.backend in _ETCD_BACKENDS:
-        from tenax.rendezvous.etcd.handler import EtcdEngineHandler
+        from tenax.rendezvous._etcd_handler import EtcdEngineHandler
 
         return EtcdEngineHandler(params)
     if params.backend not in _TCP_BACKENDS:
@@ -61,7 +62,7 @@ def _create_handler_for_many(params: RendezvousParameters) -> RendezvousHandler:
             "the rendezvous backend 'static' needs a fixed number of nodes and the rank of each (--node-rank); use "
             "'tcp' for nodes that come and go"
         )
-    from tenax.rendezvous.tcp.handler import TcpRendezvousHandler
+    from tenax.rendezvous._tcp_handler import TcpRendezvousHandler
 
     return TcpRendezvousHandler(params)
 

@@ -14,6 +14,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from tenax._engines.secret import TLS_OPTIONS, check_nothing_is_ignored
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousHandler,
@@ -23,7 +24,6 @@ from tenax.rendezvous.api import (
     RendezvousStoreInfo,
     RendezvousTimeoutError,
 )
-from tenax.rendezvous.secret import TLS_OPTIONS, check_nothing_is_ignored
 from tenax.rendezvous.utils import parse_rendezvous_endpoint
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]

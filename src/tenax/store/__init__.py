@@ -11,19 +11,19 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tenax.store.api import QueueEmptyError as QueueEmptyError
-    from tenax.store.api import Store as Store
-    from tenax.store.api import StoreConnectionError as StoreConnectionError
-    from tenax.store.api import StoreError as StoreError
-    from tenax.store.api import StoreTimeoutError as StoreTimeoutError
-    from tenax.store.client import TCPStore as TCPStore
-    from tenax.store.etcd import EtcdStore as EtcdStore
-    from tenax.store.file import FileStore as FileStore
-    from tenax.store.host import StoreHost as StoreHost
-    from tenax.store.limits import Limits as Limits
-    from tenax.store.memory import MemoryStore as MemoryStore
-    from tenax.store.prefix import PrefixStore as PrefixStore
-    from tenax.store.server import StoreServer as StoreServer
+    from tenax.store._api import QueueEmptyError as QueueEmptyError
+    from tenax.store._api import Store as Store
+    from tenax.store._api import StoreConnectionError as StoreConnectionError
+    from tenax.store._api import StoreError as StoreError
+    from tenax.store._api import StoreTimeoutError as StoreTimeoutError
+    from tenax.store._client import TCPStore as TCPStore
+    from tenax.store._etcd import EtcdStore as EtcdStore
+    from tenax.store._file import FileStore as FileStore
+    from tenax.store._host import StoreHost as StoreHost
+    from tenax.store._limits import Limits as Limits
+    from tenax.store._memory import MemoryStore as MemoryStore
+    from tenax.store._prefix import PrefixStore as PrefixStore
+    from tenax.store._server import StoreServer as StoreServer
 
 __all__ = [
     "EtcdStore",
@@ -43,14 +43,14 @@ __all__ = [
 
 # The server's own process imports this package as well, and needs next to nothing of it.
 _HOMES = {
-    "EtcdStore": "etcd",
-    "FileStore": "file",
-    "Limits": "limits",
-    "MemoryStore": "memory",
-    "PrefixStore": "prefix",
-    "StoreHost": "host",
-    "StoreServer": "server",
-    "TCPStore": "client",
+    "EtcdStore": "_etcd",
+    "FileStore": "_file",
+    "Limits": "_limits",
+    "MemoryStore": "_memory",
+    "PrefixStore": "_prefix",
+    "StoreHost": "_host",
+    "StoreServer": "_server",
+    "TCPStore": "_client",
 }
 
 
@@ -59,4 +59,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'api')}"), name)
+    return getattr(import_module(f"{__name__}.{_HOMES.get(name, '_api')}"), name)

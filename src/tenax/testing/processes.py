@@ -17,10 +17,10 @@ import signal
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tenax.core import events as fact
+from tenax._core import events as fact
 
 if TYPE_CHECKING:
-    from tenax.ports import Emit, Launch
+    from tenax._io.ports import Emit, Launch
 
 __all__ = ["FakeProcesses", "FakeWorker"]
 

@@ -56,7 +56,7 @@ the answers what it says to them.
 An answer is what the coordinator says, then what changed: the ledger, the phase, the deadlines; with the verdict, what
 the time was spent on, if workers were said to be running. ``noted`` means that the machine only remembered something,
 ``ignored`` that it did not even do that. Before every step its state is written down and read back, and after it its
-promises are checked (``tenax.core.run_invariants``).
+promises are checked (``tenax.testing.run_invariants``).
 """
 
 from __future__ import annotations
@@ -66,14 +66,21 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from tenax.core import coordinator as run
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, CoordinatorState, RunPhase, RunSettings, Say
-from tenax.core.ledger import Goodput, Spent
-from tenax.core.model import Failure, Stopped
-from tenax.core.policy import BudgetPolicy, RestartPolicy
-from tenax.core.run_invariants import RunChecker
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import (
+    AnyCoordinatorEvent,
+    CoordinatorMachine,
+    CoordinatorState,
+    RunPhase,
+    RunSettings,
+    Say,
+)
+from tenax._core.ledger import Goodput, Spent
+from tenax._core.model import Failure, Stopped
+from tenax._core.policy import BudgetPolicy, RestartPolicy
+from tenax.testing.run_invariants import RunChecker
 from tenax.testing.scenario import (
     ScenarioError,
     describe_verdict,
@@ -444,7 +451,7 @@ def describe_say(say: Say, state: CoordinatorState) -> list[str]:
         case fact.StacksWanted(generation, number, why):
             return [f"{to}stacks wanted, suspicion {number}, of generation {generation}: {why}"]
         case fact.HangFound(_, report):
-            from tenax.core.hang_report import report_in_lines
+            from tenax._core.hang_report import report_in_lines
 
             return [f"{to}hang found", *(f"    {line}" for line in report_in_lines(report))]
         case fact.HangOver(generation):

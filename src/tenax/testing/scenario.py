@@ -55,7 +55,7 @@ Lines that begin in the first column are the script; blank lines and those that 
 
 An answer is the orders, one per line (``tell ...`` is what the coordinator is told), then what changed: the phase, and
 the deadlines that stand now. ``noted`` means that the machine only remembered something, ``ignored`` that it did not
-even do that. The promises of the machine are checked after every step (``tenax.core.invariants``).
+even do that. The promises of the machine are checked after every step (``tenax.testing.agent_invariants``).
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ from signal import Signals
 
 import msgspec
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.agent import AgentMachine, AgentState, Phase, stopped_workers
-from tenax.core.commands import AnyCommand
-from tenax.core.events import AnyEvent
-from tenax.core.invariants import InvariantBroken, InvariantChecker
-from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict, by_cause
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import AgentMachine, AgentState, Phase, stopped_workers
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict, by_cause
+from tenax.testing.agent_invariants import InvariantBroken, InvariantChecker
 
 __all__ = [
     "Scenario",

@@ -14,7 +14,7 @@ import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from tenax.store.api import QueueEmptyError, StoreError, StoreTimeoutError
+from tenax.store._api import QueueEmptyError, StoreError, StoreTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tenax.core.watchdog import RequestLines
+from tenax._core.watchdog import RequestLines
 from tenax.timer.api import TimerClient, TimerRequest
 from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
 

@@ -9,8 +9,8 @@ from tenax.utils.api import get_socket_with_port
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.store.api import StoreError
-    from tenax.store.client import TCPStore
+    from tenax.store._api import StoreError
+    from tenax.store._client import TCPStore
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
 
@@ -37,8 +37,8 @@ def create_c10d_store(
         raise ValueError(f"world_size is {world_size}, so others must know where to connect; give a server_port")
     if server_port == -1 and not is_server:
         raise ValueError("a client must know where to connect; give a server_port")
-    from tenax.store.api import StoreError
-    from tenax.store.client import TCPStore
+    from tenax.store._api import StoreError
+    from tenax.store._client import TCPStore
     from tenax.utils.store import barrier
 
     try:
@@ -65,7 +65,7 @@ def create_c10d_store(
 
 def _as_torchs(error: StoreError, *, is_connected: bool) -> StoreError:
     """Return the error as one that torch's callers catch as well, if torch is imported here."""
-    from tenax.store.api import StoreTimeoutError
+    from tenax.store._api import StoreTimeoutError
 
     name = "_DistStoreError" if is_connected and isinstance(error, StoreTimeoutError) else "_DistNetworkError"
     theirs = getattr(sys.modules.get("torch._C"), name, None)

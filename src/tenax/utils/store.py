@@ -11,7 +11,7 @@ import sys
 from contextlib import contextmanager
 from datetime import timedelta
 
-from tenax.store.api import StoreError
+from tenax.store._api import StoreError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

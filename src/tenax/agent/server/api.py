@@ -17,18 +17,18 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tenax.agent.server.self_report import SelfReport, measured, measured_as
-from tenax.core.model import Failure
-from tenax.core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait
-from tenax.logs.std import Std
+from tenax._core.model import Failure
+from tenax._core.policy import BudgetPolicy, GiveUp, History, RestartPolicy, Wait
+from tenax._logs.std import Std
+from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
+from tenax.agent.server._self_report import SelfReport, measured, measured_as
 from tenax.multiprocessing.api import SignalException, signals_as_exceptions
 from tenax.rendezvous.api import RendezvousGracefulExitError
-from tenax.runtime.signals import DEFAULT_SIGNALS, parse_signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax.agent.outlets import Outlets
+    from tenax._node.sinks import Outlets
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.numa.binding import NumaOptions
     from tenax.rendezvous.api import RendezvousHandler
@@ -320,15 +320,15 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         from tenax.rendezvous.api import RendezvousStoreInfo
 
         if group_world_size == 1:  # nobody else must find it, and a name server need not be asked
-            from tenax.rendezvous.local import LOOPBACK
-            from tenax.rendezvous.port import free_port
+            from tenax._engines.free_port import free_port
+            from tenax._engines.local import LOOPBACK
 
             return RendezvousStoreInfo(spec.local_addr or LOOPBACK, free_port())
         return RendezvousStoreInfo.build(group_rank, store, spec.local_addr)
 
     def _handler(self, spec: WorkerSpec) -> RendezvousHandler:
         if spec.rdzv_handler is None:
-            from tenax.rendezvous.local import LocalRendezvousHandler
+            from tenax.rendezvous._engine_handler import LocalRendezvousHandler
 
             spec.rdzv_handler = LocalRendezvousHandler(f"{spec.role}-{time.time_ns():x}")
         return spec.rdzv_handler

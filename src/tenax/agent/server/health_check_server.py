@@ -1,7 +1,7 @@
-"""The health check server, where TorchElastic's users look for it. It lives in ``tenax.health``."""
+"""The health check server, where TorchElastic's users look for it. It lives in ``tenax._observe.health``."""
 
-from tenax.health.gpu_server import GPUHealthCheckServer, create_gpu_healthcheck_server
-from tenax.health.server import HealthCheckServer, create_healthcheck_server
+from tenax._observe.health.gpu_server import GPUHealthCheckServer, create_gpu_healthcheck_server
+from tenax._observe.health.server import HealthCheckServer, create_healthcheck_server
 
 __all__ = [
     "GPUHealthCheckServer",

@@ -1,6 +1,6 @@
 """LocalElasticAgent: the agent that runs workers on its own host.
 
-``run`` hands the spec to a node (``tenax.agent.node``): events, no polling. A subclass that overrides one of the old
+``run`` hands the spec to a node (``tenax._node.node``): events, no polling. A subclass that overrides one of the old
 hooks is run by ``SimpleElasticAgent``'s polling loop instead, and the hooks it leaves alone have bodies here.
 """
 
@@ -11,37 +11,32 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from tenax.agent.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
+from tenax._core.environment import WorkerEnvironment, worker_environment
+from tenax._core.model import AgentSettings, Assignment, Outcome
+from tenax._logs.specs import DefaultLogsSpecs
+from tenax._node.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
+from tenax._node.placements import decide_places
+from tenax._node.signals import DEFAULT_SIGNALS
+from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
+from tenax._observe.health.check import health_check_of
+from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT
+from tenax.agent.server._self_report import measured
 from tenax.agent.server.api import DEFAULT_ROLE, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
-from tenax.agent.server.self_report import measured
-from tenax.agent.watchdog import (
-    TORCHELASTIC_ENABLE_FILE_TIMER,
-    TORCHELASTIC_TIMER_FILE,
-    watchdog_note,
-    watchdog_plan,
-)
-from tenax.core.environment import WorkerEnvironment, worker_environment
-from tenax.core.model import AgentSettings, Assignment, Outcome
-from tenax.health.check import health_check_of
-from tenax.health.port import TORCHELASTIC_HEALTH_CHECK_PORT
-from tenax.logs.specs import DefaultLogsSpecs
 from tenax.multiprocessing.api import PContext, SignalException, start_processes
+from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 from tenax.rendezvous.api import RendezvousClosedError
-from tenax.rendezvous.engine import EngineRendezvousHandler
-from tenax.runtime.places import decide_places
-from tenax.runtime.signals import DEFAULT_SIGNALS
 
 if TYPE_CHECKING:
-    from tenax.agent.node import Node
-    from tenax.agent.outlets import Outlets
-    from tenax.control_plane.sockets import WorkerSockets
-    from tenax.core.agent import AgentState
-    from tenax.core.model import Verdict
-    from tenax.core.policy import RestartPolicy
-    from tenax.logs.specs import LogsSpecs
+    from tenax._core.agent import AgentState
+    from tenax._core.model import Verdict
+    from tenax._core.policy import RestartPolicy
+    from tenax._logs.specs import LogsSpecs
+    from tenax._node.journal import Step
+    from tenax._node.node import Node
+    from tenax._node.sinks import Outlets
+    from tenax.control_plane._sockets import WorkerSockets
     from tenax.multiprocessing.errors import ProcessFailure
-    from tenax.runtime.journal import Step
-    from tenax.timer.watchdog_pipe import WatchdogPipe
+    from tenax.timer._watchdog_pipe import WatchdogPipe
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -147,7 +142,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._health.open(warn=self._say)
         try:
             if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
-                from tenax.control_plane.sockets import open_sockets
+                from tenax.control_plane._sockets import open_sockets
 
                 self._sockets = open_sockets(os.environ)
             return super().run(role)
@@ -164,7 +159,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     # --- with events --------------------------------------------------------------------------------------------------
 
     def _run_node(self, control: Any) -> RunResult:
-        from tenax.agent.node import Node, NodePlan
+        from tenax._node.node import Node, NodePlan
 
         spec = self._worker_group.spec
         node = Node(
@@ -212,7 +207,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _mirror(self, _: Step, state: AgentState) -> None:
         """Keep the public worker group in step with the machine, for those who look at it."""
-        from tenax.core.agent import Phase
+        from tenax._core.agent import Phase
 
         group = self._worker_group
         self._remaining_restarts = group.spec.max_restarts - state.restarts_used
@@ -284,7 +279,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         scopes = self._watch_scopes(envs)
         prefixes = None
         if self._log_line_prefix_template is not None:
-            from tenax.logs.prefix import line_prefix
+            from tenax._logs.prefix import line_prefix
 
             prefixes = {
                 rank: line_prefix(
@@ -317,8 +312,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             if note and self._generation == 1:
                 self._say(note)
             return None
-        from tenax.processes.stacks import stacks_env
-        from tenax.timer.watchdog_pipe import WatchdogPipe
+        from tenax._processes.stacks import stacks_env
+        from tenax.timer._watchdog_pipe import WatchdogPipe
 
         pipe = WatchdogPipe(len(envs), plan.timer_file, tell=self._record_watchdog)
         pipe.make()
@@ -368,7 +363,7 @@ def _specs_of(spec: WorkerSpec, log_dir: str | None) -> LogsSpecs:
 
 
 def _entrypoint(spec: WorkerSpec, start_method: str) -> Any:
-    from tenax.runtime.entrypoints import make_entrypoint
+    from tenax._node.entrypoints import make_entrypoint
 
     assert spec.entrypoint is not None
     ranks = range(spec.local_world_size)

@@ -7,9 +7,9 @@ by name. That table is made when it is first looked at, and looked into at every
 
 from __future__ import annotations
 
-from tenax.events.handler import EventHandler
-from tenax.events.undo import Undo
-from tenax.handler_names import UnknownHandler
+from tenax._io.handler_names import UnknownHandler
+from tenax.events._handler import EventHandler
+from tenax.events._undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ _made: dict[str, list[EventHandler]] = {}  # for record(): a destination is open
 
 def __getattr__(name: str) -> Any:
     if name == "_log_handlers":
-        from tenax.events.handlers.of_logging import old_handlers
+        from tenax.events.handlers._logging import old_handlers
 
         table = globals().setdefault("_log_handlers", old_handlers())
         _forget(table)  # from now on its names mean what stands there
@@ -76,7 +76,7 @@ def make_handlers(text: str) -> list[EventHandler]:
 
     Raises ``ValueError`` with one sentence when a name is nobody's or its handler cannot be made.
     """
-    from tenax import handler_names
+    from tenax._io import handler_names
 
     made: list[EventHandler] = handler_names.make_handlers(text, _KIND, _makers(), ENTRY_POINTS, "record")
     return made
@@ -87,7 +87,7 @@ def check_names(text: str) -> None:
 
     A name that is nobody's or cannot be loaded, and what follows the colon of our own.
     """
-    from tenax import handler_names
+    from tenax._io import handler_names
 
     handler_names.check_names(text, _KIND, _makers(), ENTRY_POINTS)
     for name, argument in handler_names.parse_names(text):
@@ -108,7 +108,7 @@ def handlers_of(destination: str) -> list[EventHandler]:
 
 def _forget(names: Iterable[str]) -> None:
     """Close the destinations in which one of these names stands: it means something else now."""
-    from tenax.handler_names import close_all, parse_names
+    from tenax._io.handler_names import close_all, parse_names
 
     changed = set(names)
     errors: list[Exception] = []
@@ -154,7 +154,7 @@ class _OldHandler(EventHandler):
         self._name = name
 
     def record(self, event: Event | RdzvEvent) -> None:
-        from tenax.events.handlers.of_logging import hand_over
+        from tenax.events.handlers._logging import hand_over
 
         hand_over(event, get_logging_handler(self._name), _OLD_LOGGER.format(self._name))
 
@@ -168,21 +168,21 @@ def _make_old(name: str) -> Maker:
 
 
 def _make_console(argument: str) -> EventHandler:
-    from tenax.events.handlers.console import ConsoleEventHandler
+    from tenax.events.handlers._console import ConsoleEventHandler
 
     _refuse_argument("console", argument)
     return ConsoleEventHandler()
 
 
 def _make_null(argument: str) -> EventHandler:
-    from tenax.events.handlers.null import NullEventHandler
+    from tenax.events.handlers._null import NullEventHandler
 
     _refuse_argument("null", argument)
     return NullEventHandler()
 
 
 def _make_json_lines(argument: str) -> EventHandler:
-    from tenax.events.handlers.json_lines import JsonLinesEventHandler
+    from tenax.events.handlers._json_lines import JsonLinesEventHandler
 
     _require_path(argument)
     try:
@@ -195,7 +195,7 @@ def _make_json_lines(argument: str) -> EventHandler:
 def _make_logging(argument: str) -> EventHandler:
     import logging
 
-    from tenax.events.handlers.of_logging import LoggingEventHandler
+    from tenax.events.handlers._logging import LoggingEventHandler
 
     name = argument or "tenax.events"
     return LoggingEventHandler(logging.getLogger(name), name)

@@ -1,4 +1,4 @@
-"""TorchElastic's module path for recording and reporting errors. The code lives in ``tenax.failures``.
+"""TorchElastic's module path for recording and reporting errors. The code lives in ``tenax._failures``.
 
 ``record`` and ``ErrorHandler`` come at once; the rest is loaded when it is first used, so that a worker which only
 decorates its main function pays for nothing else.
@@ -6,26 +6,26 @@ decorates its main function pays for nothing else.
 
 from __future__ import annotations
 
-from tenax.failures.error_handler import ErrorHandler, get_error_handler
-from tenax.failures.record import record
+from tenax._failures.error_handler import ErrorHandler, get_error_handler
+from tenax._failures.record import record
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tenax.failures.child_failed import ChildFailedError
-    from tenax.failures.process_failure import ProcessFailure
+    from tenax._failures.child_failed import ChildFailedError
+    from tenax._failures.process_failure import ProcessFailure
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "ChildFailedError":
-        from tenax.failures.child_failed import ChildFailedError
+        from tenax._failures.child_failed import ChildFailedError
 
         return ChildFailedError
     if name == "ProcessFailure":
-        from tenax.failures.process_failure import ProcessFailure
+        from tenax._failures.process_failure import ProcessFailure
 
         return ProcessFailure
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

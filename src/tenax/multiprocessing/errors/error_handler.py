@@ -1,7 +1,7 @@
-"""TorchElastic's module path for the error handler. The code lives in ``tenax.failures.error_handler``."""
+"""TorchElastic's module path for the error handler. The code lives in ``tenax._failures.error_handler``."""
 
 from __future__ import annotations
 
-from tenax.failures.error_handler import ErrorHandler
+from tenax._failures.error_handler import ErrorHandler
 
 __all__ = ["ErrorHandler"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tenax.failures.error_handler import get_error_handler
+from tenax._failures.error_handler import get_error_handler
 
 __all__ = ["get_error_handler"]

@@ -11,7 +11,7 @@ import subprocess
 from contextlib import ExitStack, suppress
 from typing import IO, TYPE_CHECKING, Any
 
-from tenax.helper_process import inheritable_environ
+from tenax._io.helper_process import inheritable_environ
 
 if TYPE_CHECKING:
     from tenax.numa.binding import NumaOptions
@@ -56,7 +56,7 @@ class SubprocessHandler:
             start_new_session=True,
         )
         if numa_options is not None:
-            from tenax.runtime.places import decide_places
+            from tenax._node.placements import decide_places
 
             size = int(env.get("LOCAL_WORLD_SIZE", self.local_rank_id + 1))
             placement = decide_places(numa_options, size).placement

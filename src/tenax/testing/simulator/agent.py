@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax.core import commands as order
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.agent import AgentState, words_on_connecting
-from tenax.core.coordinator import Opened
-from tenax.core.invariants import InvariantChecker
-from tenax.core.model import AgentSettings
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import AgentState, words_on_connecting
+from tenax._core.coordinator import Opened
+from tenax._core.model import AgentSettings
+from tenax.testing.agent_invariants import InvariantChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.network import FIN, RESET
 from tenax.testing.simulator.process import Process
@@ -29,9 +29,9 @@ from tenax.testing.simulator.setup import ENDPOINT
 from tenax.testing.simulator.workers import Keeper
 
 if TYPE_CHECKING:
-    from tenax.core.commands import AnyCommand
-    from tenax.core.events import AnyEvent
-    from tenax.core.model import Assignment, Verdict
+    from tenax._core.commands import AnyCommand
+    from tenax._core.events import AnyEvent
+    from tenax._core.model import Assignment, Verdict
     from tenax.testing.simulator.cluster import Cluster
     from tenax.testing.simulator.marker import Marker
     from tenax.testing.simulator.network import End, Host, Payload

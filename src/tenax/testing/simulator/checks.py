@@ -32,14 +32,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenax.core import events as fact
-from tenax.core.model import Outcome
+from tenax._core import events as fact
+from tenax._core.model import Outcome
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT
 
 if TYPE_CHECKING:
-    from tenax.core.coordinator import AnyCoordinatorEvent, Say
-    from tenax.core.model import Assignment, Failure, Verdict
+    from tenax._core.coordinator import AnyCoordinatorEvent, Say
+    from tenax._core.model import Assignment, Failure, Verdict
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
     from tenax.testing.simulator.server import Server

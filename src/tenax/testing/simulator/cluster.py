@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax.core.agent import AgentMachine
-from tenax.core.coordinator import CoordinatorMachine
-from tenax.core.lease import Lease
-from tenax.core.policy import BudgetPolicy, Restart, Wait
+from tenax._core.agent import AgentMachine
+from tenax._core.coordinator import CoordinatorMachine
+from tenax._core.lease import Lease
+from tenax._core.policy import BudgetPolicy, Restart, Wait
 from tenax.testing.simulator.agent import AgentProcess
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.checks import Checks
@@ -28,9 +28,9 @@ from tenax.testing.simulator.network import Host, Network
 from tenax.testing.simulator.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from tenax.core.model import Failure
-    from tenax.core.policy import AnyDecision, RestartPolicy
-    from tenax.core.policy import History as FailureHistory
+    from tenax._core.model import Failure
+    from tenax._core.policy import AnyDecision, RestartPolicy
+    from tenax._core.policy import History as FailureHistory
     from tenax.testing.simulator.server import Server
     from tenax.testing.simulator.setup import NodePlan, Setup
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunPhase, RunSettings, TimeWentBy
-from tenax.core.model import Stopped
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunPhase, RunSettings, TimeWentBy
+from tenax._core.model import Stopped
 from tenax.testing.simulator.broken import PropertyBroken
 
 if TYPE_CHECKING:
-    from tenax.core.coordinator import AnyCoordinatorEvent, Say
-    from tenax.core.model import Assignment
+    from tenax._core.coordinator import AnyCoordinatorEvent, Say
+    from tenax._core.model import Assignment
 
 _SLOTS = 8
 

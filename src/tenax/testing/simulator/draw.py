@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from tenax.core.lease import LeaseTerms
+from tenax._core.lease import LeaseTerms
 from tenax.testing.simulator.liveness import DISTURBANCES
 from tenax.testing.simulator.setup import ENDPOINT, Delays, Engine, Fault, Habits, NodePlan, Setup
 

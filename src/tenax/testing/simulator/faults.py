@@ -33,9 +33,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax.core import events as fact
-from tenax.core.agent import SIGINT, SIGTERM
-from tenax.core.coordinator import CancelRequested, DrainRequested, RestartRequested
+from tenax._core import events as fact
+from tenax._core.agent import SIGINT, SIGTERM
+from tenax._core.coordinator import CancelRequested, DrainRequested, RestartRequested
 from tenax.testing.simulator.network import MOST_SLOWNESS
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax.core.coordinator import Heard
-from tenax.core.messages import NodeInfo
-from tenax.core.model import Assignment, Evidence, Failure, Verdict
+from tenax._core.coordinator import Heard
+from tenax._core.messages import NodeInfo
+from tenax._core.model import Assignment, Evidence, Failure, Verdict
 
 if TYPE_CHECKING:
     from tenax.testing.simulator.scheduler import Scheduler

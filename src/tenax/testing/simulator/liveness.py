@@ -26,9 +26,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tenax.core.agent import SIGINT, SIGTERM, Phase
-from tenax.core.coordinator import CancelRequested, RunPhase
-from tenax.core.model import WorkerPhase
+from tenax._core.agent import SIGINT, SIGTERM, Phase
+from tenax._core.coordinator import CancelRequested, RunPhase
+from tenax._core.model import WorkerPhase
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from tenax.core.model import Verdict
+    from tenax._core.model import Verdict
 
 
 class Marker(msgspec.Struct):

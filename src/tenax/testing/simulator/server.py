@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax.core import events as fact
-from tenax.core import messages as word
-from tenax.core.coordinator import Heard, NodeLost, Resumed, RunPhase, RunSettings, Say, TimeWentBy
-from tenax.core.run_invariants import RunChecker
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import Heard, NodeLost, Resumed, RunPhase, RunSettings, Say, TimeWentBy
+from tenax.testing.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
 from tenax.testing.simulator.network import FIN, RESET, Clocks, End
@@ -24,7 +24,7 @@ from tenax.testing.simulator.scheduler import Plan, give_up, is_due
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.network import Payload
 
@@ -234,7 +234,7 @@ class Server:
         self._lose(node_id, f"silent for {self.cluster.setup.terms.lease_s:g} s")
 
     def was_absent(self, seconds: float) -> None:
-        """The rule of the real server (``rendezvous/tcp/server.py``) and its seat."""
+        """The rule of the real server (``_engines/tcp/server.py``) and its seat."""
         if not self.cluster.setup.engine.reads_before_judging:
             return
         now = self.agent.clock()

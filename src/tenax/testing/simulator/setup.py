@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax.core.lease import LeaseTerms
+from tenax._core.lease import LeaseTerms
 
 
 class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenax.core import events as fact
-from tenax.core.agent import SIGKILL
-from tenax.core.commands import ExamineFailure
-from tenax.core.messages import WorkerProgress
-from tenax.core.model import Evidence
+from tenax._core import events as fact
+from tenax._core.agent import SIGKILL
+from tenax._core.commands import ExamineFailure
+from tenax._core.messages import WorkerProgress
+from tenax._core.model import Evidence
 from tenax.testing.simulator.scheduler import Plan, give_up
 
 if TYPE_CHECKING:
-    from tenax.core.events import AnyEvent
-    from tenax.core.model import Assignment
+    from tenax._core.events import AnyEvent
+    from tenax._core.model import Assignment
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.checks import Formation
 

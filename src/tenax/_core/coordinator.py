@@ -1,0 +1,1161 @@
+"""The coordinator machine: the life of one run.
+
+    GATHERING -> RUNNING -> ENDING -> GATHERING ...     nodes meet, work, and meet again when something has changed
+                    |          '----> PAUSED -> GATHERING   ... after a pause that the policy wanted
+                    '-----> OVER                        all succeeded, given up, cancelled, too few nodes for too long
+    RECOVERING -> RUNNING | GATHERING                   a new coordinator finds nodes that are at work already
+
+One machine for every engine: alone in the agent's process, behind a tcp server, in etcd, in the simulator. It hears
+nodes (``messages``), and says events to them (``events.FromCoordinator``). Its state is one serialisable value.
+
+What always holds (tests cite the numbers; the simulator checks them):
+
+C1  A generation is formed once, with one list of members; its number is greater than that of every one before.
+C2  A generation is formed only of nodes that said they were clear, and only when no node that is connected is at work:
+    neither in the generation before nor in one of an earlier coordinator.
+C3  The ranks of a generation are a permutation; every member hears the same world size, store and restart count.
+C4  Restarts are charged once per run and never exceed what the policy granted. A generation that lost a node, was
+    drained or let nodes in is never charged.
+C5  When a generation ends, every live member is told, with the reason; the first cause is kept for the report.
+C6  When the run is over, every node that is there is told the same verdict, and nothing is formed any more.
+C7  Nobody waits without a deadline: too few nodes for too long end the run with a reason.
+C8  A word about another generation changes nothing but the number of the next one.
+C9  An operator's restart ends a generation that runs, and is free; a drain asks one node to leave. Neither ends a run
+    that goes on without it.
+C10 A coordinator that did not run judges nothing that it missed: when it resumes, every deadline by which nodes must do
+    something is a full period away again, and nothing else has changed.
+H5 to H8: hangs, see ``suspicion.py``.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+import msgspec
+
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.events import FromCoordinator
+from tenax._core.model import (
+    HANG,
+    MAX_STORE_PEERS,
+    Assignment,
+    Failure,
+    Outcome,
+    Stopped,
+    Verdict,
+    by_cause,
+    told_in_full,
+    when_it_began,
+)
+from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
+from tenax._core.ranks import Candidate, arrange, choose, number
+from tenax._core.record import RunRecord
+from tenax._core.run_state import (
+    AnyCoordinatorEvent,
+    CancelRequested,
+    CoordinatorEvent,
+    CoordinatorState,
+    DrainRequested,
+    EarlierCoordinatorGone,
+    Ending,
+    Heard,
+    NodeLost,
+    NodePhase,
+    NodeRecord,
+    Opened,
+    Quiet,
+    RestartRequested,
+    Resumed,
+    RunDeadline,
+    RunPhase,
+    RunSettings,
+    Say,
+    Suspicion,
+    TimeWentBy,
+)
+from tenax._core.text import NAMES_SAID, some_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+# The machine, and the values that whoever speaks with it needs (``run_state.py``).
+__all__ = [
+    "AnyCoordinatorEvent",
+    "CancelRequested",
+    "CoordinatorEvent",
+    "CoordinatorMachine",
+    "CoordinatorState",
+    "DrainRequested",
+    "EarlierCoordinatorGone",
+    "Ending",
+    "Heard",
+    "NodeLost",
+    "NodePhase",
+    "NodeRecord",
+    "Opened",
+    "Quiet",
+    "RestartRequested",
+    "Resumed",
+    "RunDeadline",
+    "RunPhase",
+    "RunSettings",
+    "Say",
+    "Suspicion",
+    "TimeWentBy",
+]
+
+_HISTORY_KEPT = 100
+_STOPPED_KEPT = 10_000
+_STACKS_KEPT = 32  # of them, with their stacks
+_SUPERSEDED_KEPT = 100
+_CUT_OFF = "it was cut off and stopped its workers"
+_STARTED_AGAIN = "was started again and its new self took its place"
+_SUPERSEDED, _SUPERSEDED_HERE = f"it {_STARTED_AGAIN}", f"this node {_STARTED_AGAIN}"
+
+
+class _Places:
+    """Where in a list the entry of a global rank is: to look for it each time is slow where many nodes speak.
+
+    Not a part of the state: it is made anew for another list.
+    """
+
+    def __init__(self) -> None:
+        self._list: object = None
+        self._places: dict[int, int] = {}
+
+    def of(self, entries: list[Failure] | list[Stopped]) -> dict[int, int]:
+        if self._list is not entries:
+            self._list = entries
+            ranks = [entry.global_rank for entry in entries]
+            self._places = {rank: place for place, rank in enumerate(ranks)}
+        return self._places
+
+
+class CoordinatorMachine:
+    """``step(event, now)`` returns what to say. One instance per run; the state may come from elsewhere."""
+
+    def __init__(
+        self, settings: RunSettings, policy: RestartPolicy | None = None, state: CoordinatorState | None = None
+    ) -> None:
+        self.state = state if state is not None else CoordinatorState(settings)
+        self._policy = policy or BudgetPolicy()
+        self._failed_ranks, self._stopped_ranks = _Places(), _Places()
+        self._says: list[Say] = []
+
+    def step(self, event: AnyCoordinatorEvent, now: float) -> list[Say]:
+        """Take one fact, return what to say about it."""
+        self._says = []
+        match event:
+            case Heard(node_id, message):
+                self._on_heard(node_id, message, now)
+            case NodeLost(node_id, why):
+                self._on_gone(node_id, why, now, is_loss=True)
+            case TimeWentBy():
+                self._on_time(now)
+            case Resumed():
+                self._on_resumed(now)
+            case Opened():
+                self._on_opened(event, now)
+            case EarlierCoordinatorGone(node_id, others):
+                self._on_earlier_gone(node_id, others, now)
+            case CancelRequested(why):
+                if self.state.phase is not RunPhase.OVER:
+                    self._over(Outcome.CANCELLED, why, now)
+            case RestartRequested(why):
+                self._on_restart_requested(why, now)
+            case DrainRequested(node_id, why):
+                if node_id in self.state.nodes and self.state.phase is not RunPhase.OVER:
+                    self._say(fact.LeaveRequested(why), node_id)
+        return self._says
+
+    def _say(self, event: FromCoordinator, *to: str) -> None:
+        if to:
+            self._says.append(Say(to, event))
+
+    def _on_opened(self, opened: Opened, now: float) -> None:
+        state = self.state
+        state.generation = max(state.generation, opened.generation)
+        state.restarts_used = max(state.restarts_used, opened.restarts_used)
+        state.dead_rank = opened.dead_rank
+        state.store = opened.store
+        if opened.verdict is not None:
+            state.phase, state.verdict = RunPhase.OVER, opened.verdict
+            return
+        if opened.record is not None:
+            self._inherit(opened.record)
+        if state.generation > 0:
+            state.ledger.begin(now)  # the run is older than we are
+        self._gather(state.next_why, now)
+        if opened.record is not None:
+            if opened.record.is_at_work:
+                self._await_recorded(opened.record, opened, now)
+        elif opened.recover_s > 0:
+            state.phase = RunPhase.RECOVERING
+            state.recover_period_s = opened.recover_s
+            state.deadlines = {RunDeadline.RECOVER: now + opened.recover_s}
+
+    def _on_heard(self, node_id: str, message: word.FromNode, now: float) -> None:
+        if isinstance(message, word.NodeJoined):
+            self._on_joined(message, now)
+            return
+        record = self.state.nodes.get(node_id)
+        if record is None:
+            return
+        match message:
+            case word.NodeReady():
+                self._on_ready(record, message, now)
+            case word.WorkersRunning(generation, pids):
+                if self._is_ours(record, generation):
+                    self._on_running(record, pids, now)
+            case word.NodeProgress(generation, sent_at, workers):
+                if self._is_ours(record, generation):
+                    self._on_progress(record, workers, now - sent_at, now)
+            case word.FailureSeen(generation, failure, sent_at):
+                if self._is_ours(record, generation):
+                    self._take_failures(record, (failure,), now - sent_at, now)
+            case word.NodeStopped(generation, sent_at, failures, stopped, was_cut_off):
+                if self._is_ours(record, generation):
+                    if was_cut_off:
+                        self.state.lost[record.label] = _CUT_OFF
+                    self._take_stopped(record, stopped)
+                    self._take_failures(record, failures, now - sent_at, now)
+                    if record.is_superseded:
+                        self._on_gone(node_id, _SUPERSEDED, now, is_loss=True)
+            case word.NodeSucceeded(generation):
+                if self._is_ours(record, generation):
+                    self._on_succeeded(record, now)
+            case word.NodeQuiet(generation, sent_at, since, why):
+                if self._is_ours(record, generation):
+                    self._on_quiet(node_id, Quiet(min(now, since + now - sent_at), why), now)
+            case word.NodeBusy(generation):
+                if self._is_ours(record, generation) and self.state.quiet.pop(node_id, None) is not None:
+                    self._on_movement(now)
+            case word.StacksTaken(generation, number, places):
+                if self._is_ours(record, generation):
+                    self._on_stacks(record, number, places, now)
+            case word.NodeDraining(generation, grace_s, why):
+                if self._is_ours(record, generation):
+                    self._on_draining(record, grace_s, why)
+            case word.NodeWillLeave(generation, why, in_s):
+                if self._is_ours(record, generation):
+                    self._pass_on_notice(record, why, in_s)
+            case word.NodeLeft(why, is_clear):
+                self._on_gone(node_id, why, now, is_loss=not is_clear)
+
+    def _is_ours(self, record: NodeRecord, generation: int) -> bool:
+        """Whether a word about a generation is about the current one, from one of its members (C8)."""
+        state = self.state
+        is_current = generation == state.generation == record.generation and state.phase is not RunPhase.OVER
+        return is_current and self._is_member(record.info.node_id)
+
+    def _is_member(self, node_id: str) -> bool:
+        return node_id in self.state.members and node_id not in self.state.gone
+
+    # --- nodes come ---------------------------------------------------------------------------------------------------
+
+    def _on_joined(self, joined: word.NodeJoined, now: float) -> None:
+        state, node = self.state, joined.node
+        if state.phase is RunPhase.OVER:
+            self._tell_of_end(joined, now)
+            return
+        refusal = _SUPERSEDED_HERE if node.node_id in state.superseded else self._why_not(node)
+        if refusal:
+            self._say(fact.JoinRefused(refusal), node.node_id)
+            return
+        self._supersede(node, now)
+        if self._is_over():  # its old self was the last that was waited for
+            self._tell_of_end(joined, now)
+            return
+        record = state.nodes.get(node.node_id)
+        if record is None:
+            state.arrivals += 1
+            record = state.nodes[node.node_id] = NodeRecord(node, state.arrivals, self._label(node))
+            self._take_places(node)
+            record.since = now
+            state.ledger.begin(now)
+            record.last_rank = state.ranks_by_name.get(node.name, -1) if node.name else -1
+        state.restarts_used = max(state.restarts_used, joined.restarts_used)
+        joined = self._without_namesake(joined, now)
+        if joined.generation > state.generation:
+            self._on_greater_generation(joined.generation, now)
+            state.store = joined.store
+            state.gone.discard(node.node_id)  # from an older one
+        is_behind = joined.generation < record.generation
+        record.generation = max(record.generation, joined.generation)
+        if joined.generation == state.generation > 0 and state.phase is RunPhase.RECOVERING:
+            self._adopt(record, joined, now)
+        elif joined.is_running or joined.has_succeeded:
+            self._on_at_work(record, joined, now)
+        elif is_behind and record.phase is NodePhase.MEMBER and record.part is not None:
+            self._say_part_again(node.node_id, record.part)
+        if node.node_id in state.awaited:
+            self._never_heard(record, now)
+
+    def _label(self, node: word.NodeInfo) -> str:
+        """Once called so by us or by an earlier coordinator, it stays so: people name nodes by it."""
+        state, labels = self.state, self.state.labels
+        label, number = state.member_labels.get(node.node_id, ""), 1
+        if not label or label in labels:
+            label, kept = node.host, set(state.awaited.values())
+            while label in labels or label in kept:
+                number += 1
+                label = f"{node.host} #{number}"
+        labels[label] = node.node_id
+        return label
+
+    def _without_namesake(self, joined: word.NodeJoined, now: float) -> word.NodeJoined:
+        """If everything was forgotten once, two generations may have the same number: who was in the other is new."""
+        state = self.state
+        is_other = joined.generation == state.generation > 0 and joined.store != state.store
+        if not is_other or not joined.store or not state.store:
+            return joined
+        if joined.is_running or joined.has_succeeded:
+            over = fact.GenerationEnded(joined.generation, "the others went on without this node")
+            self._say(over, joined.node.node_id)
+        if joined.is_running:
+            self._await_stale(state.nodes[joined.node.node_id], now)
+        return word.NodeJoined(joined.node)
+
+    def _is_over(self) -> bool:
+        return self.state.phase is RunPhase.OVER
+
+    def _tell_of_end(self, joined: word.NodeJoined, now: float) -> None:
+        verdict = self.state.verdict
+        assert verdict is not None
+        if joined.generation:
+            self._say(fact.RunEnded(verdict, now), joined.node.node_id)
+        else:
+            self._say(fact.JoinRefused(f"the run is over: {verdict.why}"), joined.node.node_id)
+
+    def _why_not(self, node: word.NodeInfo) -> str:
+        settings = self.state.settings
+        if (node.min_nodes, node.max_nodes) != (settings.min_nodes, settings.max_nodes):
+            return (
+                f"this node was started for {_span(node.min_nodes, node.max_nodes)} nodes and this run is for "
+                f"{_span(settings.min_nodes, settings.max_nodes)}; start every node with the same --nnodes"
+            )
+        if node.rank < 0:
+            return ""
+        if node.rank >= settings.max_nodes:
+            return f"this node asks for node rank {node.rank}, and there are ranks 0 to {settings.max_nodes - 1}"
+        other = self.state.nodes.get(self.state.by_rank.get(node.rank, node.node_id))
+        if other is not None and other.info.node_id != node.node_id and other.info.host != node.host:
+            return f"this node asks for node rank {node.rank}, which {other.label} has; give each node its own"
+        return ""
+
+    def _supersede(self, node: word.NodeInfo, now: float) -> None:
+        """A node with the name (or the rank, on the same host) of one that is here is that node, started again.
+
+        If the old one is at work it may still live, here or cut off: the others stop, and wait until it has (C2).
+        """
+        state = self.state
+        # In an order of its own, whatever the two say: a history must repeat itself.
+        same = dict.fromkeys((state.by_name.get(node.name), state.by_rank.get(node.rank)))
+        for node_id in same:
+            old = state.nodes.get(node_id) if node_id is not None else None
+            if old is not None and old.info.node_id != node.node_id:
+                self._say(fact.JoinRefused(_SUPERSEDED_HERE), old.info.node_id)
+                state.superseded = [*state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
+                if old.info.name and old.last_rank >= 0:
+                    state.ranks_by_name[old.info.name] = old.last_rank
+                if old.phase is NodePhase.STALE:
+                    old.is_superseded = True
+                    self._free_places(old.info)
+                elif old.phase is NodePhase.MEMBER:
+                    self._wait_for_superseded(old, now)
+                else:
+                    self._on_gone(old.info.node_id, _SUPERSEDED, now, is_loss=True)
+
+    def _take_places(self, node: word.NodeInfo) -> None:
+        if node.name:
+            self.state.by_name[node.name] = node.node_id
+        if node.rank >= 0:
+            self.state.by_rank[node.rank] = node.node_id
+
+    def _free_places(self, node: word.NodeInfo) -> None:
+        state = self.state
+        if state.by_name.get(node.name) == node.node_id:
+            del state.by_name[node.name]
+        if state.by_rank.get(node.rank) == node.node_id:
+            del state.by_rank[node.rank]
+
+    def _wait_for_superseded(self, old: NodeRecord, now: float) -> None:
+        state = self.state
+        old.is_superseded = True
+        self._free_places(old.info)
+        state.lost[old.label] = _SUPERSEDED
+        if state.phase is RunPhase.RUNNING:
+            self._end_generation(Ending.LOSS, f"{old.label} was lost: {_SUPERSEDED}", now)
+        elif state.phase is RunPhase.RECOVERING:
+            state.is_broken = True
+
+    def _on_greater_generation(self, generation: int, now: float) -> None:
+        """A node knows a later generation than we do: an earlier coordinator got further. Our next must be later."""
+        state = self.state
+        if state.phase is RunPhase.RUNNING:
+            self._end_generation(Ending.LOSS, "a node of an earlier coordinator came back", now)
+        elif state.phase is RunPhase.RECOVERING:
+            self._dismiss("a later generation exists")
+        elif state.phase is RunPhase.ENDING:
+            state.is_free = True  # what its members still say is about an older one, and will not be heard (C8)
+        else:
+            state.members, state.done = {}, set()
+        state.generation = generation
+        state.dead_rank = -1  # a rank of the generation before
+
+    def _on_at_work(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
+        """A node came (back) with workers, or with their success."""
+        state, node_id = self.state, record.info.node_id
+        is_current = joined.generation == state.generation and self._is_member(node_id)
+        if is_current and state.phase is RunPhase.RUNNING:
+            if joined.has_succeeded:
+                self._on_succeeded(record, now)
+            elif state.hang is not None and state.hang.report is not None:  # its link may have broken before
+                self._say(fact.HangFound(state.generation, state.hang.report), node_id)
+            return
+        if is_current and state.phase is RunPhase.ENDING:
+            self._say(self._ended(state.generation), node_id)
+            return
+        others_work = state.phase is RunPhase.RUNNING
+        why = "the others went on without this node"
+        self._say(fact.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
+        if not joined.is_running:
+            return
+        if joined.generation == state.generation and not others_work:
+            self._await_latecomer(record, joined.group_rank, now)
+        else:
+            self._await_stale(record, now)
+
+    def _await_latecomer(self, record: NodeRecord, group_rank: int, now: float) -> None:
+        """A member of the last generation of which we did not know, or whose link had only broken: it lives.
+
+        The next generation waits until it has stopped (C2).
+        """
+        state, node_id = self.state, record.info.node_id
+        if record.phase is NodePhase.READY:
+            return
+        record.phase = NodePhase.MEMBER
+        state.members[node_id] = group_rank
+        state.gone.discard(node_id)
+        self._await_also(record, now)
+
+    def _await_stale(self, record: NodeRecord, now: float) -> None:
+        """The node was told to stop its workers, which are of another generation than ours.
+
+        What is at work here goes on. The next generation waits until the node has stopped (C2).
+        """
+        if record.phase is NodePhase.JOINED:  # else it has said since that it was clear
+            record.phase = NodePhase.STALE
+            if self.state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING):
+                self._await_also(record, now)
+
+    def _await_also(self, record: NodeRecord, now: float) -> None:
+        if self.state.phase is not RunPhase.ENDING:
+            self._begin_ending(None, f"{record.label} came back and was still at work", now)
+        self.state.unstopped.add(record.info.node_id)
+
+    def _say_part_again(self, node_id: str, part: Assignment) -> None:
+        """Its link broke before it heard of its generation."""
+        self._say(fact.GenerationFormed(part), node_id)
+        if self.state.phase is RunPhase.ENDING:
+            self._say(self._ended(part.generation), node_id)
+
+    def _dismiss(self, why: str) -> None:
+        """Those who have shown up so far are not of the last generation, and nothing that they did is its matter."""
+        state = self.state
+        at_work = (NodePhase.MEMBER, NodePhase.DONE)
+        members = [each for each in state.members if each in state.nodes and state.nodes[each].phase in at_work]
+        for node_id in members:
+            record = state.nodes[node_id]
+            record.phase = NodePhase.STALE if record.phase is NodePhase.MEMBER else NodePhase.JOINED
+            record.last_rank = -1
+        self._say(fact.GenerationEnded(state.generation, why), *members)
+        state.members, state.done, state.failures, state.stopped = {}, set(), [], []
+        state.lost, state.drained, state.is_broken, state.is_free = {}, [], False, False
+        state.quiet, state.hang = {}, None
+        state.awaited, state.is_recorded = {}, False
+
+    # --- after an earlier coordinator ---------------------------------------------------------------------------------
+
+    def _inherit(self, record: RunRecord) -> None:
+        state = self.state
+        state.settled, state.world_size, state.next_why = record.settled, record.world_size, record.next_why
+        state.membership_changes, state.drains = record.membership_changes, record.drains
+        state.requests = record.requests
+        state.ledger.inherit(record.cost)
+        state.earlier, state.longest_s = list(record.earlier), record.longest_s
+        state.ranks_by_name = dict(record.ranks_by_name)
+
+    def _await_recorded(self, record: RunRecord, opened: Opened, now: float) -> None:
+        """Its members may be at work, whether we see them or not. For how long is known only of some (C2, C7)."""
+        state = self.state
+        state.phase, state.is_recorded = RunPhase.RECOVERING, True
+        state.members = {member.node_id: member.rank for member in record.members}
+        state.member_labels = {member.node_id: member.label for member in record.members}
+        state.awaited = dict(state.member_labels)
+        state.return_s, state.recover_s = opened.return_s, opened.recover_s
+        is_one = len(state.awaited) == 1
+        wait_s = state.recover_period_s = opened.alone_s if is_one else state.settings.join_timeout_s
+        state.deadlines = {RunDeadline.RECOVER: now + wait_s}
+
+    def _on_earlier_gone(self, node_id: str, others: int, now: float) -> None:
+        state = self.state
+        if state.phase is not RunPhase.RECOVERING or not state.is_recorded:
+            return
+        if others == 0:
+            state.is_deserted = True
+            self._recover_within(state.recover_s, now)
+        label = state.awaited.pop(node_id, "")
+        if label:
+            state.gone.add(node_id)
+            state.lost[label] = "its agent died"
+            state.is_broken = True
+        self._recovered_if_all_are_here(now)
+
+    def _recover_within(self, seconds: float, now: float) -> None:
+        state = self.state
+        if now + seconds < state.deadlines[RunDeadline.RECOVER]:
+            state.deadlines[RunDeadline.RECOVER] = now + seconds
+            state.recover_period_s = seconds
+
+    def _never_heard(self, record: NodeRecord, now: float) -> None:
+        """A member that was not told of its generation before the coordinator was lost: so that is not whole."""
+        record.last_rank = self.state.members[record.info.node_id]
+        self.state.is_broken = self.state.is_free = True  # what fails beside one that never came is nobody's fault
+        self._show_up(record.info.node_id, now)
+
+    def _show_up(self, node_id: str, now: float) -> None:
+        if self.state.is_recorded:
+            self._recover_within(self.state.return_s, now)
+            self.state.awaited.pop(node_id, None)
+        self._recovered_if_all_are_here(now)
+
+    def _recovered_if_all_are_here(self, now: float) -> None:
+        state = self.state
+        if state.is_recorded:
+            if not state.awaited:
+                self._recovered(now)
+        elif len(state.members) + 1 >= state.expected:  # else we need not look
+            known = {*state.members.values(), state.dead_rank}
+            if known >= set(range(state.expected)):
+                self._recovered(now)
+
+    def _recover_no_longer(self, now: float) -> None:
+        state = self.state
+        is_unseen = len(state.awaited) == len(state.members) > 1
+        if state.is_recorded and is_unseen and not state.is_deserted:
+            self._refuse_everybody(now)
+        else:
+            self._recovered(now)
+
+    def _refuse_everybody(self, now: float) -> None:
+        """The generation may be at work where we do not reach it, and its coordinator with it: it is theirs."""
+        state, settings = self.state, self.state.settings
+        state.deadlines[RunDeadline.RECOVER] = now + settings.join_timeout_s
+        state.recover_period_s = settings.join_timeout_s
+        reason = (
+            f"generation {state.generation} of the run {settings.run_id!r} may still be at work on "
+            f"{some_of(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
+            "check those hosts and their network, or start these nodes under another --rdzv-id"
+        )
+        self._say(fact.JoinRefused(reason), *state.nodes)
+
+    def _adopt(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
+        state, node_id = self.state, record.info.node_id
+        state.expected = min(joined.group_world_size, state.settings.max_nodes)
+        state.store = state.store or joined.store
+        state.members[node_id] = record.last_rank = joined.group_rank
+        state.gone.discard(node_id)
+        state.formed_at = now
+        if joined.has_succeeded:
+            record.phase = NodePhase.DONE
+            state.done.add(node_id)
+        else:
+            record.phase = record.phase if record.phase is NodePhase.READY else NodePhase.MEMBER
+            state.is_broken |= not joined.is_running
+        state.is_free |= joined.is_free
+        self._show_up(node_id, now)
+
+    def _recovered(self, now: float) -> None:
+        """Everybody who can be expected is here, or the time for it is over."""
+        state = self.state
+        state.deadlines.clear()
+        if not state.members:
+            stale = self._stale()
+            for node_id in stale:
+                self._await_also(state.nodes[node_id], now)
+            if not stale:
+                self._gather(state.next_why, now)
+            return
+        state.phase, state.moved_at = RunPhase.RUNNING, now
+        workers = sum(state.nodes[each].info.slots for each in state.members if each in state.nodes)
+        state.ledger.found(state.generation, len(state.members), workers, now)
+        missing = [f"node {rank}" for rank in sorted(set(range(state.expected)) - set(state.members.values()))]
+        if state.is_recorded:
+            missing = list(state.awaited.values())
+            state.gone.update(state.awaited)
+            state.awaited = {}
+        for label in missing:
+            state.lost[label] = "it did not come back after the coordinator was lost"
+        if state.failures:
+            self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
+        elif missing or state.is_broken:
+            why = "the generation is not complete since the coordinator was lost"
+            if state.is_recorded and state.lost:
+                why = some_of([f"{host} was lost: {reason}" for host, reason in state.lost.items()])
+            # If nobody is missing, a worker may have failed while nobody could be told, and that is yet to be heard.
+            is_whole = state.is_recorded and not state.lost and not state.is_free
+            self._end_generation(Ending.FAILURE if is_whole else Ending.LOSS, why, now)
+        elif state.done.issuperset(state.members):
+            self._succeeded(now)
+        else:
+            for node_id in list(state.ready)[:1]:
+                self._consider_newcomer(state.nodes[node_id], now)
+            self._suspect_if_all_are_quiet(now)
+
+    # --- gathering ----------------------------------------------------------------------------------------------------
+
+    def _on_ready(self, record: NodeRecord, ready: word.NodeReady, now: float) -> None:
+        state, node_id = self.state, record.info.node_id
+        if state.phase is RunPhase.OVER or not record.generation <= ready.generation <= state.generation:
+            return
+        if record.is_superseded:
+            self._on_gone(node_id, _SUPERSEDED, now, is_loss=True)
+            return
+        record.store_addr, record.store_port = ready.store_addr, ready.store_port
+        record.is_agent_store = ready.is_agent_store
+        record.addresses = ready.addresses
+        if record.phase is NodePhase.READY:
+            return
+        is_member = self._is_member(node_id)
+        record.phase, record.since = NodePhase.READY, now
+        state.ready[node_id] = True
+        match state.phase:
+            case RunPhase.RUNNING if is_member:
+                state.gone.add(node_id)
+                state.lost[record.label] = _CUT_OFF
+                self._end_generation(Ending.LOSS, f"{record.label} was lost: {_CUT_OFF}", now)
+            case RunPhase.RUNNING:
+                self._consider_newcomer(record, now)
+            case RunPhase.ENDING:
+                state.unstopped.discard(node_id)
+                self._after_generation_if_stopped(now)
+            case RunPhase.GATHERING:
+                self._form_if_possible(now)
+            case RunPhase.RECOVERING:
+                state.is_broken |= is_member
+        is_told = any(isinstance(say.event, fact.Waiting) and node_id in say.to for say in self._says)
+        if node_id in state.ready and not is_told and state.phase not in (RunPhase.ENDING, RunPhase.OVER):
+            self._say(fact.Waiting(self._waiting_in_words(now)), node_id)
+
+    def _consider_newcomer(self, record: NodeRecord, now: float) -> None:
+        """Room for one more: when may it come in?"""
+        state = self.state
+        if len(state.members) >= state.settings.max_nodes or state.done or not state.settings.scale_up:
+            return
+        self._end_generation(Ending.JOIN, f"{record.label} joins", now)
+
+    def _gather(self, why: str, now: float) -> None:
+        state = self.state
+        state.phase = RunPhase.GATHERING
+        state.next_why = why
+        state.gathering_since = now
+        state.deadlines = {
+            RunDeadline.JOIN: now + state.settings.join_timeout_s,
+            RunDeadline.TELL: now + state.settings.tell_waiting_every_s,
+        }
+        self._form_if_possible(now)
+        if state.phase is RunPhase.GATHERING:
+            self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)  # whoever is here knows whom it misses
+
+    def _form_if_possible(self, now: float) -> None:
+        state, settings = self.state, self.state.settings
+        count = len(state.ready)
+        if count >= settings.max_nodes or (count >= settings.min_nodes and state.generation > 0):
+            self._form(now)
+        elif count >= settings.min_nodes:
+            state.deadlines.setdefault(RunDeadline.LAST_CALL, now + settings.last_call_s)
+        else:
+            state.deadlines.pop(RunDeadline.LAST_CALL, None)
+
+    def _form(self, now: float) -> None:
+        state, settings = self.state, self.state.settings
+        candidates = [self._candidate(node_id) for node_id in state.ready]
+        arranged = arrange(choose(candidates, settings.max_nodes))
+        places = number(arranged)
+        first = state.nodes[arranged[0].node_id]
+        state.phase = RunPhase.RUNNING
+        state.generation += 1
+        state.world_size = sum(candidate.slots for candidate in arranged)
+        state.members = {place.node_id: place.group_rank for place in places}
+        state.member_labels = {node_id: state.nodes[node_id].label for node_id in state.members}
+        state.store = f"{first.store_addr}:{first.store_port}"
+        state.done, state.unstopped = set(), set()
+        state.failures, state.stopped = [], []
+        state.gone, state.lost, state.drained = set(), {}, []
+        state.ended_by, state.ended_why = None, ""
+        state.is_broken, state.is_free, state.dead_rank, state.expected = False, False, -1, 0
+        state.is_recorded, state.is_deserted = False, False
+        state.formed_at = state.moved_at = now
+        state.quiet, state.hang = {}, None
+        state.deadlines.clear()
+        state.unstarted = set(state.members)
+        state.ledger.formed(state.generation, state.next_why, len(state.members), state.world_size, now)
+        for record in state.nodes.values():
+            record.last_rank, record.pids, record.progress = -1, (), ()
+        self._remember_ranks()
+        coordinator_rank = state.members.get(settings.serving_node, -1)
+        for place in places:
+            record = state.nodes[place.node_id]
+            record.phase, record.since = NodePhase.MEMBER, now
+            record.is_draining = False
+            record.last_rank = place.group_rank
+            del state.ready[place.node_id]
+            part = Assignment(
+                generation=state.generation,
+                group_rank=place.group_rank,
+                group_world_size=len(places),
+                first_global_rank=place.first_global_rank,
+                world_size=state.world_size,
+                first_role_rank=place.first_role_rank,
+                role_world_size=place.role_world_size,
+                master_addr=first.store_addr,
+                master_port=first.store_port,
+                use_agent_store=first.is_agent_store,
+                restarts_used=state.restarts_used,
+                why=state.next_why,
+                coordinator_rank=coordinator_rank,
+                store_peers=self._store_peers(first) if record is first and first.is_agent_store else (),
+            )
+            record.generation, record.part = part.generation, part
+            self._says.append(Say((place.node_id,), fact.GenerationFormed(part)))
+        if state.ready:
+            self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+
+    def _store_peers(self, first: NodeRecord) -> tuple[str, ...]:
+        """Return the addresses from which members other than the first may connect to its store."""
+        others = [record for each in self.state.members if (record := self.state.nodes[each]) is not first]
+        per_node = MAX_STORE_PEERS // max(1, len(others))
+        return tuple(dict.fromkeys(address for record in others for address in record.addresses[:per_node]))
+
+    def _remember_ranks(self) -> None:
+        """Of each rank, the name that had it last: so there are never more of them than ranks."""
+        state = self.state
+        names = {rank: name for name, rank in state.ranks_by_name.items() if rank < state.settings.max_nodes}
+        for node_id, rank in state.members.items():
+            names[rank] = state.nodes[node_id].info.name
+        state.ranks_by_name = {name: rank for rank, name in names.items() if name}
+
+    def _candidate(self, node_id: str) -> Candidate:
+        record = self.state.nodes[node_id]
+        info = record.info
+        return Candidate(node_id, record.arrival, record.last_rank, info.rank, info.order, info.slots, info.role)
+
+    def doing_in_words(self, now: float) -> str:
+        """What the run does now, for people."""
+        state = self.state
+        if state.verdict is not None:
+            return f"the run is over: {state.verdict.why}"
+        if state.phase is not RunPhase.RUNNING:
+            return self._waiting_in_words(now)
+        if state.unstarted:
+            whom = some_of([state.member_labels.get(each, each[:8]) for each in sorted(state.unstarted)])
+            return f"generation {state.generation} is starting; waiting for the workers of {whom}"
+        done = f"; {_nodes(len(state.done))} of {len(state.members)} done" if state.done else ""
+        if hang := self.hang_in_words(now):
+            return hang
+        workers = "1 worker" if state.world_size == 1 else f"{state.world_size} workers"
+        return f"generation {state.generation} is running, {workers} on {_nodes(len(state.members))}{done}"
+
+    def hang_in_words(self, now: float) -> str:
+        """That nothing moves, if that is so; else nothing."""
+        if self.state.hang is None:
+            return ""
+        from tenax._core.hang_suspicion import hang_in_words
+
+        return hang_in_words(self.state, now)
+
+    def _waiting_in_words(self, now: float) -> str:
+        state, settings = self.state, self.state.settings
+        match state.phase:
+            case RunPhase.RUNNING:
+                is_full = len(state.members) >= settings.max_nodes
+                places = "the only place is" if settings.max_nodes == 1 else f"all {settings.max_nodes} places are"
+                what = f"is a spare: {places} taken" if is_full else "is in the next one"
+                return f"generation {state.generation} is running; this node {what}"
+            case RunPhase.ENDING:
+                whom = some_of([state.nodes[node_id].label for node_id in sorted(state.unstopped)])
+                return f"generation {state.generation} is ending ({state.ended_why}); waiting for {whom}"
+            case RunPhase.PAUSED:
+                return f"a pause before the next try: {state.next_why}"
+            case RunPhase.RECOVERING:
+                whom = some_of(list(state.awaited.values())) or "the nodes of an earlier coordinator"
+                left = state.seconds_left(RunDeadline.RECOVER, now)
+                return f"the coordinator is a new one; waiting for {whom} to come back, for {left:.0f} s at most"
+        count = len(state.ready)
+        here = f"{_nodes(count)} of {_span(settings.min_nodes, settings.max_nodes)} here"
+        if RunDeadline.LAST_CALL in state.deadlines:
+            left = state.seconds_left(RunDeadline.LAST_CALL, now)
+            return f"{here}; the last call for more ends in {left:.1f} s (--rdzv-conf last_call_timeout)"
+        left = state.seconds_left(RunDeadline.JOIN, now)
+        return (
+            f"{here} ({self._hosts_in_words(state.ready)}); waiting for "
+            f"{settings.min_nodes - count} more{self._lost_in_words()}, for {left:.0f} s at most"
+        )
+
+    def _hosts_in_words(self, node_ids: Collection[str]) -> str:
+        """Some of them. The others are only counted: there may be thousands, and they come one by one."""
+        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, NAMES_SAID)]
+        return some_of(shown, len(node_ids))
+
+    def _lost_in_words(self) -> str:
+        lost = self.state.lost
+        return f", lost were {some_of([f'{host} ({why})' for host, why in lost.items()])}" if lost else ""
+
+    # --- a generation at work -----------------------------------------------------------------------------------------
+
+    def _on_running(self, record: NodeRecord, pids: tuple[int, ...], now: float) -> None:
+        record.pids = pids
+        self._all_are_started(record, now)
+
+    def _all_are_started(self, record: NodeRecord, now: float) -> None:
+        self.state.unstarted.discard(record.info.node_id)
+        if not self.state.unstarted and self.state.phase is RunPhase.RUNNING:
+            self.state.ledger.running(now)
+
+    def _on_progress(
+        self, record: NodeRecord, workers: tuple[word.WorkerProgress, ...], by_s: float, now: float
+    ) -> None:
+        record.progress = tuple(
+            msgspec.structs.replace(each, first_at=each.first_at + by_s, last_at=each.last_at + by_s)
+            for each in workers
+        )
+        if said := [each for each in record.progress if each.last_step >= 0]:  # others have said only what they do
+            first = min(said, key=lambda each: each.first_step)
+            last = max(said, key=lambda each: each.last_step)
+            self.state.ledger.stepped(first.first_step, first.first_at, last.last_step, last.last_at, now)
+
+    def _take_stopped(self, record: NodeRecord, stopped: tuple[Stopped, ...]) -> None:
+        """A node that lost its link says it again."""
+        known = self._stopped_ranks.of(self.state.stopped)
+        for each in stopped:
+            if each.global_rank not in known and len(known) < _STOPPED_KEPT:
+                known[each.global_rank] = len(known)
+                self.state.stopped.append(self._with_some_stacks(record, each))
+
+    def _with_some_stacks(self, record: NodeRecord, stopped: Stopped) -> Stopped:
+        """The verdict must fit into a message."""
+        if not stopped.stacks or sum(bool(each.stacks) for each in self.state.stopped) >= _STACKS_KEPT:
+            return stopped.brief()
+        return msgspec.structs.replace(stopped, host=record.info.host)
+
+    def _take_failures(self, record: NodeRecord, failures: tuple[Failure, ...], by_s: float, now: float) -> None:
+        state = self.state
+        known = self._failed_ranks.of(state.failures)
+        for failure in failures:
+            ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
+            if ours.global_rank in known and state.failures[known[ours.global_rank]].evidence.cause == HANG:
+                continue  # what it says on its way out follows from that
+            if ours.global_rank in known:
+                # The same, with what was found out since. The word that was under way for the shorter time dates it.
+                earlier_s = min(0.0, state.failures[known[ours.global_rank]].seen_at - ours.seen_at)
+                state.failures[known[ours.global_rank]] = ours.shifted(earlier_s)
+            else:
+                known[ours.global_rank] = len(known)
+                state.failures.append(ours)
+        if state.phase is RunPhase.RUNNING and state.failures and not state.ended_by:
+            self._end_generation(Ending.FAILURE, self._first_cause_in_words(), now)
+
+    def _first_cause_in_words(self) -> str:
+        first = min(self.state.failures, key=by_cause)
+        return f"rank {first.global_rank} on {first.host} failed"
+
+    def _on_succeeded(self, record: NodeRecord, now: float) -> None:
+        state = self.state
+        if state.phase not in (RunPhase.RUNNING, RunPhase.RECOVERING) or record.phase is NodePhase.READY:
+            return
+        record.phase, record.since = NodePhase.DONE, now
+        self._all_are_started(record, now)  # whether we have heard it or not: its link may have been broken
+        state.done.add(record.info.node_id)
+        state.quiet.pop(record.info.node_id, None)
+        if state.phase is RunPhase.RUNNING and len(state.done) == len(state.members):
+            self._succeeded(now)
+        elif state.phase is RunPhase.RUNNING:
+            self._on_movement(now)
+
+    def _succeeded(self, now: float) -> None:
+        count = self.state.world_size
+        why = "the worker succeeded" if count == 1 else f"all {count} workers succeeded" if count else "all succeeded"
+        self._over(Outcome.SUCCEEDED, why, now)
+
+    def _on_draining(self, record: NodeRecord, grace_s: float, why: str) -> None:
+        """It goes on until its workers have ended: all may want to save their work together."""
+        if not record.is_draining:
+            record.is_draining = True
+            self.state.drained.append(record.label)
+            self._pass_on_notice(record, why, grace_s)
+
+    def _pass_on_notice(self, record: NodeRecord, why: str, in_s: float | None) -> None:
+        state = self.state
+        others = (each for each in state.members if each != record.info.node_id and each in state.nodes)
+        self._say(fact.LeaveNoticed(state.generation, record.label, why, in_s), *others)
+
+    def _on_gone(self, node_id: str, why: str, now: float, *, is_loss: bool) -> None:
+        state = self.state
+        record = state.nodes.pop(node_id, None)
+        if record is not None:
+            del state.labels[record.label]
+        if record is None:
+            return
+        self._free_places(record.info)
+        state.ready.pop(node_id, None)
+        was_stopping = node_id in state.unstopped
+        state.unstopped.discard(node_id)
+        if self._is_member(node_id) and node_id not in state.done:
+            state.gone.add(node_id)
+            is_drain = record.is_draining or not is_loss
+            if is_drain and record.label not in state.drained:
+                state.drained.append(record.label)
+            elif not is_drain:
+                state.lost[record.label] = why
+            if state.phase is RunPhase.RUNNING:
+                kind = Ending.DRAIN if is_drain else Ending.LOSS
+                said = "was asked to leave" if is_drain else f"was lost: {why}"
+                self._end_generation(kind, f"{record.label} {said}", now)
+            elif state.phase is RunPhase.RECOVERING:
+                state.is_broken = True
+        if was_stopping:
+            self._after_generation_if_stopped(now)
+        elif state.phase is RunPhase.GATHERING:
+            self._form_if_possible(now)
+
+    # --- a generation hangs (``suspicion.py``) ------------------------------------------------------------------------
+
+    def _on_quiet(self, node_id: str, quiet: Quiet, now: float) -> None:
+        if self.state.settings.on_hang != "off" and node_id not in self.state.done:
+            self.state.quiet[node_id] = quiet
+            self._suspect_if_all_are_quiet(now)
+
+    def _on_movement(self, now: float) -> None:
+        from tenax._core.hang_suspicion import moved
+
+        self._says += moved(self.state, now)
+        self._suspect_if_all_are_quiet(now)
+
+    def _suspect_if_all_are_quiet(self, now: float) -> None:
+        if self.state.quiet:
+            from tenax._core.hang_suspicion import suspected
+
+            self._says += suspected(self.state, now)
+
+    def _on_stacks(self, record: NodeRecord, number: int, places: tuple[word.StackPlace, ...], now: float) -> None:
+        from tenax._core.hang_suspicion import told_where
+
+        if told_where(self.state, record, number, places):
+            self._hang_found(now)
+
+    def _hang_found(self, now: float) -> None:
+        from tenax._core.hang_suspicion import failure_by_hang, found
+
+        state = self.state
+        self._says += found(state, now)
+        if state.settings.on_hang == "restart":
+            failure = failure_by_hang(state)
+            self._failed_ranks.of(state.failures)[failure.global_rank] = len(state.failures)
+            state.failures.append(failure)
+            state.ledger.hung(failure.seen_at, now)
+            where = f" on {failure.host}" if failure.host else ""
+            self._end_generation(Ending.FAILURE, f"rank {failure.global_rank}{where} hung", now)
+
+    # --- a generation ends --------------------------------------------------------------------------------------------
+
+    def _on_restart_requested(self, why: str, now: float) -> None:
+        match self.state.phase:
+            case RunPhase.RUNNING:
+                self._end_generation(Ending.REQUEST, why, now)
+            case RunPhase.PAUSED:
+                self._gather(self.state.next_why, now)
+
+    def _end_generation(self, kind: Ending, why: str, now: float) -> None:
+        state = self.state
+        self._begin_ending(kind, why, now)
+        state.unstopped = {
+            node_id
+            for node_id in state.members
+            if node_id in state.nodes and state.nodes[node_id].phase in (NodePhase.MEMBER, NodePhase.DONE)
+        }
+        self._say(self._ended(state.generation), *sorted(state.unstopped))
+        state.unstopped |= self._stale()
+        self._after_generation_if_stopped(now)
+
+    def _stale(self) -> set[str]:
+        return {node_id for node_id, record in self.state.nodes.items() if record.phase is NodePhase.STALE}
+
+    def _ended(self, generation: int) -> fact.GenerationEnded:
+        is_free = self.state.ended_by is not Ending.FAILURE
+        return fact.GenerationEnded(generation, self.state.ended_why, is_free=is_free)
+
+    def _begin_ending(self, kind: Ending | None, why: str, now: float) -> None:
+        state = self.state
+        state.phase = RunPhase.ENDING
+        state.ended_by, state.ended_why, state.ended_at = kind, why, now
+        began_at = min(map(when_it_began, state.failures), default=None) if kind is Ending.FAILURE else None
+        state.ledger.ended(kind.value if kind is not None else "latecomer", why, began_at, now)
+        state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
+        state.quiet, state.hang = {}, None
+
+    def _after_generation_if_stopped(self, now: float) -> None:
+        if self.state.phase is RunPhase.ENDING and not self.state.unstopped:
+            self._after_generation(now)
+
+    def _after_generation(self, now: float) -> None:
+        """Every member has stopped or is gone, and all evidence is in: what now, and who pays?"""
+        state = self.state
+        state.settled = state.generation
+        state.ledger.settled(now)
+        lived_s = state.ended_at - state.formed_at  # of this one; what follows may form the next
+        if state.ended_by is None:  # none of ours: only a latecomer was waited for, and nobody pays
+            self._gather(state.ended_why, now)
+            return
+        if state.drained and not state.lost:
+            state.drains += 1
+            self._gather(f"{some_of(state.drained)} {_was(len(state.drained))} asked to leave", now)
+        elif state.ended_by is Ending.REQUEST and not state.lost:
+            state.requests += 1
+            self._gather(state.ended_why, now)
+        elif state.lost or not state.failures or state.is_free or state.ended_by in (Ending.JOIN, Ending.LOSS):
+            state.membership_changes += 1
+            # A worker's failure is not why, if it is free because a node was lost.
+            is_told = state.ended_by is not Ending.FAILURE or not state.lost
+            self._gather(state.ended_why if is_told else f"{some_of(list(state.lost))} was lost", now)
+        else:
+            self._after_failure(now)
+        state.longest_s = max(state.longest_s, lived_s)
+
+    def _after_failure(self, now: float) -> None:
+        state = self.state
+        state.failures = sorted(state.failures, key=by_cause)
+        first = state.failures[0]
+        history = History(
+            state.restarts_used,
+            state.settings.max_restarts,
+            tuple(state.earlier),
+            tuple(state.failures),
+            state.world_size,
+            when_it_began(first) - state.formed_at,
+            state.longest_s,
+        )
+        decision = state.decision = self._ask_policy(first, history)
+        if isinstance(decision, GiveUp):
+            self._over(Outcome.FAILED, decision.why, now)
+            return
+        state.restarts_used += 1
+        state.earlier = [*state.earlier[-_HISTORY_KEPT + 1 :], first.brief()]
+        if isinstance(decision, Wait):
+            state.phase = RunPhase.PAUSED
+            state.next_why = decision.why
+            state.deadlines = {RunDeadline.PAUSE: now + decision.seconds}
+            why = f"waiting {decision.seconds:g} s before the next try: {decision.why}"
+            self._say(fact.Waiting(why), *state.nodes)
+        else:
+            self._gather(decision.why, now)
+
+    def _ask_policy(self, failure: Failure, history: History) -> AnyDecision:
+        """A policy is somebody's code: what it throws ends the run with a reason, not the agent without one."""
+        try:
+            return self._policy.decide(failure, history)
+        except Exception as error:
+            return GiveUp(f"the restart policy {type(self._policy).__name__} raised {type(error).__name__}: {error}")
+
+    # --- time, and the end --------------------------------------------------------------------------------------------
+
+    def _on_time(self, now: float) -> None:
+        state = self.state
+        due = [deadline for deadline, at in state.deadlines.items() if at <= now]
+        for deadline in due:
+            if deadline not in state.deadlines:
+                continue  # an earlier one has changed everything
+            del state.deadlines[deadline]
+            match deadline:
+                case RunDeadline.LAST_CALL:
+                    self._form(now)
+                case RunDeadline.PAUSE:
+                    self._gather(state.next_why, now)
+                case RunDeadline.RECOVER:
+                    self._recover_no_longer(now)
+                case RunDeadline.TELL:
+                    state.deadlines[RunDeadline.TELL] = now + state.settings.tell_waiting_every_s
+                    self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+                case RunDeadline.JOIN:
+                    self._too_few(now)
+                case RunDeadline.QUIET:
+                    self._suspect_if_all_are_quiet(now)
+                case RunDeadline.STACKS:
+                    if state.hang is not None:
+                        self._hang_found(now)
+
+    def _on_resumed(self, now: float) -> None:
+        """Give nodes a full period: they could not reach this coordinator while it did not run (C10)."""
+        state, settings = self.state, self.state.settings
+        if RunDeadline.QUIET in state.deadlines:
+            state.moved_at = now
+        periods = {
+            RunDeadline.JOIN: settings.join_timeout_s,
+            RunDeadline.LAST_CALL: settings.last_call_s,
+            RunDeadline.RECOVER: state.recover_period_s,
+            RunDeadline.QUIET: settings.hang_after_s,
+            RunDeadline.STACKS: settings.stacks_timeout_s,
+        }
+        for deadline, at in state.deadlines.items():
+            state.deadlines[deadline] = max(at, now + periods.get(deadline, 0.0))
+
+    def _too_few(self, now: float) -> None:
+        settings = self.state.settings
+        if len(self.state.ready) >= settings.min_nodes:
+            self._form(now)
+            return
+        self._over(
+            Outcome.BROKEN,
+            f"only {_nodes(len(self.state.ready))} of at least {settings.min_nodes} came together within "
+            f"{settings.join_timeout_s:g} s{self._lost_in_words()}; start the missing ones, or allow more time with "
+            "--rdzv-conf join_timeout=SECONDS",
+            now,
+        )
+
+    def _over(self, outcome: Outcome, why: str, now: float) -> None:
+        state = self.state
+        state.phase = RunPhase.OVER
+        state.deadlines.clear()
+        state.quiet, state.hang = {}, None
+        state.ledger.over(outcome.value, why, now)
+        failures = told_in_full(sorted(state.failures, key=by_cause))
+        failed = {failure.global_rank for failure in state.failures}
+        stopped = tuple(each for each in state.stopped if each.global_rank not in failed)
+        state.verdict = Verdict(
+            outcome=outcome,
+            why=why,
+            failures=failures if outcome is not Outcome.SUCCEEDED else (),
+            stopped=stopped if outcome is not Outcome.SUCCEEDED else (),
+            restarts_used=state.restarts_used,
+            generation=state.generation,
+            earlier=tuple(state.earlier),
+            membership_changes=state.membership_changes,
+            drains=state.drains,
+            requests=state.requests,
+            goodput=state.ledger.goodput(now),
+        )
+        self._say(fact.RunEnded(state.verdict, now), *state.nodes)
+
+
+def _span(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least} to {most}"
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"

@@ -1,0 +1,99 @@
+"""The environment of a worker: which variables it gets, and from what.
+
+Pure: takes what the agent was given and returns what is added for one worker. The names and formats are TorchElastic's,
+so that any script written for torchrun finds what it looks for.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core.model import AgentSettings, Assignment
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class WorkerEnvironment(msgspec.Struct, frozen=True):
+    """What is the same for all workers of a node during the whole run."""
+
+    virtual_local_rank: bool = False
+    omp_num_threads: tuple[int, ...] = ()  # by local rank; empty: leave the variable as it is
+
+
+def worker_environment(
+    settings: AgentSettings,
+    assignment: Assignment,
+    local_rank: int,
+    inherited: Mapping[str, str],
+    options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
+) -> dict[str, str]:
+    """What tenax sets for one worker, on top of what it inherits."""
+    added = {
+        "RANK": str(assignment.first_global_rank + local_rank),
+        "LOCAL_RANK": "0" if options.virtual_local_rank else str(local_rank),
+        "GROUP_RANK": str(assignment.group_rank),
+        "ROLE_RANK": str(assignment.first_role_rank + local_rank),
+        "ROLE_NAME": settings.role,
+        "LOCAL_WORLD_SIZE": str(settings.local_world_size),
+        "WORLD_SIZE": str(assignment.world_size),
+        "GROUP_WORLD_SIZE": str(assignment.group_world_size),
+        "ROLE_WORLD_SIZE": str(assignment.role_world_size),
+        "MASTER_ADDR": assignment.master_addr,
+        "MASTER_PORT": str(assignment.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(assignment.restarts_used),
+        "TORCHELASTIC_MAX_RESTARTS": str(settings.max_restarts),
+        "TORCHELASTIC_RUN_ID": settings.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(assignment.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        "TENAX_GENERATION": str(assignment.generation),
+        "TENAX_GENERATION_REASON": assignment.why.replace("\0", " "),  # which no variable can hold
+    }
+    # A crash in native code leaves its Python stack on stderr, where the failure report finds it.
+    added["PYTHONFAULTHANDLER"] = inherited.get("PYTHONFAULTHANDLER", "1")
+    if options.omp_num_threads and "OMP_NUM_THREADS" not in inherited:
+        added["OMP_NUM_THREADS"] = str(options.omp_num_threads[local_rank])
+    if options.virtual_local_rank:
+        added[CUDA_VISIBLE_DEVICES] = only_device(inherited.get(CUDA_VISIBLE_DEVICES), local_rank)
+    return added
+
+
+def lasting_environment(
+    settings: AgentSettings,
+    inherited: Mapping[str, str],
+    options: WorkerEnvironment = WorkerEnvironment(),  # noqa: B008 - frozen
+) -> tuple[dict[str, str], set[str]]:
+    """What every worker of every generation gets alike, and the names of what only one of them has.
+
+    Found by looking at two generations that have nothing in common.
+    """
+    environments = [
+        worker_environment(settings, assignment, rank, inherited, options)
+        for assignment in _UNLIKE
+        for rank in range(settings.local_world_size)
+    ]
+    first = environments[0]
+    lasting = {name: value for name, value in first.items() if all(env.get(name) == value for env in environments)}
+    return lasting, {name for env in environments for name in env if name not in lasting}
+
+
+_UNLIKE = (
+    Assignment(1, 2, 3, 4, 5, 6, 7, "a", 8, False, 9, "b", 0),
+    Assignment(11, 12, 13, 14, 15, 16, 17, "c", 18, True, 19, "d", 1),
+)
+
+
+def only_device(visible: str | None, local_rank: int) -> str:
+    """The one device that a worker sees in virtual-local-rank mode."""
+    if visible is None:
+        return str(local_rank)
+    devices = [device.strip() for device in visible.split(",") if device.strip()]
+    if local_rank >= len(devices):
+        raise ValueError(
+            f"--virtual-local-rank needs one device per worker, but {CUDA_VISIBLE_DEVICES}={visible!r} names "
+            f"{len(devices)} and there is a worker with local rank {local_rank}; name more devices or start fewer"
+        )
+    return devices[local_rank]

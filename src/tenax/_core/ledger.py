@@ -1,0 +1,273 @@
+"""The ledger: what the time of a run was spent on, generation by generation. Pure; a part of the coordinator's state.
+
+    waiting -> starting -> training -> stopping -> waiting ...      for nodes, workers, and the end of workers
+
+A generation is *starting* until the workers of all its nodes run; and, if the script says which step it is at
+(``tenax.progress``), until the first step was said. Of its training, what a later generation did again is *lost*, and
+what was done after its last step: only of scripts that say their steps that is known. Lost is also the time of a hang
+by which a generation ended.
+
+*Waiting* is all the rest: for the first nodes, for nodes that were lost, for the end of the pause that a policy wanted,
+and for the members of an earlier coordinator's generation to come back.
+
+Laws (tests cite the numbers):
+
+L1  Every second between the first node and the end of the run is in exactly one of the five sums. Of the time before
+    this coordinator those count that the record of the earlier one knew of: until it had formed its last generation.
+L2  Sums never shrink while time passes. Only what a script says of its steps, and the end of a hang, moves seconds:
+    between starting and training of its generation, and from training to lost. Those that are lost stay so.
+L3  What is known of old generations is bounded; the sums of those that are forgotten stay.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core.bounds import Count, SumSeconds
+
+_ENTRIES_KEPT = 100
+
+
+class Spent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Seconds, by what they were spent on."""
+
+    waiting_s: SumSeconds = 0.0
+    starting_s: SumSeconds = 0.0
+    training_s: SumSeconds = 0.0
+    stopping_s: SumSeconds = 0.0
+    lost_s: SumSeconds = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.waiting_s + self.starting_s + self.training_s + self.stopping_s + self.lost_s
+
+    @property
+    def ratio(self) -> float | None:
+        """The effective training time ratio. None: no time has passed."""
+        total_s = self.total_s
+        return self.training_s / total_s if total_s > 0 else None
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(
+            self.waiting_s + other.waiting_s,
+            self.starting_s + other.starting_s,
+            self.training_s + other.training_s,
+            self.stopping_s + other.stopping_s,
+            self.lost_s + other.lost_s,
+        )
+
+
+class Mean(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Of durations, without keeping them."""
+
+    count: Count = 0
+    sum_s: SumSeconds = 0.0
+
+    def with_one(self, seconds: float) -> Mean:
+        return Mean(self.count + 1, self.sum_s + max(0.0, seconds))
+
+    @property
+    def seconds(self) -> float | None:
+        return self.sum_s / self.count if self.count else None
+
+
+class Goodput(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The ledger in sums, for a verdict, a page and a metric."""
+
+    spent: Spent = Spent()
+    to_detect: Mean = Mean()  # from a failure to the moment at which the coordinator ended its generation
+    to_recover: Mean = Mean()  # from there until all workers of the next one ran
+    lost_steps: Count = 0
+
+
+class GenerationEntry(msgspec.Struct, omit_defaults=True):
+    """One generation. Times are on the coordinator's clock."""
+
+    number: int
+    why: str  # it was formed
+    nodes: int
+    workers: int
+    formed_at: float
+    waited_s: float = 0.0  # since the one before had stopped, or since the first node came
+    running_at: float | None = None  # when all its workers ran
+    ended_at: float | None = None  # when the coordinator ended it, or the last of its workers had succeeded
+    settled_at: float | None = None  # when it had ended everywhere
+    ended_by: str = ""  # failure, loss, drain, join, request, success, cancel ...
+    ended_why: str = ""
+    # What its workers said of their steps; all of them together.
+    first_step: int = -1
+    last_step: int = -1
+    first_step_at: float | None = None  # the first of all; may be before an heir has found the generation
+    last_step_at: float | None = None
+    lost_steps: int = 0
+    lost_s: float = 0.0
+
+    @property
+    def trains_since(self) -> float | None:
+        """None: it has not got so far."""
+        if self.running_at is None:
+            return None
+        return self.running_at if self.first_step_at is None else max(self.running_at, self.first_step_at)
+
+    def spent(self, now: float) -> Spent:
+        until = now if self.ended_at is None else self.ended_at
+        since = self.trains_since
+        since = until if since is None else min(max(since, self.formed_at), until)
+        stopped_at = self.settled_at if self.settled_at is not None else now
+        trained_s = until - since
+        lost_s = min(self.lost_s, trained_s)
+        return Spent(
+            waiting_s=self.waited_s,
+            starting_s=since - self.formed_at,
+            training_s=trained_s - lost_s,
+            stopping_s=0.0 if self.ended_at is None else max(0.0, stopped_at - self.ended_at),
+            lost_s=lost_s,
+        )
+
+
+class Ledger(msgspec.Struct, omit_defaults=True):
+    """What the coordinator writes down about time."""
+
+    began_at: float | None = None  # when the first node came, or an heir was opened; None: neither was
+    over_at: float | None = None
+    entries: list[GenerationEntry] = []  # the last ones
+    forgotten: int = 0
+    before: Spent = Spent()  # of those that are forgotten, and of an earlier coordinator
+    to_detect: Mean = Mean()
+    to_recover: Mean = Mean()
+    lost_steps: int = 0
+    failed_at: float | None = None  # when the last generation ended by a failure or a loss; None: nobody waits for that
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        if self.began_at is None:
+            self.began_at = now
+
+    def formed(self, number: int, why: str, nodes: int, workers: int, now: float) -> None:
+        self.begin(now)
+        waited_s = max(0.0, now - self._idle_since(now))
+        self._append(GenerationEntry(number, why, nodes, workers, now, waited_s))
+
+    def found(self, number: int, nodes: int, workers: int, now: float) -> None:
+        """A generation of an earlier coordinator goes on."""
+        self.formed(number, "formed by an earlier coordinator", nodes, workers, now)
+        self.running(now)
+
+    def running(self, now: float) -> None:
+        entry = self.current
+        if entry is not None and entry.running_at is None and entry.ended_at is None:
+            entry.running_at = now
+            if self.failed_at is not None:
+                self.to_recover = self.to_recover.with_one(now - self.failed_at)
+                self.failed_at = None
+
+    def stepped(self, first_step: int, first_at: float, last_step: int, last_at: float, now: float) -> None:
+        """Some workers of the current generation have said which steps they did."""
+        entry = self.current
+        if entry is None or entry.settled_at is not None:
+            return
+        first_at, last_at = min(first_at, now), min(last_at, now)
+        begins_earlier = entry.first_step_at is None or first_step < entry.first_step
+        if begins_earlier:
+            entry.first_step = first_step
+        if entry.first_step_at is None or first_at < entry.first_step_at:
+            entry.first_step_at = first_at
+        if entry.last_step_at is None or (last_step, -last_at) > (entry.last_step, -entry.last_step_at):
+            entry.last_step, entry.last_step_at = last_step, last_at
+        if begins_earlier:
+            self._charge_what_is_done_again(entry)
+
+    def ended(self, ended_by: str, why: str, began_at: float | None, now: float) -> None:
+        """``began_at``: when what ended it had happened, if that was a failure."""
+        entry = self.current
+        if entry is None or entry.ended_at is not None:
+            return
+        entry.ended_at, entry.ended_by, entry.ended_why = now, ended_by, why
+        if began_at is not None:
+            self.to_detect = self.to_detect.with_one(now - began_at)
+        if ended_by in ("failure", "loss"):
+            self.failed_at = now
+
+    def hung(self, since: float, now: float) -> None:
+        """Nothing moved since then: whatever ran was no training."""
+        if (entry := self.current) is not None and entry.settled_at is None:
+            entry.lost_s = max(entry.lost_s, now - since)
+
+    def settled(self, now: float) -> None:
+        entry = self.current
+        if entry is not None and entry.ended_at is not None and entry.settled_at is None:
+            entry.settled_at = now
+
+    def over(self, ended_by: str, why: str, now: float) -> None:
+        self.ended(ended_by, why, None, now)
+        self.settled(now)
+        self.failed_at = None
+        if self.over_at is None:
+            self.over_at = now
+
+    # --- what it comes to ---------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> GenerationEntry | None:
+        return self.entries[-1] if self.entries else None
+
+    def spent(self, now: float) -> Spent:
+        """All of it. Of a run that is over, until then."""
+        now = now if self.over_at is None else self.over_at
+        spent = self.before
+        for entry in self.entries:
+            spent += entry.spent(now)
+        current = self.current
+        if self.began_at is not None and (current is None or current.settled_at is not None):
+            spent += Spent(waiting_s=max(0.0, now - self._idle_since(now)))
+        return spent
+
+    def spent_on_settled(self) -> Spent:
+        """What is sure whatever the clock says."""
+        spent = self.before
+        for entry in self.entries:
+            at = entry.settled_at
+            spent += entry.spent(at) if at is not None else Spent(waiting_s=entry.waited_s)
+        return spent
+
+    def cost_so_far(self) -> Goodput:
+        """What a successor goes on from."""
+        return Goodput(self.spent_on_settled(), self.to_detect, self.to_recover, self.lost_steps)
+
+    def inherit(self, cost: Goodput) -> None:
+        self.before, self.lost_steps = cost.spent, cost.lost_steps
+        self.to_detect, self.to_recover = cost.to_detect, cost.to_recover
+
+    def goodput(self, now: float) -> Goodput:
+        return Goodput(self.spent(now), self.to_detect, self.to_recover, self.lost_steps)
+
+    def _idle_since(self, now: float) -> float:
+        entry = self.current
+        if entry is not None and entry.settled_at is not None:
+            return entry.settled_at
+        if entry is not None:  # it never settled: an earlier coordinator's, of which no more is known
+            return now
+        return now if self.began_at is None else self.began_at
+
+    def _append(self, entry: GenerationEntry) -> None:
+        self.settled(entry.formed_at)
+        self.entries.append(entry)
+        while len(self.entries) > _ENTRIES_KEPT:
+            oldest = self.entries.pop(0)
+            self.before += oldest.spent(entry.formed_at)
+            self.forgotten += 1
+
+    def _charge_what_is_done_again(self, entry: GenerationEntry) -> None:
+        """Mostly of the one before; of more, if that did not get to a step, or if an older checkpoint was taken."""
+        for earlier in self.entries[:-1]:
+            if earlier.last_step_at is None or earlier.first_step_at is None:
+                continue
+            again = max(0, earlier.last_step - max(entry.first_step, earlier.first_step) + 1)
+            steps = earlier.last_step - earlier.first_step
+            step_s = max(0.0, earlier.last_step_at - earlier.first_step_at) / steps if steps > 0 else 0.0
+            until = earlier.last_step_at if earlier.ended_at is None else earlier.ended_at
+            unfinished_s = max(0.0, until - earlier.last_step_at)
+            self.lost_steps += max(0, again - earlier.lost_steps)
+            earlier.lost_steps = max(earlier.lost_steps, again)
+            earlier.lost_s = max(earlier.lost_s, again * step_s + unfinished_s)

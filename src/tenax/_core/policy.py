@@ -1,0 +1,124 @@
+"""The restart policy: given this failure and this history, what now?
+
+A seam of its own. The coordinator asks once per failed generation, after every node is clear and the evidence is in;
+the answer is a value with its reason in words. A policy is pure: the same failure and history give the same answer.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from tenax._core.model import Failure
+
+# A generation that lived no longer than this had not got beyond its start.
+START_S = 60.0
+# What a program that has not changed does again.
+_INCURABLE = frozenset(
+    {"SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError"}
+)
+
+
+class Decision(msgspec.Struct, frozen=True, tag=True, tag_field="decision", omit_defaults=True):
+    """Base of the three answers."""
+
+    why: str
+
+
+class Restart(Decision, frozen=True):
+    """Form the next generation now. Costs one restart of the budget."""
+
+
+class Wait(Decision, frozen=True, kw_only=True):
+    """Form the next generation after a pause. Costs one restart of the budget."""
+
+    seconds: float
+
+
+class GiveUp(Decision, frozen=True):
+    """End the run as failed."""
+
+
+AnyDecision = Restart | Wait | GiveUp
+
+
+class History(msgspec.Struct, frozen=True):
+    """What happened before this failure, and beside it."""
+
+    restarts_used: int
+    max_restarts: int
+    # The first cause of every generation that failed before this one, oldest first; bounded by the machine.
+    earlier: tuple[Failure, ...] = ()
+    failures: tuple[Failure, ...] = ()  # all of this generation, on all nodes, first cause first
+    world_size: int = 0
+    lived_s: float = START_S + 1  # how long this generation had run when the first cause began
+    longest_s: float = 0.0  # how long the most successful generation before it had run
+
+    @property
+    def restarts_left(self) -> int:
+        return self.max_restarts - self.restarts_used
+
+
+class RestartPolicy(Protocol):
+    """What a policy must offer."""
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision: ...
+
+
+class BudgetPolicy:
+    """Restart at once until ``max_restarts`` are used, but do not try again what cannot succeed. The default.
+
+    ``fatal_exit_codes`` and ``fatal_errors`` (names of exception classes) are what the user knows to be hopeless.
+    """
+
+    def __init__(self, fatal_exit_codes: tuple[int, ...] = (), fatal_errors: tuple[str, ...] = ()) -> None:
+        self._fatal_exit_codes = frozenset(fatal_exit_codes)
+        self._fatal_errors = frozenset(_last_part(name) for name in fatal_errors)
+
+    def decide(self, failure: Failure, history: History) -> AnyDecision:
+        if history.max_restarts == 0:
+            return GiveUp("no restarts are allowed (--max-restarts 0)")
+        hopeless = self._why_hopeless(failure) or _why_it_will_fail_again(failure, history)
+        if hopeless and history.restarts_left > 0:
+            return GiveUp(f"{hopeless}, so the {_restarts(history.restarts_left)} left would not help")
+        if history.restarts_left > 0:
+            return Restart(f"restart {history.restarts_used + 1} of {history.max_restarts}")
+        return GiveUp(
+            "the one restart is used" if history.max_restarts == 1 else f"all {history.max_restarts} restarts are used"
+        )
+
+    def _why_hopeless(self, failure: Failure) -> str:
+        if failure.exit_code in self._fatal_exit_codes:
+            return f"exit code {failure.exit_code} is marked as fatal (--fatal-exit-codes)"
+        kind = failure.evidence.error_type
+        if kind and _last_part(kind) in self._fatal_errors:  # evidence does not always know the module
+            return f"{kind} is marked as fatal (--fatal-errors)"
+        return ""
+
+
+def _why_it_will_fail_again(failure: Failure, history: History) -> str:
+    """Only what fails at its start, before any generation got beyond that, is thought to be hopeless."""
+    if max(history.lived_s, history.longest_s) > START_S:
+        return ""
+    if failure.evidence.error_type in _INCURABLE:
+        return f"{failure.evidence.error_type} at the start is an error of the program itself"
+    everybody = {_signature(each) for each in history.failures}
+    is_everybody = len(history.failures) == history.world_size >= 2 and len(everybody) == 1
+    is_the_same_again = bool(history.earlier) and _signature(history.earlier[-1]) == _signature(failure)
+    if is_everybody and is_the_same_again and failure.evidence.message:
+        return f"all {history.world_size} workers failed at the start with the same error as the time before"
+    return ""
+
+
+def _signature(failure: Failure) -> tuple[str, str]:
+    evidence = failure.brief().evidence  # some were cut on their way
+    return evidence.error_type, evidence.message
+
+
+def _last_part(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _restarts(count: int) -> str:
+    return "restart" if count == 1 else f"{count} restarts"

@@ -1,0 +1,315 @@
+"""The watchdog: which scopes the workers of this node must leave, and by when.
+
+A worker enters a scope with a request (``tenax.timer.expires``) and releases it when it leaves. Requests arrive as
+lines of JSON on one pipe that every worker can write to, in TorchElastic's format. This machine takes the bytes, keeps
+the timers of the living workers, and says which scopes were not left in time. What follows is the agent machine's
+decision.
+
+What always holds:
+
+W1  A line that is no request costs only itself.
+W2  A timer belongs to a living worker of the present generation. What other processes ask for is counted, not done.
+W3  What is kept is bounded, whatever is written into the pipe.
+W4  The wall clock is looked at once, when a request arrives; after that it may jump.
+W5  Each worker is said to be late at most once with a signal, and then no more of its requests are taken.
+W6  That a living worker enters or leaves a scope is a beat: whoever looks for hangs may ask for them.
+
+It reads no clock: both are arguments, ``now`` (the agent's) and ``wall`` (seconds since the epoch, as in the requests).
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+import msgspec
+
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core.bounds import DECODE_ERRORS, Pid, Text
+from tenax._core.hang import Scopes
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tenax._core.commands import AnyCommand
+    from tenax._core.events import AnyEvent
+
+MOST_LINE = 4096  # what POSIX systems write into a pipe in one piece
+_LEAST_LINE = 40  # no request is shorter
+_BEGIN = b'{"version"'  # how every client begins one
+_LAST_SIGNAL = 64
+_MOST_TIMERS = 256  # of one worker
+_MOST_EARLY = 256  # of workers whose start we have not heard of yet
+_MOST_WARNINGS = 100  # of one worker in a generation: scopes that expire without a signal
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One line. A negative expiration time releases the scope."""
+
+    pid: Pid
+    scope_id: Text
+    expiration_time: float  # seconds since the epoch
+    signal: int = 0  # 0 or less: only say so
+    version: int = 1
+
+
+_decode = msgspec.json.Decoder(Request).decode
+
+
+class RequestLines:
+    """Cuts what comes out of the pipe into requests."""
+
+    def __init__(self) -> None:
+        self.malformed = 0  # lines, or beginnings of lines
+        self._carry = b""
+
+    def feed(self, data: bytes) -> Iterator[Request]:
+        lines = (self._carry + data).split(b"\n")
+        # A request is written in one piece, so whatever is longer than one is not the beginning of it.
+        self._carry = lines.pop()[-MOST_LINE:]
+        for line in lines:
+            request = self._parse(line[-MOST_LINE:])
+            if request is not None:
+                yield request
+
+    def _parse(self, line: bytes) -> Request | None:
+        if len(line) < _LEAST_LINE:  # cheap, in case that somebody writes nothing but newlines
+            self.malformed += bool(line)
+            return None
+        request = _request(line)
+        if request is None:
+            self.malformed += 1
+            # Somebody may have written without a newline, just before a request came.
+            begin = line.rfind(_BEGIN)
+            request = _request(line[begin:]) if begin > 0 else None
+        return request
+
+
+def _request(line: bytes) -> Request | None:
+    try:
+        request = _decode(line)
+    except DECODE_ERRORS:
+        return None
+    # Signal numbers and pids of 0 and below mean something else to the system than one process and one signal.
+    is_sound = request.version == 1 and request.pid > 0 and request.signal <= _LAST_SIGNAL
+    return request if is_sound else None
+
+
+class _Timer(msgspec.Struct, frozen=True):
+    due_at: float  # on the agent's clock
+    after_s: float
+    request: Request
+
+
+class Watchdog:
+    """One for a run. Facts and orders of the agent machine tell it who lives."""
+
+    def __init__(self, local_world_size: int) -> None:
+        self._local_world_size = local_world_size
+        self._lines = RequestLines()
+        self._generation = 0
+        self._is_ending = True  # there is nobody to watch, or they are being ended already
+        self._rank_of: dict[int, int] = {}  # of living workers, by pid
+        self._heard_of: set[int] = set()  # local ranks that started or could not
+        self._past: set[int] = set()  # pids of workers that ended; some of what they wrote may come late
+        self._timers: dict[int, dict[str, _Timer]] = {}  # by local rank and scope
+        self._is_late: set[int] = set()  # local ranks that are being ended because of a scope
+        self._beats: dict[int, tuple[int, float, float]] = {}  # by local rank: how many, the first and the last
+        self._warnings: dict[int, int] = {}
+        self._early: list[tuple[Request, float, float]] = []
+        self._next: float | None = None
+        self._is_next_known = True
+        self._notes: list[str] = []
+        self._said: set[str] = set()
+        self.taken = 0
+        self.strangers = 0  # requests of processes that are no workers of this node
+        self.too_many = 0  # timers beyond what one worker may have
+        self.last_request_at: float | None = None  # wall time
+
+    @property
+    def malformed(self) -> int:
+        return self._lines.malformed
+
+    # --- who lives ----------------------------------------------------------------------------------------------------
+
+    def heard(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
+        """A step of the agent machine."""
+        match event:
+            case fact.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
+                if not self._is_ending:
+                    self._on_started(local_rank, pid)
+            case fact.WorkerExited(generation, local_rank) | fact.WorkerStartFailed(generation, local_rank):
+                if generation == self._generation:
+                    self._on_ended(local_rank)
+        for command in commands:
+            match command:
+                case order.StartWorkers(assignment):
+                    self._begin(assignment.generation)
+                case order.SignalWorkers() | order.ClearNode() | order.KillNode() | order.Finish():
+                    self._end()
+
+    def _begin(self, generation: int) -> None:
+        self._end()
+        self._generation = generation
+        self._past = set()
+        self._heard_of = set()
+        self._is_late = set()
+        self._beats = {}
+        self._warnings = {}
+        self._is_ending = False
+
+    def _end(self) -> None:
+        """Timers die with their generation."""
+        self._is_ending = True
+        self._past.update(self._rank_of)
+        self._rank_of = {}
+        self._timers = {}
+        self._early = []
+        self._is_next_known = False
+
+    def _on_started(self, local_rank: int, pid: int) -> None:
+        self._rank_of[pid] = local_rank
+        self._heard_of.add(local_rank)
+        early, self._early = self._early, []
+        for request, now, wall in early:  # again: it may be this one's, or not be too early any more
+            self._take(request, now, wall)
+
+    def _on_ended(self, local_rank: int) -> None:
+        self._heard_of.add(local_rank)
+        self._past.update(pid for pid, rank in self._rank_of.items() if rank == local_rank)
+        self._rank_of = {pid: rank for pid, rank in self._rank_of.items() if rank != local_rank}
+        self._forget(local_rank)
+
+    def _forget(self, local_rank: int) -> None:
+        self._timers.pop(local_rank, None)
+        self._is_next_known = False
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def take(self, data: bytes, now: float, wall: float) -> None:
+        """What was read from the pipe."""
+        malformed = self.malformed
+        for request in self._lines.feed(data):
+            self._take(request, now, wall)
+        if self.malformed > malformed:
+            self._note("something on the watchdog's pipe is no request; it is ignored")
+
+    def discard(self, data: bytes) -> None:
+        """What was read when nobody is alive who could have meant it."""
+        for _ in self._lines.feed(data):
+            self.strangers += 1
+
+    def _take(self, request: Request, now: float, wall: float) -> None:
+        local_rank = self._rank_of.get(request.pid)
+        if local_rank is None:
+            self._take_from_stranger(request, now, wall)
+            return
+        self.taken += 1
+        self.last_request_at = wall
+        if local_rank in self._is_late:
+            return
+        count, first_at, _ = self._beats.get(local_rank, (0, now, now))
+        self._beats[local_rank] = (count + 1, first_at, now)
+        timers = self._timers.setdefault(local_rank, {})
+        if request.expiration_time < 0:
+            if timers.pop(request.scope_id, None) is not None:
+                self._is_next_known = False
+        elif len(timers) < _MOST_TIMERS or request.scope_id in timers:
+            after_s = request.expiration_time - wall
+            timers[request.scope_id] = _Timer(now + after_s, after_s, request)
+            self._is_next_known = False
+        else:
+            self.too_many += 1
+            self._note(f"process {request.pid} has more than {_MOST_TIMERS} scopes; the watchdog ignores the others")
+
+    def _take_from_stranger(self, request: Request, now: float, wall: float) -> None:
+        if self._is_ending or request.pid in self._past:
+            return
+        if len(self._heard_of) < self._local_world_size and len(self._early) < _MOST_EARLY:
+            self._early.append((request, now, wall))  # a worker can be faster than the news of its start
+            return
+        self.strangers += 1
+        self._note(
+            f"the watchdog ignores process {request.pid}: it is no worker of this node (scopes are for workers, not "
+            "for processes that they start)"
+        )
+
+    def scopes(self) -> Mapping[int, Scopes]:
+        """By local rank, what was heard of those in this generation that have entered one."""
+        return {
+            local_rank: Scopes(count, first_at, last_at, is_in_one=bool(self._timers.get(local_rank)))
+            for local_rank, (count, first_at, last_at) in self._beats.items()
+        }
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """When ``expired`` has something to say at the earliest."""
+        if not self._is_next_known:
+            due = (timer.due_at for timers in self._timers.values() for timer in timers.values())
+            self._next = min(due, default=None)
+            self._is_next_known = True
+        return self._next
+
+    def expired(self, now: float) -> list[fact.ScopeExpired]:
+        """The scopes that were not left in time, in the order of their expiry. Each is said once."""
+        due = [
+            (timer.due_at, local_rank, timer)
+            for local_rank, timers in self._timers.items()
+            for timer in timers.values()
+            if timer.due_at <= now
+        ]
+        due.sort(key=lambda each: each[:2])
+        return [said for _, local_rank, timer in due if (said := self._expire(local_rank, timer)) is not None]
+
+    def _expire(self, local_rank: int, timer: _Timer) -> fact.ScopeExpired | None:
+        request = timer.request
+        if local_rank in self._is_late:
+            return None
+        del self._timers[local_rank][request.scope_id]
+        self._is_next_known = False
+        if request.signal > 0:
+            self._is_late.add(local_rank)
+            self._forget(local_rank)
+        else:
+            self._warnings[local_rank] = self._warnings.get(local_rank, 0) + 1
+            if self._warnings[local_rank] > _MOST_WARNINGS:
+                return None
+        return fact.ScopeExpired(
+            generation=self._generation,
+            local_rank=local_rank,
+            pid=request.pid,
+            scope=request.scope_id,
+            after_s=_as_asked(timer.after_s),
+            expiration_time=request.expiration_time,
+            signal=max(0, request.signal),
+        )
+
+    # --- words --------------------------------------------------------------------------------------------------------
+
+    def take_notes(self) -> list[str]:
+        """What a person should know; each is said once in a run."""
+        notes, self._notes = self._notes, []
+        return notes
+
+    def _note(self, text: str) -> None:
+        kind = text.translate(_NO_DIGITS)
+        if kind not in self._said:
+            self._said.add(kind)
+            self._notes.append(text)
+
+
+_NO_DIGITS = {ord(digit): None for digit in "0123456789"}
+
+
+def _as_asked(after_s: float) -> float:
+    """The number that the worker's author wrote, most likely: what is missing was spent on the way to us."""
+    written = _up_to(after_s, 0.5)
+    if written - after_s > 0.1:
+        written = _up_to(after_s, 0.05)
+    return max(0.0, written)
+
+
+def _up_to(number: float, step: float) -> float:
+    return round(ceil(number / step - 1e-6) * step, 2)

@@ -1,0 +1,110 @@
+"""The seat of the coordinator: the pure machine, with a clock and somewhere to speak.
+
+Every engine that holds the coordinator in its own process gives it a seat: facts go in, what the machine says is
+delivered, and its deadlines are kept. The seat decides nothing. If a deadline is noticed so late that this process
+cannot have run, the machine gets ``Resumed`` instead of the deadline (C10). One fact at a time: one that arises while
+another's answers are being delivered (a link that breaks when it is written to) waits until they are all out, so that
+every node hears everything in the order in which it was decided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tenax._core.coordinator import CoordinatorMachine, Heard, Resumed, TimeWentBy
+from tenax._core.messages import NodeProgress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
+    from tenax._core.policy import RestartPolicy
+    from tenax._io.ports import Cancellable, EventLoop, RecordRun
+
+
+_FREEZE_S = 2.5  # as ``LeaseTerms.freeze_s`` of the default lease, where there is none
+_RECENT_KEPT = 256  # steps, for whoever asks what happened last
+
+
+def _is_of_no_note(event: AnyCoordinatorEvent) -> bool:
+    """What comes often, and is told elsewhere: the few steps that are kept are for what happened."""
+    return isinstance(event, TimeWentBy) or (isinstance(event, Heard) and isinstance(event.message, NodeProgress))
+
+
+class CoordinatorSeat:
+    """One coordinator. Not thread-safe: its owner is one loop."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        policy: RestartPolicy | None,
+        loop: EventLoop,
+        deliver: Callable[[Say], None],
+        record: RecordRun = lambda *_: None,
+        freeze_s: float = _FREEZE_S,
+    ) -> None:
+        self._freeze_s = freeze_s
+        self._machine = CoordinatorMachine(settings, policy)
+        self._loop = loop
+        self._deliver = deliver
+        self._record = record
+        self._timer: Cancellable | None = None
+        self._timer_at: float | None = None
+        self._facts: deque[AnyCoordinatorEvent] = deque()
+        self._is_busy = False
+        self.recent: deque[tuple[float, AnyCoordinatorEvent, list[Say]]] = deque(maxlen=_RECENT_KEPT)
+        self.watchers: list[Callable[[], None]] = []  # called after every step
+
+    @property
+    def state(self) -> CoordinatorState:
+        return self._machine.state
+
+    def doing_in_words(self) -> str:
+        """What the run does now, and for whom it waits."""
+        return self._machine.doing_in_words(self._loop.now())
+
+    def step(self, event: AnyCoordinatorEvent) -> None:
+        self._facts.append(event)
+        if self._is_busy:
+            return
+        self._is_busy = True
+        try:
+            while self._facts:
+                self._take(self._facts.popleft())
+        finally:
+            self._is_busy = False
+        self._keep_deadline()
+
+    def _take(self, event: AnyCoordinatorEvent) -> None:
+        now = self._loop.now()
+        says = self._machine.step(event, now)
+        self._record(now, event, says, self._machine.state)
+        if says or not _is_of_no_note(event):
+            self.recent.append((now, event, says))
+        for say in says:
+            self._deliver(say)
+        for watch in list(self.watchers):
+            watch()
+
+    def _keep_deadline(self) -> None:
+        wanted = self._machine.state.next_deadline()
+        if wanted == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at = wanted
+        if wanted is not None:
+            self._timer = self._loop.at(wanted, self._on_deadline)
+
+    def _on_deadline(self) -> None:
+        assert self._timer_at is not None
+        late_s = self._loop.now() - self._timer_at
+        self._timer, self._timer_at = None, None
+        self.step(Resumed(late_s) if late_s > self._freeze_s else TimeWentBy())
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,167 @@
+"""A candidacy: one try of a node to become the leader.
+
+    grant the leases -> read leader and record -> write both, if neither has changed -> won
+                                    '-> somebody leads -> lost          '-> read again
+
+The record is written in the same transaction that makes the leader: it names the new one, so that a successor knows
+whose answers may still keep workers alive, and it is guarded by what was read: what an earlier leader still has under
+way comes too late. An attempt whose outcome is unknown is settled by reading: the leader's key is ours, or it is not.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core.record import RunRecord
+from tenax._engines.etcd.keys import RECORD_KEPT_EVERY_S, RECORD_TTL_S, Leader, Standing, Written
+from tenax._io.etcd.errors import EtcdRejected, EtcdUnavailable
+from tenax._io.etcd.held_lease import HeldLease
+from tenax._io.etcd.operations import KeyValue, Put, Transaction, TransactionAnswer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax._core.authority import AuthorityTerms
+    from tenax._engines.etcd.keys import Keys
+    from tenax._engines.etcd.leader_address import Place
+    from tenax._io.etcd.call import EtcdCall
+    from tenax._io.etcd.client import EtcdClient
+    from tenax._io.etcd.errors import EtcdError
+
+_MISFIT = (
+    "this node was started with another --nnodes, another secret (token, token_file, TENAX_RDZV_TOKEN) or other TLS "
+    "settings for links than the run that is known under its --rdzv-id; give it the same, or another --rdzv-id"
+)
+
+
+class Elected(msgspec.Struct, frozen=True):
+    """What a leader knows when it begins."""
+
+    term: int
+    recorded_at: int  # the revision of the record
+    written: Written
+    leader: Leader  # which is us
+    found: KeyValue | None = None  # the record as it was
+    was_recorded: bool = True  # whether there was a record of the run
+
+
+class Candidacy:
+    """``won``, ``lost`` (somebody else leads) or ``failed`` is called once."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: Keys,
+        leader: Leader,
+        terms: AuthorityTerms,
+        fit: str,
+        must_fit: bool,
+        known: RunRecord | None,
+        won: Callable[[Elected], None],
+        lost: Callable[[], None],
+        failed: Callable[[EtcdError], None],
+        troubled: Callable[[EtcdError], None],
+        deposed: Callable[[str], None],
+    ) -> None:
+        """``fit``: what this node was told, in brief. ``known``: the record, should etcd
+        have lost it. ``troubled``: it takes long. ``deposed``: a lease is gone, at whatever time."""
+        self._client = client
+        self._keys = keys
+        self._leader = leader
+        self._terms = terms
+        self._fit = fit
+        self._must_fit = must_fit
+        self._known = known
+        self._on_trouble = troubled
+        self._won = won
+        self._lost = lost
+        self._failed = failed
+        self._call: EtcdCall | None = None
+        self._was_recorded = True
+        self.holds_record = False  # the record is, or may be, bound to our lease for it
+        self.lease = HeldLease(client, terms.ttl_s, held=self._granted, lost=deposed, troubled=self._troubled)
+        self.record_lease = HeldLease(
+            client, RECORD_TTL_S, held=self._granted, lost=deposed, troubled=self._troubled, every_s=RECORD_KEPT_EVERY_S
+        )
+
+    def start(self) -> None:
+        self.lease.start()
+        self.record_lease.start()
+
+    def _troubled(self, error: EtcdError) -> None:
+        if isinstance(error, EtcdUnavailable):
+            self._on_trouble(error)
+        else:
+            self._failed(error)
+
+    def _granted(self) -> None:
+        if self.lease.is_held and self.record_lease.is_held:
+            self._read()
+
+    def _read(self) -> None:
+        self._call = self._client.call(self._keys.both(), self._on_read, self._on_failed)
+
+    def _on_read(self, answer: TransactionAnswer) -> None:
+        try:
+            standing = Standing(answer)
+            leader, past = standing.leader, standing.written
+        except EtcdRejected as error:
+            self._failed(error)
+            return
+        if leader is not None:
+            if leader == self._leader and past is not None:
+                self.holds_record = True
+                self._won(Elected(standing.term, standing.recorded_at, past, leader, None, self._was_recorded))
+            else:
+                self._lost()
+            return
+        if past is not None and self._must_fit and past.record.verdict is None and past.fit != self._fit:
+            self._failed(EtcdRejected(_MISFIT))
+            return
+        record = (past.record if past is not None else self._known) or RunRecord()
+        before: tuple[Place, ...] = ()
+        longest = self._terms
+        if past is not None and record.is_at_work:
+            before, longest = (*past.before, past.by), past.longest.longest(self._terms)
+        fit = past.fit if past is not None else self._fit
+        written = Written(record, self._leader.place, before, longest, fit)
+        put_leader = Put(self._keys.leader, msgspec.json.encode(self._leader), self.lease.id)
+        put_record = Put(self._keys.record, msgspec.json.encode(written), self.record_lease.id)
+        guards = (self._keys.has_no_leader(), self._keys.is_recorded_at(standing.recorded_at))
+        # A verdict keeps its short lease: whoever looks at it must not make it last.
+        is_over = record.verdict is not None and past is not None
+
+        def on_written(answer: TransactionAnswer) -> None:
+            if answer.succeeded:
+                recorded_at = standing.recorded_at if is_over else answer.revision
+                found = standing.record_kv
+                self._won(Elected(answer.revision, recorded_at, written, self._leader, found, self._was_recorded))
+            else:
+                self.holds_record = False
+                self._read()
+
+        self._was_recorded = past is not None
+        self.holds_record = not is_over
+        attempt = Transaction(guards, then=(put_leader,) if is_over else (put_leader, put_record))
+        self._call = self._client.call(attempt, on_written, self._on_failed)
+
+    def _on_failed(self, error: EtcdError) -> None:
+        if isinstance(error, EtcdUnavailable):
+            self._on_trouble(error)
+            self._read()
+        else:
+            self._failed(error)
+
+    def end(self, then: Callable[[], None]) -> None:
+        """Give up what was won, if anything was: the leader's key goes with its lease. The record stays."""
+        self.close()
+        if not self.holds_record:
+            self.record_lease.end()
+        self.lease.end(then)
+
+    def close(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+        self.lease.close()
+        self.record_lease.close()

@@ -1,0 +1,134 @@
+"""What the etcd engine keeps in etcd: four kinds of keys, all under one prefix per run, all bound to leases.
+
+    leader          who leads, where it is linked to, and the secret of its links; bound to its short lease
+    record          what was decided, and who leads or led last; bound to a lease of a day
+    nodes/<id>      who is here; for people and tools
+    members/<name>  control hosts that had a member before (managed mode, ``tenax._io.etcd.managed``)
+
+The *term* of a leader is the revision at which its key was created. Every write of a leader is guarded by it: one that
+was deposed changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from tenax._core.authority import AuthorityTerms
+from tenax._core.record import RunRecord
+from tenax._core.text import concealed_repr
+from tenax._engines.etcd.leader_address import Place
+from tenax._io.etcd.errors import EtcdRejected
+from tenax._io.etcd.operations import Compare, KeyValue, Range, Transaction, key_part, run_prefix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax._io.etcd.operations import TransactionAnswer
+
+T = TypeVar("T")
+RECORD_TTL_S = 86_400  # without any leader; then the name of the run is free again
+RECORD_KEPT_EVERY_S = 3600.0
+VERDICT_TTL_S = 10  # after the end
+NODE_TTL_S = 30
+MAX_VALUE_BYTES = 2 << 20  # etcd takes one and a half million by default
+MAX_TERM_S = 1e9
+
+
+class Leader(msgspec.Struct, frozen=True, omit_defaults=True):
+    place: Place
+    secret: Annotated[bytes, msgspec.Meta(max_length=64)]
+    certificate: Annotated[bytes, msgspec.Meta(max_length=32)] = b""  # its SHA-256 digest; empty: links without TLS
+
+    __repr__ = concealed_repr
+
+
+class Written(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The value of the record's key."""
+
+    record: RunRecord
+    by: Place  # the leader, since it was elected
+    before: tuple[Place, ...] = ()  # leaders before that one which may still answer members that it has not seen
+    longest: AuthorityTerms = AuthorityTerms()  # of all of these: by which the last answer may count
+    fit: Annotated[str, msgspec.Meta(max_length=256)] = ""  # what a node must have been told to lead this run
+
+    def __post_init__(self) -> None:
+        lease = self.longest.lease
+        if not (0 < lease.beat_s <= lease.lease_s < MAX_TERM_S and 0 <= self.longest.outage_s < MAX_TERM_S):
+            raise ValueError("a lease out of bounds")
+
+
+class Keys:
+    """The keys of one run."""
+
+    def __init__(self, run_id: str) -> None:
+        root = run_prefix(run_id)
+        self.leader = root + b"leader"
+        self.record = root + b"record"
+        self.nodes = root + b"nodes/"
+
+    def node(self, node_id: str) -> bytes:
+        return self.nodes + key_part(node_id)
+
+    def both(self) -> Transaction:
+        """Leader and record, as they are at one moment."""
+        return Transaction((), then=(Range(self.leader), Range(self.record)))
+
+    def has_no_leader(self) -> Compare:
+        return Compare(self.leader, "create", 0)
+
+    def is_led_by(self, leader: Leader, term: int) -> tuple[Compare, Compare]:
+        """In that term, and by that one: terms may repeat where etcd was wiped, the secret of a leader does not."""
+        return Compare(self.leader, "create", term), Compare(self.leader, "value", msgspec.json.encode(leader))
+
+    def is_recorded_at(self, revision: int) -> Compare:
+        return Compare(self.record, "mod", revision)
+
+
+class Standing:
+    """Leader and record, as read together."""
+
+    def __init__(self, answer: TransactionAnswer) -> None:
+        """Raises EtcdRejected if the answer is not one to ``Keys.both``."""
+        try:
+            leaders, records = (each.kvs for each in answer.answers)  # type: ignore[union-attr]
+        except (ValueError, AttributeError) as error:
+            raise EtcdRejected("etcd answered a read of two keys with something else") from error
+        self.leader_kv: KeyValue | None = leaders[0] if leaders else None
+        self.record_kv: KeyValue | None = records[0] if records else None
+
+    @property
+    def leader(self) -> Leader | None:
+        return read_leader(self.leader_kv) if self.leader_kv is not None else None
+
+    @property
+    def written(self) -> Written | None:
+        return _read(self.record_kv, Written) if self.record_kv is not None else None
+
+    @property
+    def term(self) -> int:
+        return self.leader_kv.create_revision if self.leader_kv is not None else 0
+
+    def is_led_by(self, leader: Leader, term: int) -> bool:
+        kv = self.leader_kv
+        return kv is not None and kv.create_revision == term and kv.value == msgspec.json.encode(leader)
+
+    @property
+    def recorded_at(self) -> int:
+        return self.record_kv.mod_revision if self.record_kv is not None else 0
+
+
+def read_leader(kv: KeyValue) -> Leader:
+    return _read(kv, Leader)
+
+
+def _read(kv: KeyValue, kind: type[T]) -> T:
+    try:
+        if len(kv.value) > MAX_VALUE_BYTES:
+            raise ValueError(f"{len(kv.value)} bytes, more than {MAX_VALUE_BYTES}")
+        return msgspec.json.decode(kv.value, type=kind)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors, too
+        raise EtcdRejected(
+            f"the key {kv.key.decode(errors='backslashreplace')!r} in etcd holds what this tenax does not understand "
+            f"({error}); use the same tenax on every node, or another --rdzv-id"
+        ) from error

@@ -1,0 +1,143 @@
+"""A place: where a leader is, or was; and a knock at its door.
+
+A leader listens for as long as its agent lives, and its keeper holds the same socket until the last worker is gone. So
+a refused connection proves that all of that is dead, if it was that machine which refused: behind a loopback address
+every machine finds itself.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from typing import Annotated
+
+import msgspec
+
+from tenax._io.connect import Connecting
+from tenax._io.endpoint import is_loopback, literal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax._io.endpoint import Endpoint
+    from tenax._io.ports import Cancellable, EventLoop
+
+_ELSEWHERE = ("192.0.2.1", "2001:db8::1")  # addresses of nobody, kept for documents: the way there is the way out
+
+
+# One line: these are printed.
+_Text = Annotated[str, msgspec.Meta(max_length=256, pattern=r"\A[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z")]
+
+
+class Place(msgspec.Struct, frozen=True):
+    node_id: _Text
+    host: _Text  # for people
+    addr: _Text
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
+    machine: _Text = ""  # whose loopback addresses are meant
+
+
+class Knock:
+    """One try. ``opened``, ``dead`` or ``away`` (with the reason) is called once, never from within."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        place: Place,
+        opened: Callable[[socket.socket], None],
+        dead: Callable[[], None],
+        away: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._place = place
+        self._opened = opened
+        self._dead = dead
+        self._away = away
+        self._connecting: Connecting | None = None
+        self._timer: Cancellable | None = None
+
+    def start(self) -> None:
+        place = self._place
+        addresses = literal(place.addr, place.port)
+        if is_loopback(place.addr) and place.machine != this_machine():
+            self._end_soon(
+                f"{place.host} listens at the loopback address {place.addr}; name etcd there by an address that other "
+                "hosts use too, or give that node --local-addr"
+            )
+        elif not addresses:
+            self._end_soon(f"{place.addr!r} is no address that this host can reach")
+        else:
+            family, address = addresses[0]
+            self._connecting = Connecting(self._loop, family, address, self._opened, self._failed)
+            self._connecting.start()
+
+    def _failed(self, number: int) -> None:
+        if number == errno.ECONNREFUSED:
+            self._dead()
+        else:
+            self._away(os.strerror(number))
+
+    def _end_soon(self, why: str) -> None:
+        self._timer = self._loop.at(self._loop.now(), lambda: self._away(why))
+
+    def close(self) -> None:
+        for thing in (self._connecting, self._timer):
+            if isinstance(thing, Connecting):
+                thing.close()
+            elif thing is not None:
+                thing.cancel()
+
+
+def listen_at(addr: str, port: int = 0) -> socket.socket:
+    """Return a listening socket; with port 0 the system chooses one. Raises OSError."""
+    addresses = literal(addr, port)
+    if not addresses:
+        raise OSError(errno.EADDRNOTAVAIL, "it is no IP address")
+    family, address = addresses[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if port:  # connections of an earlier agent may be in TIME_WAIT
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(4096)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def this_machine() -> str:
+    """The same for all who share loopback addresses: one boot of one system, one network namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return f"{file.read().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return os.uname().nodename
+
+
+def address_towards(endpoint: Endpoint) -> str:
+    """This host's address on the way there; empty if it is not known without asking a name server."""
+    for family, address in literal(endpoint.host, endpoint.port):
+        if found := _source(family, address):
+            return found
+    return ""
+
+
+def address_outwards() -> str:
+    """This host's address for the rest of the world; empty if it has no way there."""
+    for host in _ELSEWHERE:
+        for family, address in literal(host, 9):
+            if found := _source(family, address):
+                return found
+    return ""
+
+
+def _source(family: socket.AddressFamily, address: tuple[object, ...]) -> str:
+    with socket.socket(family, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(address)  # sends nothing
+        except OSError:
+            return ""
+        return str(sock.getsockname()[0])

@@ -1,0 +1,72 @@
+"""An operator's way to a run that meets through etcd: who leads is read there, with the secret of its links.
+
+Whoever may read the run's keys may ask it, if it knows the job's own secret too. Nothing is written to etcd.
+"""
+
+from __future__ import annotations
+
+from tenax._engines.etcd.keys import Keys, read_leader
+from tenax._engines.etcd.leader_address import this_machine
+from tenax._engines.tcp.operator import NotLetIn, OperatorLine, Unreachable, at_endpoint
+from tenax._io.endpoint import is_loopback, literal
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.errors import EtcdError, EtcdRefused
+from tenax._io.etcd.operations import Range
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
+    from tenax._engines.etcd.engine import EtcdRendezvousSettings
+    from tenax._engines.etcd.keys import Leader
+
+_ETCD_S = 10.0
+
+
+def line_through_etcd(settings: EtcdRendezvousSettings) -> OperatorLine:
+    """Connect to the leader. Raises ``Unreachable`` and ``NotLetIn``."""
+    etcd = BlockingEtcd(settings.etcd, _ETCD_S)
+    try:
+        answer = etcd.call(Range(Keys(settings.run_id).leader))
+        leader = read_leader(answer.kvs[0]) if answer.kvs else None
+    except EtcdError as error:
+        is_hint = isinstance(error, EtcdRefused) and settings.secret and not settings.etcd.user
+        hint = "; if tenax runs this etcd, add managed=true to --rdzv-conf" if is_hint else ""
+        raise Unreachable(error.sentence + hint) from error
+    finally:
+        etcd.close()
+    if leader is None:
+        raise Unreachable(
+            f"etcd at {settings.endpoint} knows no coordinator of it: it is not running, or chooses one just now"
+        )
+    return _line_to(leader, settings)
+
+
+def _line_to(leader: Leader, settings: EtcdRendezvousSettings) -> OperatorLine:
+    place = leader.place
+    if is_loopback(place.addr) and place.machine != this_machine():
+        raise Unreachable(f"its coordinator, on {place.host}, listens at {place.addr}, which only that host can reach")
+    addresses = literal(place.addr, place.port)
+    try:
+        tls = _tls(leader, settings)
+        return at_endpoint(addresses, settings.run_id, settings.secret + leader.secret, tls, place.addr)
+    except Unreachable as error:
+        raise Unreachable(f"its coordinator, on {place.host}, cannot be reached: {error}") from error
+
+
+def _tls(leader: Leader, settings: EtcdRendezvousSettings) -> ssl.SSLContext | None:
+    if not leader.certificate:
+        if settings.tls is not None:
+            raise NotLetIn(
+                f"its coordinator, on {leader.place.host}, links without TLS, and this command was given TLS files; "
+                "add link_tls=false to --rdzv-conf if that is meant"
+            )
+        return None
+    if settings.tls is None:
+        raise NotLetIn(
+            f"its coordinator, on {leader.place.host}, links with TLS only; add ssl_cert, ssl_cert_key and ca_cert to "
+            "--rdzv-conf"
+        )
+    from tenax._engines.etcd.link_tls import follower_context
+
+    return follower_context(settings.tls, leader.certificate)

@@ -1,0 +1,110 @@
+"""The local engine: a run of one node. The coordinator lives in the agent's own process and is asked directly.
+
+Every generation has a store of its own, on a port of its own, so that no key of an older generation can be read.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tenax._core.coordinator import CancelRequested, Heard, Opened, RunSettings
+from tenax._core.events import GenerationFormed, JoinRefused
+from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
+from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._engines.store_address import StorePlace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax._core.coordinator import Say
+    from tenax._core.messages import FromNode
+    from tenax._core.requests import AnyRequest, OfNode
+    from tenax._engines.operator_api import Desk
+    from tenax._io.ports import ControlledNode, Emit, EventLoop, Reply
+
+_NODE_ID = "local"
+LOOPBACK = "127.0.0.1"
+
+
+class LocalRendezvous:
+    """Implements ``ports.Control``. Without a ``place`` there is no store: nobody will look for one."""
+
+    def __init__(self, run_id: str, place: StorePlace | None = None) -> None:
+        self.run_id = run_id
+        self._place = place
+        self._emit: Emit = lambda _: None
+        self._loop: EventLoop | None = None
+        self._seat: CoordinatorSeat | None = None
+        self._desk: Desk | None = None
+        self._answer: Callable[[OfNode, Reply], None]
+
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
+        settings = node.settings
+        self._emit, self._loop = emit, loop
+        if self._place is not None:
+            self._place.open(loop, node.say)
+        run = RunSettings(
+            self.run_id,
+            max_restarts=settings.max_restarts,
+            serving_node=_NODE_ID,
+            on_hang=settings.on_hang,
+            hang_after_s=settings.hang_after_s,
+        )
+        self._seat = CoordinatorSeat(run, node.policy, loop, self._deliver, node.record_run(run))
+        self._answer = node.answer
+        node.serves(self.desk)
+        info = NodeInfo(_NODE_ID, os.uname().nodename, settings.local_world_size, settings.role)
+        self._seat.step(Opened())
+        self._seat.step(Heard(info.node_id, NodeJoined(info)))
+
+    def tell(self, message: FromNode) -> None:
+        assert self._seat is not None, "opened before"
+        if isinstance(message, NodeReady) and self._place is not None:
+            try:
+                message = self._place.offer(message)
+            except OSError as error:
+                self._emit(JoinRefused(self._place.why_not(error)))
+                return
+        self._seat.step(Heard(_NODE_ID, message))
+
+    def _deliver(self, say: Say) -> None:
+        if isinstance(say.event, GenerationFormed) and self._place is not None:
+            self._place.serve(say.event.assignment)
+        self._emit(say.event)
+
+    def cancel(self, why: str) -> None:
+        if self._loop is not None:
+            self._loop.soon(lambda: self._cancel(why))
+
+    def _cancel(self, why: str) -> None:
+        if self._seat is not None:
+            self._seat.step(CancelRequested(why))
+
+    def desk(self) -> Desk:
+        if self._desk is None:
+            from tenax._engines.operator_api import Desk
+
+            assert self._seat is not None, "opened before"
+            assert self._loop is not None, "opened before"
+            self._desk = Desk(self._seat, self._loop, lambda _, request, reply: self._answer(request, reply))
+        return self._desk
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None:
+        self.desk().ask(request, reply)
+
+    @property
+    def where(self) -> str:
+        return ""
+
+    def stays_for_others(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._loop = None
+        if self._desk is not None:
+            self._desk.close()
+        if self._seat is not None:
+            self._seat.close()
+        if self._place is not None:
+            self._place.close()

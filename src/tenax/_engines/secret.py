@@ -1,0 +1,132 @@
+"""The secret of a run: where it comes from, and what is accepted as one.
+
+In this order: the rendezvous options ``token`` and ``token_file``, the variable ``TENAX_RDZV_TOKEN``, and for a
+loopback endpoint the secret of this user on this host, which is created when it is first needed. So on one host only
+agents and operators of the same user reach a run, without a flag. Other endpoints have no default: nodes on other hosts
+could not know it.
+
+Secrets are never printed. Every error names the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+
+from tenax._io.private_folder import FOLDER_VARIABLE, check_private, make_private, private_folder
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenax.rendezvous.api import RendezvousParameters
+
+TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
+MIN_BYTES = 16
+MAX_BYTES = 4096
+_USER_SECRET_BYTES = 32
+_TOKEN_OPTIONS = ("token", "token_file")
+TLS_OPTIONS = ("ssl_cert", "ssl_cert_key", "ca_cert")
+
+
+def configured_secret(params: RendezvousParameters) -> bytes:
+    """Return the secret that was given for this run; empty if none was. Raises ValueError."""
+    token, path = params.get("token"), params.get("token_file")
+    if token and path:
+        raise ValueError("both rendezvous options 'token' and 'token_file' are given; expected one of them")
+    if path:
+        secret, source = read_private_file(str(path), "token_file", MAX_BYTES).strip(), "token_file"
+    else:
+        secret = str(token or os.environ.get(TOKEN_VARIABLE, "")).encode()
+        source = "token" if token else TOKEN_VARIABLE
+    if (secret or path) and not MIN_BYTES <= len(secret) <= MAX_BYTES:
+        raise ValueError(
+            f"the secret of the rendezvous ({source}) has {len(secret)} bytes; expected {MIN_BYTES} to {MAX_BYTES}; "
+            "make one with: (umask 077; openssl rand -hex 32 > FILE)"
+        )
+    return secret
+
+
+def read_private_file(path: str, option: str, max_bytes: int) -> bytes:
+    """Return the content of a file that holds a secret. Raises ValueError if other users can read or change it."""
+    try:
+        with open(path, "rb") as file:
+            about = os.fstat(file.fileno())
+            content = file.read(max_bytes + 1)
+    except OSError as error:
+        raise ValueError(f"the file of the rendezvous option {option!r} cannot be read: {error}") from error
+    if stat.S_ISCHR(about.st_mode):  # a terminal, or nothing
+        return content
+    if about.st_mode & 0o077:
+        raise ValueError(
+            f"the file {path!r} of the rendezvous option {option!r} can be read or changed by other users; "
+            f"run: chmod 600 {path}"
+        )
+    if about.st_uid not in (0, os.geteuid()):
+        raise ValueError(f"the file {path!r} of the rendezvous option {option!r} belongs to another user; copy it")
+    return content
+
+
+def check_nothing_is_ignored(params: RendezvousParameters, options: tuple[str, ...], why: str) -> None:
+    """Raise ValueError if one of these options, or a secret, was given: it would have no effect, because of ``why``."""
+    given = [option for option in (*_TOKEN_OPTIONS, *options) if params.get(option)]
+    if os.environ.get(TOKEN_VARIABLE):
+        given.append(TOKEN_VARIABLE)
+    if given:
+        raise ValueError(f"{', '.join(given)} would have no effect: {why}; remove it, or use the tcp engine")
+
+
+# --- the secret of this user ------------------------------------------------------------------------------------------
+
+
+def user_secret(environ: Mapping[str, str] = os.environ, *, create: bool = True) -> bytes:
+    """Return the secret of this user on this host; create it if there is none. Without ``create``: empty if there is
+    none. Raises OSError, with a message that names the remedy, if it cannot be kept private."""
+    folder = private_folder(environ)
+    path = os.path.join(folder, "secret")
+    try:
+        if create:
+            make_private(folder)
+        elif not os.path.lexists(folder):
+            return b""
+        else:
+            check_private(folder)
+        try:
+            return _read(path)
+        except FileNotFoundError:
+            if not create:
+                return b""
+        _create(path)
+        return _read(path)
+    except OSError as error:
+        raise OSError(
+            f"the secret of this user cannot be kept in {folder}: {error.strerror or error}; give the run a secret "
+            f"(--rdzv-conf token_file=FILE or the variable {TOKEN_VARIABLE}), or name another folder with "
+            f"{FOLDER_VARIABLE}"
+        ) from error
+
+
+def _create(path: str) -> None:
+    """Two agents that start together agree: the file gets its name when it is complete, and only the first one does."""
+    new = f"{path}.{os.urandom(8).hex()}"
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(os.urandom(_USER_SECRET_BYTES))
+        with suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        os.unlink(new)
+
+
+def _read(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(descriptor, "rb") as file:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
+            raise PermissionError(f"{path} must be a file that only this user can read; remove it")
+        secret = file.read(_USER_SECRET_BYTES + 1)
+    if len(secret) != _USER_SECRET_BYTES:
+        raise OSError(f"{path} has not {_USER_SECRET_BYTES} bytes; remove it")
+    return secret

@@ -1,0 +1,289 @@
+"""The tcp engine: this node's way to the coordinator, and the coordinator itself if the endpoint is ours.
+
+    look up -> bind? -> serve              whoever can bind the endpoint serves it; no name is compared with any other
+                    -> connect -> greet -> linked -> lost -> connect ...
+
+Laws:
+
+- Whatever the coordinator must know of this node is said at the beginning of every link, from the agent's state; in
+  between nothing has to be kept.
+- A coordinator that is *gone* (its host tells us so: closed, refused) harms nobody: nobody else can form a generation.
+  Workers keep running, and this node looks for it, or takes its place if the endpoint is on this host.
+- A coordinator that is *silent* may have given us up: workers are killed when the lease ends (``_core/lease.py``), also
+  if this very process is stopped (``hold``).
+- After ``join_timeout`` without a coordinator the node gives up, with a reason.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import msgspec
+
+from tenax._core.coordinator import Opened
+from tenax._core.lease import Lease
+from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
+from tenax._engines.tcp.marker import Marker, Note
+from tenax._engines.tcp.server import CoordinatorServer
+from tenax._io.connect import Connecting
+from tenax._io.endpoint import Endpoint, Lookup, is_loopback, listen
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from tenax._core.coordinator import CoordinatorState
+    from tenax._engines.tcp.link import Link
+    from tenax._io.endpoint import Address
+
+_LOOK_UP_EVERY_S = 5.0  # while the coordinator is not to be found
+_TOUCH_EVERY_S = 10.0
+
+
+class TcpSettings(LinkedSettings, frozen=True):
+    """What the engine is told; the endpoint is the coordinator's."""
+
+    uses_user_secret: bool = False  # the secret is that of this user on this host, read or created at the start
+
+
+class TcpRendezvous(LinkedRendezvous):
+    """The coordinator is served where everybody was told that it is."""
+
+    def __init__(self, settings: TcpSettings, master_addr: str = "", master_port: int = 0) -> None:
+        super().__init__(settings, master_addr, master_port)
+        self._endpoint = Endpoint.parse(settings.endpoint)
+        self._uses_user_secret = settings.uses_user_secret
+        self._addresses: list[Address] = []
+        self._lookup: Lookup | None = None
+        self._looked_up_at = 0.0
+        self._marker = Marker(settings.run_id, str(self._endpoint))
+        self._connecting: Connecting | None = None
+        self._touched_at = 0.0
+        self._user_secret = b""
+
+    @property
+    def _where(self) -> str:
+        return f"the coordinator at {self._endpoint}"
+
+    @property
+    def _host_for_tls(self) -> str:
+        return self._endpoint.host
+
+    @property
+    def _is_alone_in_charge(self) -> bool:
+        return self._server is not None
+
+    def _stays_with_others_at_work(self) -> bool:
+        if self._linger_until is None:
+            self._linger_until = 0.0
+            self._node.say(
+                "this node has left the run, but it serves the coordinator of the others: it stays until they are "
+                "done; a further signal (Ctrl-C) ends it at once, and they must do without"
+            )
+        return True
+
+    def close(self) -> None:
+        if self._lookup is not None:
+            self._lookup.close()
+            self._end_lookup()
+        if self._connecting is not None:
+            self._connecting.close()
+        was_serving = self._server is not None
+        super().close()
+        if was_serving:
+            self._marker.remove()
+
+    @property
+    def _secret(self) -> bytes:
+        return self._settings.secret or self._user_secret
+
+    @property
+    def _why_rejected(self) -> str:
+        if not self._uses_user_secret:
+            return super()._why_rejected
+        return (
+            "it serves another run, has a secret, or belongs to another user; give every node the same --rdzv-id and "
+            "the same secret (--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
+        )
+
+    def _find(self) -> None:
+        if self._uses_user_secret:
+            from tenax._engines.secret import user_secret
+
+            try:
+                self._user_secret = user_secret()
+            except OSError as error:
+                self._refused(str(error))
+                return
+        self._look_up()
+
+    def _find_again(self, why: str, *, was_linked: bool) -> None:
+        self._try_again(why, 0.0 if was_linked else SOON_S, self._connect)
+
+    def _reachable_at(self, link: Link) -> tuple[str, str]:
+        """Where the others reach this node, and where to listen for them.
+
+        A loopback one, because this host knows the endpoint's name so, is of no use to them: that name is.
+        """
+        address = link.local_address
+        if is_loopback(address) and not self._endpoint.is_loopback:
+            return self._endpoint.host, ""
+        return address, address
+
+    # --- finding ------------------------------------------------------------------------------------------------------
+
+    def _look_up(self) -> None:
+        def found(addresses: list[Address]) -> None:
+            self._end_lookup()
+            self._addresses = addresses
+            self._serve_if_ours()
+            self._connect()
+
+        def failed(why: str) -> None:
+            self._end_lookup()
+            self._try_again(f"the name {self._endpoint.host!r} cannot be looked up: {why}", LATER_S, self._look_up)
+
+        self._start_lookup(found, failed)
+
+    def _look_up_again(self) -> None:
+        """The name may mean another host by now: who is started anew may have a new address. Nobody waits for this."""
+        is_recent = self._loop.now() - self._looked_up_at < _LOOK_UP_EVERY_S
+        if self._lookup is not None or is_recent or self._endpoint.is_address:
+            return
+
+        def found(addresses: list[Address]) -> None:
+            self._end_lookup()
+            self._addresses = addresses
+
+        self._start_lookup(found, lambda _: self._end_lookup())
+
+    def _start_lookup(self, found: Callable[[list[Address]], None], failed: Callable[[str], None]) -> None:
+        lookup = Lookup(self._endpoint, found, failed)
+        if lookup.start():
+            self._lookup = lookup
+            self._loop.watch(lookup)
+
+    def _end_lookup(self) -> None:
+        self._looked_up_at = self._loop.now()
+        if self._lookup is not None:
+            self._loop.unwatch(self._lookup)
+            self._lookup = None
+
+    def _serve_if_ours(self) -> bool:
+        """Serve the endpoint if it is an address of this host and nobody else serves it."""
+        if self._server is not None:
+            return False
+        try:
+            listeners = listen(self._endpoint, self._addresses)
+        except OSError as error:
+            self._refused(f"the endpoint {self._endpoint} cannot be served on this host: {error.strerror}")
+            return False
+        if not listeners:
+            return False
+        settings = self._settings
+        try:
+            tls = settings.tls.for_server() if settings.tls is not None else None
+        except ValueError as error:
+            for listener in listeners:
+                listener.close()
+            self._refused(str(error))
+            return False
+        note = self._marker.read()
+        is_heir = self._part is not None or note is not None
+        run = self._run_settings()
+        self._server = CoordinatorServer(
+            listeners,
+            run,
+            settings.terms,
+            self._secret,
+            self._loop,
+            policy=self._node.policy,
+            tls=tls,
+            record=self._node.record_run(run),
+            on_fewer=self._on_fewer,
+            on_change=self._write_marker,
+            on_tick=self._touch_marker,
+            say=self._node.say,
+        )
+        for index, listener in enumerate(listeners):  # so that nobody serves here before what we started is gone
+            self._node.keep(f"endpoint {index}", listener.fileno())
+        self._say_that_we_serve(is_heir)
+        server = self._server
+        self._node.serves(lambda: server.desk)
+        self._server.open(self._opened(note or Note(), settings.terms.lease_s if is_heir else 0.0))
+        return True
+
+    def _opened(self, note: Note, recover_s: float) -> Opened:
+        """What is known of the past: from our own part in it, and from the note of who served here before."""
+        part = self._part
+        generation = max(note.generation, part.generation if part is not None else 0)
+        is_ours = part is not None and part.generation == generation
+        store = part.store if part is not None and is_ours else note.store
+        dead_rank = -1
+        if part is not None and is_ours and self._saw_it_die and part.coordinator_rank != part.group_rank:
+            dead_rank = part.coordinator_rank
+        restarts_used = max(note.restarts_used, part.restarts_used if part is not None else 0)
+        return Opened(recover_s, dead_rank, generation, restarts_used, store=store, verdict=note.verdict)
+
+    def _say_that_we_serve(self, is_heir: bool) -> None:
+        run = f"the coordinator of the run {self._settings.run_id!r} at {self._endpoint}"
+        if is_heir:
+            self._node.say(f"this node takes over {run}; the nodes of the last generation have a moment to come back")
+        elif self._endpoint.is_loopback:
+            self._node.say(f"this node serves {run}: a loopback address, so only agents on this host can join")
+        else:
+            self._node.say(f"this node serves {run}")
+        if not self._secret:
+            self._node.say(
+                f"warning: any process that reaches {self._endpoint} can join this run, because it has no secret; give "
+                "every node the same one with --rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN"
+            )
+
+    def _connect(self, index: int = 0, was_refused: bool = False) -> None:
+        if self._is_finished:
+            return
+        family, address = self._addresses[index]
+        if index == 0:
+            self._asked_at = self._loop.now()
+
+        def connected(sock: socket.socket) -> None:
+            self._connecting = None
+            self._greet(sock)
+
+        def failed(number: int) -> None:
+            self._connecting = None
+            refused = was_refused or number == errno.ECONNREFUSED
+            if index + 1 < len(self._addresses):
+                self._connect(index + 1, refused)
+            else:
+                self._on_nobody_there(refused, os.strerror(number))
+
+        self._connecting = Connecting(self._loop, family, address, connected, failed)
+        self._connecting.start()
+
+    def _on_nobody_there(self, was_refused: bool, why: str) -> None:
+        if was_refused:
+            # Its host is there and says that nobody serves: so nobody forms a generation without us.
+            self._lease = Lease(self._settings.terms, max(self._lease.proven_at, self._asked_at))
+            self._hold()
+            self._guard()
+            if self._serve_if_ours():
+                self._connect()
+                return
+        self._look_up_again()
+        self._try_again(f"there is no coordinator at {self._endpoint}: {why}", self._patience(), self._connect)
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+
+    def _write_marker(self, state: CoordinatorState) -> None:
+        verdict = state.verdict
+        if verdict is not None:  # in brief: whoever asks later gets an answer, not a report
+            verdict = msgspec.structs.replace(verdict, failures=(), stopped=(), earlier=())
+        self._marker.write(Note(state.generation, state.restarts_used, state.store, verdict))
+
+    def _touch_marker(self) -> None:
+        if self._loop.now() - self._touched_at > _TOUCH_EVERY_S:
+            self._touched_at = self._loop.now()
+            self._marker.touch()

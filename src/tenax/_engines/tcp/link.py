@@ -1,0 +1,268 @@
+"""A link: one connection, as frames. It never blocks, bounds what it holds, and says once how it ended.
+
+With a TLS context the bytes pass a ``TlsStream``; the socket stays with the link.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import struct
+import sys
+from contextlib import suppress
+
+from tenax._engines.tcp.wire import MOST_BYTES, FrameReader, WireError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from tenax._io.tls import TlsFailure, TlsStream
+
+_READ_BYTES = 256 << 10
+_MOST_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
+_SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
+# Linux: what was lost is sent again after at most a second (TCP_RTO_MAX_MS) or at first at a steady pace
+# (TCP_THIN_LINEAR_TIMEOUTS). Else a network that was away for 3 s would be found again after 6.
+_TRY_AGAIN_SOON = ((44, 1000), (16, 1))
+
+
+class Link:
+    """``on_body`` gets each frame's bytes; ``on_closed`` once a sentence, and whether the other host has told us so."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        on_body: Callable[[bytes], None],
+        on_closed: Callable[[str, bool], None],
+        tls: ssl.SSLContext | None = None,
+        server_hostname: str | None = None,
+        is_server: bool = False,
+        resets: bool = False,
+    ) -> None:
+        """With ``resets`` closing is no conclusion for the other side: it sees a reset, unless we ``finish``."""
+        sock.setblocking(False)
+        with suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sys.platform == "linux":
+            for option, value in _TRY_AGAIN_SOON:
+                with suppress(OSError):  # a kernel that does not know it
+                    sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._sock = sock
+        self._on_body = on_body
+        self._on_closed = on_closed
+        self._reader = FrameReader()
+        self._unsent = bytearray()
+        self._is_closed = False
+        self._resets = resets
+        self.was_finished = False  # the other side has closed it in good order
+        self._is_left = False  # ... and takes nothing more
+        self.is_misfit = False  # it was closed because the two sides differ about TLS: trying again is of no use
+        self._tls: TlsStream | None = None
+        if tls is not None:
+            from tenax._io.tls import TlsStream
+
+            self._tls = TlsStream(tls, is_server=is_server, server_hostname=server_hostname)
+            self._push(self._tls.to_send())
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._unsent)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the other side has not taken. What can wait, or be done without, is not added to much of it."""
+        return len(self._unsent)
+
+    @property
+    def local_address(self) -> str:
+        return str(self._sock.getsockname()[0])
+
+    @property
+    def remote_address(self) -> str:
+        """The peer's, without the interface; empty if the connection is gone."""
+        try:
+            return str(self._sock.getpeername()[0]).partition("%")[0]
+        except OSError:
+            return ""
+
+    def trust(self) -> None:
+        """The peer has proved itself: it may send more than a stranger."""
+        self._reader.most_bytes = MOST_BYTES
+
+    def all_has_arrived(self) -> bool:
+        """Whether the other host's system has acknowledged every byte we sent. False where this cannot be known."""
+        if self._unsent or self._is_closed or self._is_left:
+            return False
+        import fcntl
+
+        if sys.platform != "linux":
+            return False
+        left = bytearray(4)
+        fcntl.ioctl(self._sock.fileno(), _SIOCOUTQ, left)
+        return left == b"\0\0\0\0"
+
+    # --- sending ------------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        if self._is_closed:
+            return
+        self._push(data if self._tls is None else self._tls.send(data))
+
+    def _push(self, data: bytes) -> None:
+        if self._is_left or not data:
+            return
+        if self._unsent:
+            self._unsent += data
+            if len(self._unsent) > _MOST_UNSENT_BYTES:
+                self.close("the other side does not read what it is sent")
+            return
+        try:
+            sent = self._sock.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._fail_to_send(error)
+            return
+        if sent < len(data):
+            self._unsent += data[sent:]
+
+    def on_writable(self) -> None:
+        if self._is_closed or not self._unsent:
+            return
+        try:
+            sent = self._sock.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            self._fail_to_send(error)
+            return
+        del self._unsent[:sent]
+
+    def _fail_to_send(self, error: OSError) -> None:
+        if error.errno == errno.EPIPE:  # it had closed in good order before: its last words and the end are yet to read
+            self._is_left = True
+            self._unsent.clear()
+        else:
+            self._break(error)
+
+    def flush(self, patience_s: float) -> None:
+        """Before leaving: give what is unsent a moment. Blocks."""
+        import select
+        import time
+
+        until = time.monotonic() + patience_s
+        while self._unsent and not self._is_closed and (left := until - time.monotonic()) > 0:
+            poll = select.poll()
+            poll.register(self._sock, select.POLLOUT)
+            poll.poll(left * 1000)
+            self.on_writable()
+
+    # --- receiving ----------------------------------------------------------------------------------------------------
+
+    def on_readable(self) -> None:
+        while not self._is_closed:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._break(error)
+                return
+            if not data:
+                self.was_finished = True
+                self.close("its connection was closed", was_told=True)
+                return
+            follows = self._peek()  # known before we answer: then its system resets what it had closed
+            self.was_finished = follows == b""
+            self._take(data)
+            if isinstance(follows, OSError):
+                self._break(follows)
+            elif len(data) < _READ_BYTES:
+                return
+
+    def _peek(self) -> bytes | OSError | None:
+        """What follows: nothing yet, an end in good order (empty), or an error, which is told only once."""
+        try:
+            return self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            return error
+
+    def _take(self, data: bytes) -> None:
+        plain = data
+        if self._tls is not None:
+            plain = self._tls.receive(data)
+            self._push(self._tls.to_send())
+        try:
+            for body in self._reader.feed(plain):
+                if self._is_closed:
+                    return
+                self._on_body(body)
+        except WireError as error:
+            from tenax._io.tls import RECORDS
+
+            if self._tls is None and data.startswith(RECORDS):
+                self._refuse_tls(data)
+            else:
+                self.close(f"it sent {error}")
+        if self._tls is not None and self._tls.failure is not None and not self._is_closed:
+            self._fail_tls(self._tls.failure)
+
+    def _refuse_tls(self, data: bytes) -> None:
+        """The peer uses TLS and this side does not: send an alert, so that the peer can report the cause, and close."""
+        from tenax._io.tls import REFUSAL
+
+        self.is_misfit = True
+        if not data.startswith(REFUSAL):
+            self._push(REFUSAL)
+        self.close("it speaks TLS, and this side was not told to")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _fail_tls(self, failure: TlsFailure) -> None:
+        self.is_misfit = True
+        if failure.is_rejection:
+            self.close(f"it refused what this side showed for TLS ({failure.reason})")
+        else:
+            self.close(f"TLS could not be agreed on: {failure.reason}")
+
+    def _break(self, error: OSError) -> None:
+        if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.ECONNREFUSED):
+            self.close("its connection was closed", was_told=True)
+        else:
+            self.close(f"its connection broke: {error.strerror or error}")
+
+    def finish(self, patience_s: float) -> None:
+        """Say what is left to say, and close in good order."""
+        self.flush(patience_s)
+        self._resets = False
+        self.close()
+
+    def reset(self, why: str = "") -> None:
+        """Close so that the other side can draw no conclusion."""
+        self._resets = True
+        self.close(why)
+
+    def close(self, why: str = "", *, was_told: bool = False) -> None:
+        """Without a reason it is our own wish, and nobody is told."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        with suppress(OSError):
+            if self._resets:
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            else:
+                self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+        if why:
+            self._on_closed(why, was_told)

@@ -1,0 +1,573 @@
+"""A node's link to the coordinator, whichever engine finds out where that is.
+
+    found -> connect -> greet -> linked -> lost -> found ...
+
+Laws:
+
+- Whatever the coordinator must know of this node is said at the beginning of every link, from the agent's state; in
+  between nothing has to be kept.
+- A coordinator that is *silent* may have given us up: workers are killed when the lease ends (``_core/lease.py``), also
+  if this very process is stopped (``hold``).
+- After ``join_timeout`` without a coordinator the node gives up, with a reason.
+
+An engine says where the coordinator is, and what its loss means.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from tenax._core.bounds import MAX_NAME
+from tenax._core.coordinator import RunSettings
+from tenax._core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
+from tenax._core.lease import Lease, LeaseTerms
+from tenax._core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
+from tenax._core.requests import OfNode, answer_safely
+from tenax._core.text import concealed_repr, one_line
+from tenax._engines.store_address import StorePlace
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.link import Link
+from tenax._io.tls import TlsFiles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable
+
+    from tenax._core.messages import FromNode
+    from tenax._core.model import Assignment
+    from tenax._core.requests import AnyRequest
+    from tenax._engines.tcp.server import CoordinatorServer
+    from tenax._io.ports import Cancellable, ControlledNode, Emit, EventLoop, Reply
+
+_GREETING_S = 5.0
+SOON_S, LATER_S = 0.1, 1.0
+_SAY_EVERY_S = 10.0
+_NO_GREETING = "it did not answer a greeting"
+_MOST_ASKED = 1024  # requests that the coordinator has not answered
+_LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
+
+
+class LinkedSettings(msgspec.Struct, frozen=True):
+    """What an engine is told: the same on every node, but for what names the node."""
+
+    endpoint: str
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    secret: bytes = b""
+    tls: TlsFiles | None = None  # of the links
+    terms: LeaseTerms = LeaseTerms()
+    join_timeout_s: float = 600.0
+    last_call_s: float = 5.0
+    scale_up: bool = True
+    node_rank: int = -1
+    node_name: str = ""
+    node_order: str = ""
+    local_addr: str = ""
+    store_port: int = 0
+    use_agent_store: bool = True
+    store_allow: tuple[str, ...] = ()
+
+    __repr__ = concealed_repr
+
+
+class LinkedRendezvous(ABC):
+    """Implements ``ports.Control``."""
+
+    def __init__(self, settings: LinkedSettings, master_addr: str = "", master_port: int = 0) -> None:
+        self._settings = settings
+        self._place = StorePlace(
+            master_addr or settings.local_addr,
+            master_port or settings.store_port,
+            in_agent=settings.use_agent_store,
+            allow=settings.store_allow,
+        )
+        self._has_own_address = bool(master_addr or settings.local_addr)
+        self._loop: EventLoop
+        self._emit: Emit
+        self._node: ControlledNode
+        self._info: NodeInfo
+        self._server: CoordinatorServer | None = None
+        self._link: Link | None = None
+        self._hello: wire.Hello | None = None
+        self._nonce = b""  # of the coordinator's challenge; empty: it has sent none
+        self._is_linked = False  # greeted, and accepted
+        self._is_run_over = False
+        self._wants_cancel = ""  # an operator's wish, with its reason
+        self._lease: Lease
+        self._part: Assignment | None = None  # in the last generation that we were in
+        self._has_offered = False  # this node was ready since its last generation
+        self._saw_it_die = False
+        self._asked_at = 0.0  # when we last tried to connect, or proved ourselves
+        self._seen = 0  # the last answer that we got on this link
+        self._lost_since = 0.0
+        self._said_at = -_SAY_EVERY_S
+        self._failures_in_a_row = 0
+        self._is_finished = False
+        self._linger_until: float | None = None
+        self._timers: dict[str, Cancellable] = {}
+        self._asked: dict[int, Reply] = {}  # what operators here wait for, by number
+        self._asks = 0
+
+    # --- what differs -------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _find(self) -> None:
+        """Look for the coordinator, and connect to it or become it."""
+
+    @abstractmethod
+    def _find_again(self, why: str, *, was_linked: bool) -> None:
+        """There is no link any more, or it did not come about."""
+
+    @abstractmethod
+    def _stays_with_others_at_work(self) -> bool:
+        """This node has left, and the others need the coordinator that it has."""
+
+    @property
+    @abstractmethod
+    def _where(self) -> str:
+        """The place of the coordinator, for people."""
+
+    @property
+    def _what_to_check(self) -> str:
+        return "start the node that is to serve it, check the address and the network"
+
+    @property
+    def _secret(self) -> bytes:
+        return self._settings.secret
+
+    @property
+    def _why_rejected(self) -> str:
+        """The possible causes, and what to do: the coordinator does not tell an unauthenticated peer which it is."""
+        return (
+            "it serves another run or has another secret; give every node the same --rdzv-id and the same secret "
+            "(--rdzv-conf token_file=FILE or the variable TENAX_RDZV_TOKEN)"
+        )
+
+    @property
+    def _host_for_tls(self) -> str:
+        """The name that the coordinator's certificate must have."""
+        return ""
+
+    @property
+    def _believes_acknowledgements(self) -> bool:
+        """Whether a coordinator that is silent, but whose system has taken our bytes, has not given us up."""
+        return True
+
+    @property
+    def _is_refusal_final(self) -> bool:
+        """Whether who refuses us at the coordinator's place is surely the coordinator."""
+        return True
+
+    @property
+    def _is_alone_in_charge(self) -> bool:
+        """Whether the coordinator is in this process and can be nowhere else: then nobody goes on without us."""
+        return False
+
+    def _link_tls(self) -> ssl.SSLContext | None:
+        """The TLS context of the next link. Raises ValueError if the files cannot be used."""
+        tls = self._settings.tls
+        return tls.for_client() if tls is not None else None
+
+    # --- ports.Control ------------------------------------------------------------------------------------------------
+
+    def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
+        settings, agent = self._settings, node.settings
+        self._loop, self._emit, self._node = loop, emit, node
+        self._info = NodeInfo(
+            node_id=os.urandom(16).hex(),
+            host=one_line(os.uname().nodename)[:MAX_NAME],
+            slots=agent.local_world_size,
+            role=agent.role,
+            rank=settings.node_rank,
+            name=settings.node_name,
+            order=settings.node_order,
+            min_nodes=settings.min_nodes,
+            max_nodes=settings.max_nodes,
+        )
+        self._lost_since = loop.now()
+        self._lease = Lease(settings.terms, loop.now())
+        self._place.open(loop, node.say)
+        try:  # with what the user chose, now: the coordinator would only close the connection
+            msgspec.convert(msgspec.to_builtins(self._info), NodeInfo)
+        except msgspec.ValidationError as error:
+            self._refused(f"this node cannot join with its settings: {error}")
+            return
+        self._find()
+
+    def tell(self, message: FromNode) -> None:
+        if self._is_linked:
+            self._say_word(message)
+
+    def cancel(self, why: str) -> None:
+        loop = getattr(self, "_loop", None)
+        if loop is not None:  # otherwise it was never opened
+            loop.soon(lambda: self._cancel(why))
+
+    def _cancel(self, why: str) -> None:
+        """Said to the coordinator, or kept until there is one to say it to."""
+        self._wants_cancel = why
+        if self._is_linked and self._link is not None:
+            self._link.send(wire.encode(wire.Cancel(why)))
+
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    def ask(self, request: AnyRequest, reply: Reply) -> None:
+        """If the coordinator is not here, over our own link: who asks here need not know the secret."""
+        if self._server is not None:
+            self._server.desk.ask(request, reply)
+        elif self._link is None or not self._is_linked:
+            reply(None, f"this node is not linked to {self._where} just now")
+        elif len(self._asked) >= _MOST_ASKED:
+            reply(None, "too many requests of this node are under way")
+        else:
+            try:
+                data = wire.encode_ask(self._asks + 1, request)
+            except wire.WireError as error:
+                reply(None, f"this cannot be asked: {error}")
+                return
+            self._asks += 1
+            self._asked[self._asks] = reply
+            self._link.send(data)
+
+    def _nobody_answers(self, why: str) -> None:
+        asked, self._asked = self._asked, {}
+        for reply in asked.values():
+            reply(None, why)
+
+    def _on_ask(self, number: int, request: AnyRequest) -> None:
+        link = self._link
+
+        def reply(value: object, error: str) -> None:
+            if link is None or link is not self._link:
+                return
+            if link.unsent_bytes > wire.MOST_BYTES_OF_ANSWERS:
+                value, error = None, wire.TOO_MUCH_AT_ONCE
+            link.send(wire.encode_answer(number, value, error))
+
+        if isinstance(request, OfNode):
+            answer_safely(self._node.answer, request, reply)
+        else:
+            reply(None, "this is asked of the coordinator, not of a node")
+
+    @property
+    def where(self) -> str:
+        return self._where
+
+    def stays_for_others(self) -> bool:
+        server = self._server
+        if server is None or not server.others(self._info.node_id):
+            return False
+        if not server.is_over:
+            return self._stays_with_others_at_work()
+        if not self._linger_until:
+            self._linger_until = self._loop.now() + _LINGER_S
+            self._later("linger", _LINGER_S, lambda: self._emit(TimePassed()))
+        return self._loop.now() < self._linger_until
+
+    def close(self) -> None:
+        self._is_finished = True
+        for timer in self._timers.values():
+            timer.cancel()
+        if self._link is not None:
+            link, self._link = self._link, None
+            self._loop.unwatch(link)
+            link.finish(1.0)
+        self._nobody_answers("this node has left the run")
+        if self._server is not None:
+            self._node.serves(None)
+            self._server.close()
+        self._place.close()
+
+    def _on_fewer(self) -> None:
+        if self._linger_until is not None:
+            self._emit(TimePassed())  # wakes who waits for the others
+
+    def _run_settings(self) -> RunSettings:
+        settings = self._settings
+        return RunSettings(
+            settings.run_id,
+            settings.min_nodes,
+            settings.max_nodes,
+            self._node.settings.max_restarts,
+            join_timeout_s=settings.join_timeout_s,
+            last_call_s=settings.last_call_s,
+            scale_up=settings.scale_up,
+            serving_node=self._info.node_id,
+            on_hang=self._node.settings.on_hang,
+            hang_after_s=self._node.settings.hang_after_s,
+        )
+
+    def _patience(self) -> float:
+        """Short for a member, longer and longer for a stranger; never the same for two of them."""
+        longest = SOON_S if self._part is not None else min(LATER_S, SOON_S * 2 ** min(self._failures_in_a_row, 8))
+        self._failures_in_a_row += 1
+        return longest * (1 + int.from_bytes(os.urandom(2), "big") / 32768)
+
+    def _try_again(self, why: str, after_s: float, call: Callable[[], None]) -> None:
+        if self._goes_on_trying(why):
+            self._later("again", after_s, call)
+
+    def _goes_on_trying(self, why: str) -> bool:
+        if self._is_finished:
+            return False
+        now = self._loop.now()
+        waited = now - self._lost_since
+        if waited > self._settings.join_timeout_s:
+            self._refused(
+                f"{why}, for {waited:.0f} s; {self._what_to_check}, or allow more time with --rdzv-conf "
+                "join_timeout=SECONDS"
+            )
+            return False
+        if now - self._said_at >= _SAY_EVERY_S and waited > 0.5:
+            self._said_at = now
+            left = self._settings.join_timeout_s - waited
+            self._node.say(f"{why}; still trying, for {left:.0f} s at most")
+        return True
+
+    def _refused(self, reason: str) -> None:
+        if not self._is_finished:
+            self._is_finished = True
+            self._emit(JoinRefused(reason))
+
+    # --- a link -------------------------------------------------------------------------------------------------------
+
+    def _greet(self, sock: socket.socket) -> None:
+        try:
+            tls = self._link_tls()
+        except ValueError as error:  # a file was replaced by one that cannot be used
+            sock.close()
+            self._find_again(str(error), was_linked=False)
+            return
+        link = Link(
+            sock,
+            self._on_body,
+            self._on_link_closed,
+            tls,
+            server_hostname=self._host_for_tls if tls is not None else None,
+            resets=True,  # in good order it is closed only when nothing of ours is alive
+        )
+        if link.is_closed:  # the peer had reset it before the TLS greeting: _on_link_closed was called
+            return
+        self._link = link
+        self._loop.watch(link)
+        self._nonce = b""
+        self._hello = wire.Hello(wire.VERSION, self._settings.run_id, self._info.node_id, os.urandom(wire.NONCE_BYTES))
+        link.send(wire.encode(self._hello))
+        self._later("greeting", _GREETING_S, lambda: link.close(_NO_GREETING))
+
+    def _on_body(self, body: bytes) -> None:
+        """Each frame has its place: nothing is believed before the coordinator has proved that it knows the secret."""
+        frame = wire.decode_from_server(body)
+        match frame:
+            case wire.Event(event) if self._is_linked:
+                self._on_event(event)
+            case wire.Answer(number, value, error) if self._is_linked:
+                if number in self._asked:
+                    self._asked.pop(number)(value, error)
+            case wire.Ask(number, request) if self._is_linked:
+                self._on_ask(number, request)
+            case wire.BeatAnswer(number, counts) if self._is_linked:
+                self._seen = max(self._seen, number)
+                if counts:
+                    self._lease.answered(number)
+                    self._hold()
+            case wire.Challenge(nonce) if not self._nonce and len(nonce) == wire.NONCE_BYTES:
+                self._on_challenge(nonce)
+            case wire.Accepted(proof, beat_s, lease_s, counts) if self._nonce and not self._is_linked:
+                if self._is_proved_by(proof):
+                    self._on_accepted(LeaseTerms(beat_s, lease_s), counts=counts)
+            case wire.Refused() if not self._is_linked:
+                self._on_refused(frame)
+            case _:
+                raise wire.WireError("the wrong frame for its place")
+
+    def _on_challenge(self, nonce: bytes) -> None:
+        if self._hello is None or self._link is None:
+            raise wire.WireError("a challenge without a greeting")
+        self._nonce = nonce
+        self._asked_at = self._loop.now()
+        self._link.send(wire.encode(wire.Proof(wire.prove(self._secret, "agent", self._hello, nonce))))
+
+    def _is_proved_by(self, proof: bytes) -> bool:
+        """Whether the coordinator knows the secret. If not, this node rejects it."""
+        if self._hello is None:
+            raise wire.WireError("an acceptance without a greeting")
+        if wire.is_same(proof, wire.prove(self._secret, "coordinator", self._hello, self._nonce)):
+            return True
+        self._reject(
+            f"{self._where} accepted this node without knowing the secret of the run; another program may listen there",
+            is_final=True,
+        )
+        return False
+
+    def _on_refused(self, refused: wire.Refused) -> None:
+        if refused.version != wire.VERSION:
+            why = (
+                f"{self._where} rejected this node: it has version {refused.version} of the protocol and this node "
+                f"version {wire.VERSION}; use the same tenax on every node"
+            )
+        else:
+            why = f"{self._where} rejected this node: {self._why_rejected}"
+        self._reject(why, is_final=refused.is_final)
+
+    def _reject(self, why: str, *, is_final: bool) -> None:
+        if is_final and self._is_refusal_final:
+            self._refused(why)
+        elif self._link is not None:
+            self._link.close(why, was_told=True)
+
+    def _on_accepted(self, terms: LeaseTerms, *, counts: bool) -> None:
+        link = self._link
+        assert link is not None
+        self._timers.pop("greeting").cancel()
+        link.trust()
+        self._is_linked = True
+        self._failures_in_a_row = 0
+        self._said_at = self._loop.now() - _SAY_EVERY_S
+        self._lease = Lease(terms, self._asked_at if counts else self._lease.proven_at)
+        self._seen = 0
+        self._node.keep("link", link.fileno())
+        if not self._has_own_address:
+            self._place.addr, self._place.bind_to = self._reachable_at(link)
+        self._beat()  # first: its answer comes before everything that follows from our words
+        for message in self._node.words(self._info):
+            self._say_word(message)
+        if self._wants_cancel:
+            self._cancel(self._wants_cancel)
+        self._guard()
+
+    def _reachable_at(self, link: Link) -> tuple[str, str]:
+        """Where the others reach this node, and where to listen for them.
+
+        The address from which we reach the coordinator is one that the others can reach as well.
+        """
+        return link.local_address, link.local_address
+
+    def _say_word(self, message: FromNode) -> None:
+        if isinstance(message, NodeReady):
+            try:
+                message = self._place.offer(message, self._own_addresses())
+                self._has_offered = True
+            except OSError as error:
+                self._refused(self._place.why_not(error))
+                return
+        if self._link is not None:
+            self._link.send(wire.encode(wire.Word(message)))
+
+    def _own_addresses(self) -> tuple[str, ...]:
+        """The addresses of this host, that of the link first: the one from which other hosts most likely see us."""
+        from tenax._io.host_addresses import host_addresses
+
+        return host_addresses(self._link.local_address if self._link is not None else "", MAX_HOST_ADDRESSES)
+
+    def _on_event(self, event: object) -> None:
+        match event:
+            case GenerationFormed() if not self._holds_lease() or not self._is_answered():
+                if self._link is not None:  # we were away for so long that the others may have gone on
+                    self._link.close("its answer came too late")
+            case GenerationFormed(part) if part == self._part:
+                """Said again, by one that did not know that it had been heard."""
+            case GenerationFormed() if not self._has_offered:
+                raise wire.WireError("a generation for which this node was not ready")
+            case GenerationFormed(part):
+                self._has_offered = False
+                self._part = part
+                self._place.serve(part)
+                self._hold()
+                self._emit(event)
+            case RunEnded() | JoinRefused():
+                self._is_finished = True
+                self._is_run_over = isinstance(event, RunEnded)
+                self._hold()
+                self._emit(event)
+            case _:
+                self._emit(event)  # type: ignore[arg-type]
+
+    def _on_link_closed(self, why: str, was_told: bool) -> None:
+        link, self._link = self._link, None
+        if link is not None and self._hello is not None:
+            self._loop.unwatch(link)
+        self._hello = None
+        self._node.release("link")
+        self._nobody_answers(f"the link to {self._where} was lost before it answered")
+        for name in ("beat", "greeting"):
+            if name in self._timers:
+                self._timers.pop(name).cancel()
+        was_linked, self._is_linked = self._is_linked, False
+        if self._is_finished:
+            return
+        if was_linked:
+            self._lost_since = self._loop.now()
+            self._saw_it_die = was_told
+            is_in_time = self._lease.ends_at() > self._loop.now()  # else the workers were just killed
+            goes_on = "; workers go on, and this node looks for it" if self._part is not None and is_in_time else ""
+            self._node.say(f"{self._where} was lost: {why}{goes_on}")
+        unreachable = f"{self._where} cannot be reached: {why}"
+        if not was_linked and (why.startswith("it sent") or why == _NO_GREETING):
+            unreachable = (
+                f"what listens in the place of {self._where} does not answer as a coordinator of tenax does; if that "
+                "is another program, choose another port"
+            )
+        if link is not None and link.is_misfit and self._part is None and self._is_refusal_final:
+            self._refused(f"{unreachable}; check the rendezvous options ssl_cert, ssl_cert_key and ca_cert on both")
+            return
+        self._find_again(unreachable, was_linked=was_linked)
+
+    # --- the lease ----------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        link = self._link
+        if link is None or not self._is_linked:
+            return
+        if self._believes_acknowledgements and link.all_has_arrived():
+            self._lease.all_has_arrived()
+            self._hold()
+        now = self._loop.now()
+        link.send(wire.encode(wire.Beat(self._lease.beat(now), now, self._seen)))
+        self._later("beat", self._lease.terms.beat_s, self._beat)
+
+    def _hold(self) -> None:
+        """Tell the keeper how long the workers may live, should this process be stopped."""
+        if self._is_alone_in_charge or self._is_run_over:
+            self._node.hold(0)  # if we are stopped, so is the coordinator; or nobody goes on at all
+        elif self._part is not None:
+            self._node.hold(max(0.001, self._lease.ends_at() - self._loop.now()))
+
+    def _holds_lease(self) -> bool:
+        return self._is_alone_in_charge or self._lease.ends_at() > self._loop.now()
+
+    def _is_answered(self) -> bool:
+        """Whether what is received now is recent: it may have been under way for long, or waited to be read."""
+        return self._is_alone_in_charge or self._lease.is_answered(self._loop.now())
+
+    def _guard(self) -> None:
+        """Be there when the lease ends. Who serves needs none: nobody goes on without the coordinator."""
+        if self._is_finished or self._is_alone_in_charge:
+            return
+        left = self._lease.ends_at() - self._loop.now()
+        if left > 0:
+            self._later("guard", left, self._guard)
+            return
+        link = self._link if self._is_linked else None  # an acknowledged greeting says nothing about beats
+        if link is not None and self._believes_acknowledgements and link.all_has_arrived():
+            self._lease.all_has_arrived()
+            if self._lease.ends_at() > self._loop.now():
+                self._hold()
+                self._guard()
+                return
+        why = f"nothing was heard of {self._where} for {self._lease.terms.fence_s:.1f} s"
+        if self._part is not None:
+            self._emit(Fenced(self._part.generation, f"{why}, and the others may go on without this node"))
+        if self._link is not None:
+            self._link.close(why)
+
+    def _later(self, name: str, after_s: float, call: Callable[[], None]) -> None:
+        if name in self._timers:
+            self._timers[name].cancel()
+        self._timers[name] = self._loop.at(self._loop.now() + after_s, call)

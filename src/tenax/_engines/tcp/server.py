@@ -1,0 +1,592 @@
+"""The coordinator's server: one seat, many links.
+
+It lives in an agent's loop as one watched thing (its own selector is a descriptor), so that a thousand links cost the
+agent nothing when they are quiet. What a node's link says becomes a fact for the coordinator; a link that closes, or is
+silent for the length of the lease, is a node lost. Before anybody is judged to be silent everything that has arrived is
+read, and what this process missed while it did not run is added to everybody's time. If that was long, everybody gets
+a full lease again, and the coordinator's deadlines a full period: see decision 0042.
+
+Unauthenticated peers get little: few bytes, few seconds, a limited number of connections (``_core/admission.py``), and
+a rejection that says nothing about the run. They are counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+
+import msgspec
+
+from tenax._core.admission import Admission, peer_group
+from tenax._core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
+from tenax._core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed, RunPhase
+from tenax._core.events import JoinRefused, RunEnded
+from tenax._core.messages import (
+    MAX_HOST_ADDRESSES,
+    FailureSeen,
+    FromNode,
+    NodeJoined,
+    NodeProgress,
+    NodeReady,
+    NodeStopped,
+)
+from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._engines.operator_api import Desk
+from tenax._engines.tcp import wire
+from tenax._engines.tcp.link import Link
+from tenax._io.endpoint import is_loopback
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable, Iterator
+
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
+    from tenax._core.lease import LeaseTerms
+    from tenax._core.policy import RestartPolicy
+    from tenax._core.requests import OfNode
+    from tenax._io.ports import Cancellable, EventLoop, RecordRun, Reply
+
+    HoldBack = Callable[[Say, CoordinatorState], None]
+
+_MOST_LINKS = 65_536
+_MAX_UNAUTHENTICATED = 2048  # connections, and at most half of all descriptors
+_STRANGER_S = 5.0  # how long they may take to authenticate
+_REPORT_EVERY_S = 10.0  # rejections are shown on the console no more often
+_MAX_SHOWN = 64  # characters of a run id that an unauthenticated peer has sent
+_TICKS_PER_LEASE = 20
+_MOST_TICK_S = 1.0  # also of a long lease, because unauthenticated peers expire by it
+_ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
+_ACCEPTS_AT_ONCE = 256
+_ANSWERS_KEPT = 16  # that a node has not acknowledged
+_LAST_WORDS_S = 1.0  # for all links together, when the server closes
+_CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
+_MOST_ASKED = 1024  # requests that nodes have not answered
+_ASKED_S = 60.0  # how long a node may take: longer than any request may wait
+_MOST_OPERATORS = 256
+_OPERATOR_S = 60.0  # how long an operator's link may be quiet
+_RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
+
+
+class _Peer:
+    """One link and what is known of who is at its other end."""
+
+    def __init__(self, since: float, address: str = "") -> None:
+        self.link: Link
+        self.address = address
+        self.descriptor = -1  # also after the link has closed it
+        self.node_id = ""
+        self.hello: wire.Hello | None = None
+        self.nonce = b""
+        self.is_trusted = False
+        self.is_operator = False
+        self.is_leaving = False  # it got its last word
+        self.since = since
+        self.heard_at = since
+        self.interest = selectors.EVENT_READ
+        self.clocks = _Clocks()
+        self.answers: dict[int, float] = {}  # when they were sent, until something later is acknowledged
+        self.proven_at = since  # when we had sent what it has acknowledged last
+
+    def answer(self, number: int, seen: int, now: float) -> None:
+        """It gets an answer to this beat, and has acknowledged another."""
+        if seen in self.answers:
+            self.proven_at = max(self.proven_at, self.answers[seen])
+            self.answers = {each: at for each, at in self.answers.items() if each > seen}
+        elif len(self.answers) >= _ANSWERS_KEPT:
+            del self.answers[next(iter(self.answers))]
+        self.answers[number] = now
+
+
+class _Asked:
+    """A request that a node has not answered."""
+
+    def __init__(self, node_id: str, reply: Reply, at: float) -> None:
+        self.node_id = node_id
+        self.reply = reply
+        self.at = at
+
+
+class _Clocks:
+    """How far a node's clock is ahead of ours, from the beat that was under way the shortest time lately."""
+
+    def __init__(self) -> None:
+        self._ahead_s: float | None = None
+        self._since = 0.0
+
+    def compare(self, theirs: float, ours: float) -> None:
+        ahead_s = theirs - ours
+        if self._ahead_s is None or ahead_s > self._ahead_s or ours - self._since > _CLOCKS_DRIFT_S:
+            self._ahead_s, self._since = ahead_s, ours
+
+    def dated(self, message: FromNode, now: float) -> FromNode:
+        """A word with the time at which it arrived, on its sender's clock: however long it was under way."""
+        if self._ahead_s is None or not isinstance(message, FailureSeen | NodeStopped | NodeProgress):
+            return message
+        return msgspec.structs.replace(message, sent_at=clamped_time(max(message.sent_at, now + self._ahead_s)))
+
+
+class CoordinatorServer:
+    """Watched by the agent's loop. ``on_fewer`` is called when a node's link has gone."""
+
+    def __init__(
+        self,
+        listeners: list[socket.socket],
+        settings: RunSettings,
+        terms: LeaseTerms,
+        secret: bytes,
+        loop: EventLoop,
+        *,
+        policy: RestartPolicy | None = None,
+        tls: ssl.SSLContext | None = None,
+        record: RecordRun = lambda *_: None,
+        on_fewer: Callable[[], None] = lambda: None,
+        on_change: Callable[[CoordinatorState], None] = lambda _: None,
+        on_tick: Callable[[], None] = lambda: None,
+        counts: Callable[[CoordinatorServer], bool] = lambda _: True,
+        hold_back: HoldBack | None = None,
+        stranger_s: float = _STRANGER_S,
+        accepts_operators: bool = True,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``say`` prints a line on the console of this node. Without a secret no operator is accepted."""
+        self._listeners = listeners
+        self._settings = settings
+        self._terms = terms
+        self._secret = secret
+        self._loop = loop
+        self._tls = tls
+        self._on_fewer = on_fewer
+        self._on_change = on_change
+        self._on_every_tick = on_tick
+        self._counts = counts
+        self._hold_back = hold_back
+        self._stranger_s = stranger_s
+        self._accepts_operators = accepts_operators and bool(secret)
+        self._say = say
+        self._report_at = -_REPORT_EVERY_S  # when the next rejection may be shown
+        self._unreported = 0
+        self._known = (0, False)  # the last generation, and whether the run is over
+        self._selector = selectors.DefaultSelector()
+        self._peers: set[_Peer] = set()
+        self._operators = 0
+        self._nodes: dict[str, _Peer] = {}
+        # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
+        self._absent: dict[str, tuple[float, str]] = {}
+        self._seat = CoordinatorSeat(
+            settings, policy, loop, self._say_if_known, self._before_saying, freeze_s=terms.freeze_s
+        )
+        self.desk = Desk(self._seat, loop, self._pass_on)
+        self._asked: dict[int, _Asked] = {}  # by our number
+        self._asks = 0
+        self._record = record
+        self._timer: Cancellable | None = None
+        self._tick_at = 0.0
+        self._is_listening = False
+        self.refused = 0  # links that were closed because of what they sent, or did not send
+        self._most_links = _most_links()
+        max_unauthenticated = max(8, min(_MAX_UNAUTHENTICATED, self._most_links // 2))
+        self._admission: Admission[_Peer] = Admission(max_unauthenticated, max_unauthenticated * 3 // 4)
+
+    @property
+    def seat(self) -> CoordinatorSeat:
+        return self._seat
+
+    def open(self, opened: Opened) -> None:
+        for listener in self._listeners:
+            listener.setblocking(False)
+        self._listen()
+        self._loop.watch(self)
+        self._seat.step(opened)
+        self._tick_later()
+
+    def others(self, node_id: str) -> int:
+        """How many nodes besides this one are linked, or may come back."""
+        return len((self._nodes.keys() | self._absent.keys()) - {node_id})
+
+    @property
+    def is_over(self) -> bool:
+        return self._seat.state.phase is RunPhase.OVER
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether some member of a generation may be at work."""
+        return self._seat.state.phase in (RunPhase.RUNNING, RunPhase.ENDING, RunPhase.RECOVERING)
+
+    def members_proven_at(self) -> Iterator[float | None]:
+        """Of each member of the generation, when we had sent what it has acknowledged last; None: it is not linked."""
+        for node_id in self._seat.state.members:
+            peer = self._nodes.get(node_id)
+            yield None if peer is None else peer.proven_at
+
+    # --- watched by the loop ------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._selector.fileno() if self._is_open() else -1
+
+    def _is_open(self) -> bool:
+        return self._timer is not None
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """The selector inside takes care of that."""
+
+    def on_readable(self) -> None:
+        self._serve()
+
+    def _serve(self) -> bool:
+        """Everything that is ready now. Says whether there was anything."""
+        ready = self._selector.select(0)
+        for key, mask in ready:
+            if key.data is None:
+                self._accept(key.fileobj)  # type: ignore[arg-type]
+                continue
+            peer: _Peer = key.data
+            if mask & selectors.EVENT_WRITE:
+                peer.link.on_writable()
+            if mask & selectors.EVENT_READ and not peer.link.is_closed:
+                peer.link.on_readable()
+            self._watch_rightly(peer)
+        return bool(ready)
+
+    def _watch_rightly(self, peer: _Peer) -> None:
+        if peer.link.is_closed:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.link.wants_to_write else 0)
+        if wanted != peer.interest:
+            peer.interest = wanted
+            self._selector.modify(peer.link.fileno(), wanted, peer)
+
+    # --- unauthenticated peers ----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if not self._is_listening:
+            self._is_listening = True
+            for listener in self._listeners:
+                self._selector.register(listener, selectors.EVENT_READ, None)
+
+    def _stop_listening(self) -> None:
+        """Full. Whoever comes now waits in the system's queue until the next tick."""
+        if self._is_listening:
+            self._is_listening = False
+            for listener in self._listeners:
+                self._selector.unregister(listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if len(self._peers) >= self._most_links:
+                self._stop_listening()
+                return
+            try:
+                sock, address = listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._stop_listening()
+                return  # anything else is this one connection's trouble, and it is gone
+            self._welcome(sock, str(address[0]))
+
+    def _welcome(self, sock: socket.socket, address: str) -> None:
+        peer = _Peer(self._loop.now(), address)
+
+        def on_body(body: bytes) -> None:
+            self._on_body(peer, body)
+
+        def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - a closed link is a lost node either way
+            self._on_closed(peer, why)
+
+        peer.descriptor = sock.fileno()
+        peer.link = Link(sock, on_body, on_closed, self._tls, is_server=True)
+        self._peers.add(peer)
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+        for evicted in self._admission.admit(peer, peer_group(address), peer.since):
+            self.refused += 1
+            evicted.link.reset()
+            self._forget(evicted)
+
+    def _on_body(self, peer: _Peer, body: bytes) -> None:
+        peer.heard_at = self._loop.now()
+        frame = wire.decode_from_agent(body)
+        if peer.is_trusted:
+            self._on_trusted(peer, frame)
+        elif isinstance(frame, wire.Hello) and peer.hello is None:
+            self._on_hello(peer, frame)
+        elif isinstance(frame, wire.Proof) and peer.hello is not None:
+            self._on_proof(peer, peer.hello, frame)
+        else:
+            raise wire.WireError("the wrong frame for its place")
+
+    def _on_hello(self, peer: _Peer, hello: wire.Hello) -> None:
+        if hello.version != wire.VERSION:
+            reason = f"the coordinator has version {wire.VERSION} of the protocol; use the same tenax on every node"
+            self._refuse(peer, f"it has version {hello.version} of the protocol, not {wire.VERSION}", reason)
+        elif len(hello.nonce) != wire.NONCE_BYTES or not 0 < len(hello.node_id) <= 64:
+            raise wire.WireError("a greeting that is not ours")
+        else:
+            peer.hello = hello
+            peer.nonce = os.urandom(wire.NONCE_BYTES)
+            peer.proven_at = self._loop.now()  # once it has answered the challenge
+            self._send(peer, wire.encode(wire.Challenge(peer.nonce)))
+
+    def _on_proof(self, peer: _Peer, hello: wire.Hello, proof: wire.Proof) -> None:
+        """Whatever is wrong with it, the peer gets the same rejection, at the same step."""
+        who = "operator" if hello.is_operator else "agent"  # nobody on the way can make one of the other
+        is_same_secret = wire.is_same(proof.proof, wire.prove(self._secret, who, hello, peer.nonce))
+        if not is_same_secret or hello.run_id != self._settings.run_id:
+            # If this run is over, the next one on this port may be that of the peer.
+            wrong_run = f"it was started for the run {hello.run_id[:_MAX_SHOWN]!r}"
+            self._refuse(peer, "it has another secret" if not is_same_secret else wrong_run, is_final=not self.is_over)
+            return
+        if hello.is_operator and not self._accepts_operators:
+            self._refuse(peer, "operators need a secret, and this run has none", wire.NO_SECRET)
+            return
+        if hello.is_operator and self._operators >= _MOST_OPERATORS:
+            why = f"{self._operators} operators are connected already"
+            self._refuse(peer, why, wire.TOO_MANY_OPERATORS, is_final=False)
+            return
+        self._admission.release(peer)
+        peer.is_trusted = True
+        peer.is_operator = hello.is_operator
+        our_proof = wire.prove(self._secret, "coordinator", hello, peer.nonce)
+        if peer.is_operator:
+            self._operators += 1
+            self._send(peer, wire.encode(wire.Accepted(our_proof, self._terms.beat_s, self._terms.lease_s)))
+            return
+        peer.node_id = hello.node_id
+        peer.link.trust()
+        old = self._nodes.get(hello.node_id)
+        self._nodes[hello.node_id] = peer
+        self._absent.pop(hello.node_id, None)
+        if old is not None:  # the same agent, and its old link is of no use to it any more
+            old.link.reset()
+            self._forget(old)
+            self._nobody_answers(hello.node_id)  # what was asked over it is not answered over another
+        counts = self._counts(self)
+        self._send(peer, wire.encode(wire.Accepted(our_proof, self._terms.beat_s, self._terms.lease_s, counts)))
+
+    def _refuse(self, peer: _Peer, why: str, reason: str = "", *, is_final: bool = True) -> None:
+        """``why`` is for the console here. The peer gets ``reason``, which says nothing about run and secret."""
+        self.refused += 1
+        self._report_rejection(peer, why)
+        self._send(peer, wire.encode(wire.Refused(reason, is_final, wire.VERSION)))
+        self._forget(peer, is_flushed=True)
+
+    def _report_rejection(self, peer: _Peer, why: str) -> None:
+        """Once in a while: a peer can be rejected as often as it likes."""
+        self._unreported += 1
+        now = self._loop.now()
+        if now < self._report_at:
+            return
+        more = f" ({self._unreported} were rejected since the last report)" if self._unreported > 1 else ""
+        self._report_at, self._unreported = now + _REPORT_EVERY_S, 0
+        who = "an operator" if peer.hello is not None and peer.hello.is_operator else "a node"
+        self._say(f"rejected {who} from {peer.address or 'this host'}: {why}{more}")
+
+    # --- nodes --------------------------------------------------------------------------------------------------------
+
+    def _on_trusted(self, peer: _Peer, frame: wire.FromAgent) -> None:
+        match frame:
+            case wire.Ask(number, request):
+                self.desk.ask(request, lambda value, error: self._answer(peer, number, value, error))
+            case _ if peer.is_operator:
+                raise wire.WireError("an operator only asks")
+            case wire.Answer(number, value, error):
+                asked = self._asked.get(number)
+                if asked is not None and asked.node_id == peer.node_id:
+                    del self._asked[number]
+                    asked.reply(value, error)
+            case wire.Beat(number, at, seen):
+                peer.clocks.compare(at, peer.heard_at)
+                peer.answer(number, seen, self._loop.now())
+                self._send(peer, wire.encode(wire.BeatAnswer(number, self._counts(self))))
+            case wire.Word(message):
+                if isinstance(message, NodeJoined):
+                    self._check_joined(peer, message)
+                if isinstance(message, NodeReady):
+                    message = with_seen_address(message, peer.link.remote_address)
+                self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
+            case wire.Cancel(why):
+                self._seat.step(CancelRequested(why))
+            case _:
+                raise wire.WireError("the wrong frame for its place")
+
+    def _check_joined(self, peer: _Peer, joined: NodeJoined) -> None:
+        """Reject what cannot be true of any member, before the coordinator adopts a generation or a budget from it."""
+        if joined.node.node_id != peer.node_id:
+            raise wire.WireError("the words of another node")
+        if joined.generation > self._seat.state.generation + MAX_GENERATIONS_AHEAD:
+            raise wire.WireError(f"generation {joined.generation}, which is too far ahead")
+        if joined.restarts_used > max(0, joined.generation - 1):
+            raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
+
+    def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+        """What a successor must know is written down before anybody hears of it."""
+        known = (state.generation, state.verdict is not None)
+        if known != self._known:
+            self._known = known
+            self._on_change(state)
+        self._record(now, event, says, state)
+
+    def _say_if_known(self, say: Say) -> None:
+        """Nobody hears of a decision, or of what followed it, before those who hold it back say so."""
+        if self._hold_back is None:
+            self.deliver(say)
+        else:
+            self._hold_back(say, self._seat.state)
+
+    def deliver(self, say: Say) -> None:
+        data = wire.encode(wire.Event(say.event))
+        is_last_word = isinstance(say.event, RunEnded | JoinRefused)
+        for node_id in say.to:
+            peer = self._nodes.get(node_id)
+            if peer is not None:
+                peer.is_leaving |= is_last_word
+                self._send(peer, data)
+
+    # --- operators ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, peer: _Peer, number: int, value: object, error: str) -> None:
+        if peer.link.is_closed:
+            return
+        if peer.link.unsent_bytes > wire.MOST_BYTES_OF_ANSWERS:
+            value, error = None, wire.TOO_MUCH_AT_ONCE
+        self._send(peer, wire.encode_answer(number, value, error))
+
+    def _pass_on(self, node_id: str, request: OfNode, reply: Reply) -> None:
+        peer = self._nodes.get(node_id)
+        if peer is None or len(self._asked) >= _MOST_ASKED:
+            reply(None, "that node is not linked just now" if peer is None else "too many requests are under way")
+            return
+        try:
+            data = wire.encode_ask(self._asks + 1, request)
+        except wire.WireError as error:
+            reply(None, f"this cannot be asked of a node: {error}")
+            return
+        self._asks += 1
+        self._asked[self._asks] = _Asked(node_id, reply, self._loop.now())
+        self._send(peer, data)
+
+    def _nobody_answers(self, node_id: str) -> None:
+        self._give_up_asking("the link to that node was lost before it answered", lambda each: each.node_id == node_id)
+
+    def _give_up_asking(self, why: str, which: Callable[[_Asked], bool] = lambda _: True) -> None:
+        for number, asked in list(self._asked.items()):
+            if which(asked) and self._asked.pop(number, None) is not None:
+                asked.reply(None, why)
+
+    def cancel(self, why: str) -> None:
+        self._seat.step(CancelRequested(why))
+
+    def _send(self, peer: _Peer, data: bytes) -> None:
+        peer.link.send(data)
+        self._watch_rightly(peer)
+
+    def _on_closed(self, peer: _Peer, why: str) -> None:
+        if not peer.is_trusted:
+            self.refused += 1
+        self._forget(peer)
+        if peer.is_trusted and self._nodes.get(peer.node_id) is peer:
+            del self._nodes[peer.node_id]
+            if peer.link.was_finished or peer.is_leaving:
+                self._seat.step(NodeLost(peer.node_id, why))
+            else:
+                self._absent[peer.node_id] = (peer.heard_at, why)
+            self._nobody_answers(peer.node_id)
+            self._on_fewer()
+
+    def _forget(self, peer: _Peer, *, is_flushed: bool = False) -> None:
+        """Let the link go. What it was still to be told has a moment if it is the reason of a refusal."""
+        if peer not in self._peers:
+            return
+        self._peers.discard(peer)
+        self._admission.release(peer)
+        if peer.is_operator:
+            self._operators -= 1
+        self._selector.unregister(peer.descriptor)
+        if is_flushed:
+            peer.link.flush(0.0)
+        peer.link.close()
+        self._listen()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _tick_later(self) -> None:
+        self._tick_at = self._loop.now() + min(_MOST_TICK_S, self._terms.lease_s / _TICKS_PER_LEASE)
+        self._timer = self._loop.at(self._tick_at, self._on_tick)
+
+    def _on_tick(self) -> None:
+        for _ in range(_ROUNDS_OF_HEARING):  # not for ever: strangers may talk without end
+            if not self._serve():
+                break
+        now = self._loop.now()
+        absent_s = now - self._tick_at  # we were stopped or starved, and the node in our own process with us
+        if absent_s > self._terms.freeze_s:
+            self._seat.step(Resumed(absent_s))
+            absent_s = float("inf")  # everybody gets a full lease
+        self._absent = {each: (min(now, heard_at + absent_s), why) for each, (heard_at, why) in self._absent.items()}
+        for peer in list(self._peers):
+            peer.heard_at = min(now, peer.heard_at + absent_s)
+            peer.since = min(now, peer.since + absent_s)
+            if not peer.is_trusted:
+                if now - peer.since > self._stranger_s:
+                    self.refused += 1
+                    self._forget(peer)
+            elif peer.is_operator:
+                if now - peer.heard_at > _OPERATOR_S:
+                    peer.link.close("it asked nothing for too long")
+            elif now - peer.heard_at > self._terms.lease_s:
+                peer.link.reset(f"it was silent for {self._terms.lease_s:g} s")
+        for node_id, (heard_at, why) in list(self._absent.items()):
+            if now - heard_at > self._terms.lease_s:
+                del self._absent[node_id]
+                self._seat.step(NodeLost(node_id, why))
+                self._on_fewer()
+        self._give_up_asking("that node did not answer in time", lambda asked: now - asked.at > _ASKED_S)
+        if len(self._peers) < self._most_links:
+            self._listen()
+        self._on_every_tick()
+        self._tick_later()
+
+    def close(self) -> None:
+        if self._timer is None:
+            return
+        self._timer.cancel()
+        self._timer = None
+        self._loop.unwatch(self)
+        self._seat.close()
+        for listener in self._listeners:
+            listener.close()
+        self._give_up_asking("the coordinator went before that node answered")
+        self.desk.close()
+        until = self._loop.now() + _LAST_WORDS_S
+        for peer in sorted(self._peers, key=lambda peer: not peer.node_id):  # nodes first: they have less time to lose
+            peer.link.flush(until - self._loop.now())
+            peer.link.close()
+        self._selector.close()
+
+
+def with_seen_address(ready: NodeReady, seen: str) -> NodeReady:
+    """Add the address that a node has here to those that it announced: others may see it translated as we do."""
+    if not seen or is_loopback(seen) or seen in ready.addresses:
+        return ready
+    return msgspec.structs.replace(ready, addresses=(seen, *ready.addresses[:MAX_HOST_ADDRESSES]))
+
+
+def _most_links() -> int:
+    """As many as this process may have descriptors. The soft limit is raised: workers do not inherit it from us."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_LINKS
+    wanted = _MOST_LINKS if hard == resource.RLIM_INFINITY else min(hard, _MOST_LINKS)
+    if wanted > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    return max(16, min(_MOST_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVE))

@@ -1,0 +1,219 @@
+"""The wire between an agent and the coordinator: frames, and the handshake.
+
+A frame is a length (4 bytes, big-endian) and that many bytes of JSON with a known type. In the handshake both sides
+prove that they know the job's secret, without sending it, and that they mean the same run. The client proves first:
+
+    agent                                       coordinator
+    Hello(version, run_id, node_id, nonce)  ->
+                                            <-  Challenge(nonce)             or Refused (another version)
+    Proof(proof)                            ->
+                                            <-  Accepted(proof, terms)       or Refused
+    Word(...), Beat(n) ...                  <-> Event(...), BeatAnswer(n) ...
+    Ask(n, ...)                             <-> Answer(n, ...)               either way: see ``_core/requests.py``
+
+So an unauthenticated peer gets nothing that depends on the secret or on the run. A rejection is the same for a wrong
+run and for a wrong secret. The client believes nothing before it has verified the proof in ``Accepted``.
+
+The Hello of an operator has ``is_operator``: an operator sends requests, and is not a node.
+
+Pure: bytes and values. Whatever cannot be understood raises ``WireError``, and the connection is over. Nothing that
+arrives here is ever executed or unpickled.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core.bounds import DECODE_ERRORS, MAX_LONG_TEXT, MAX_TEXT, Interval, LongText, Number, Reason, Time
+from tenax._core.events import FromCoordinator
+from tenax._core.messages import FromNode
+from tenax._core.requests import AnyRequest
+from tenax._core.text import encodable, shortened_texts
+
+VERSION = 2
+MOST_BYTES_OF_STRANGERS = 4 << 10
+MOST_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
+MOST_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
+TOO_MUCH_AT_ONCE = "more answers are under way than this link takes; ask for less at once"
+NONCE_BYTES = 16
+# Reasons for which an operator that has proved itself is rejected.
+NO_SECRET = "no secret"  # noqa: S105 - operators need one, and the run has none
+TOO_MANY_OPERATORS = "too many operators"
+
+
+class WireError(Exception):
+    """These bytes are not ours."""
+
+
+class Frame(msgspec.Struct, frozen=True, tag=True, tag_field="frame", omit_defaults=True):
+    """Base of everything that travels."""
+
+
+class Hello(Frame, frozen=True):
+    version: int
+    run_id: str
+    node_id: str
+    nonce: bytes
+    is_operator: bool = False  # a person's tool, not a node
+
+
+class Proof(Frame, frozen=True):
+    proof: bytes
+
+
+class Word(Frame, frozen=True):
+    """What a node says to the coordinator."""
+
+    message: FromNode
+
+
+class Beat(Frame, frozen=True):
+    number: Number
+    at: Time = 0.0  # on the sender's clock: the least difference that was seen is that of the two clocks
+    seen: Number = 0  # the last answer that the sender got
+
+
+class Cancel(Frame, frozen=True):
+    """An operator ends the run."""
+
+    why: Reason
+
+
+class Challenge(Frame, frozen=True):
+    nonce: bytes
+
+
+class Accepted(Frame, frozen=True):
+    """The coordinator's proof, and the terms: how often to beat, and how long silence may last."""
+
+    proof: bytes
+    beat_s: Interval
+    lease_s: Interval
+    counts: bool = True  # see BeatAnswer
+
+
+class Refused(Frame, frozen=True):
+    """A rejection. It says nothing about the run or the secret, and its text is not shown: anyone can send it."""
+
+    reason: LongText  # for nodes of version 1, which show it; or ``NO_SECRET``, ``TOO_MANY_OPERATORS``
+    is_final: bool = True  # trying again will not help
+    version: int = 1  # of the coordinator; version 1 does not send it
+
+
+class Event(Frame, frozen=True):
+    """What the coordinator says to a node."""
+
+    event: FromCoordinator
+
+
+class BeatAnswer(Frame, frozen=True):
+    number: Number
+    counts: bool = True  # False: this coordinator may have a successor, and its word prolongs nobody's life
+
+
+class Ask(Frame, frozen=True):
+    """A request. The other side answers once, with the same number."""
+
+    number: Number
+    request: AnyRequest
+
+
+class Answer(Frame, frozen=True):
+    number: Number
+    value: msgspec.Raw = msgspec.Raw(b"null")
+    error: LongText = ""  # why there is none
+
+
+FromAgent = Hello | Proof | Word | Beat | Cancel | Ask | Answer
+FromServer = Challenge | Accepted | Refused | Event | BeatAnswer | Ask | Answer
+
+_encoder = msgspec.json.Encoder()
+_from_agent: msgspec.json.Decoder[FromAgent] = msgspec.json.Decoder(FromAgent)
+_from_server: msgspec.json.Decoder[FromServer] = msgspec.json.Decoder(FromServer)
+
+
+def encode(frame: FromAgent | FromServer) -> bytes:
+    try:
+        body = _encoder.encode(frame)
+    except UnicodeEncodeError:  # a worker's last words may be any bytes
+        body = _encoder.encode(encodable(msgspec.to_builtins(frame)))
+    limit = MAX_TEXT if isinstance(frame, Word) else MAX_LONG_TEXT
+    if len(body) > limit:  # a text in it may be longer than the other side accepts
+        plain = encodable(msgspec.to_builtins(frame)) if isinstance(frame, Word | Event) else None
+        body = _encoder.encode(shortened_texts(plain, limit)) if plain is not None else body
+    return len(body).to_bytes(4, "big") + body
+
+
+def encode_ask(number: int, request: AnyRequest) -> bytes:
+    """A request that the other side takes. Raises WireError for one that would cost the link: somebody else made it."""
+    data = encode(Ask(number, request))
+    if len(data) > MOST_BYTES:
+        raise WireError(f"a frame of {len(data)} bytes, where at most {MOST_BYTES} are allowed")
+    decode_from_server(data[4:])
+    return data
+
+
+def encode_answer(number: int, value: object, error: str) -> bytes:
+    """An answer that always fits: one that does not says so instead."""
+    try:
+        raw = _encoder.encode(value)
+    except UnicodeEncodeError:
+        raw = _encoder.encode(encodable(msgspec.to_builtins(value)))
+    if len(raw) > MOST_BYTES // 2:
+        raw, error = b"null", f"the answer has {len(raw)} bytes, which is too long; ask for less"
+    return encode(Answer(number, msgspec.Raw(raw), error))
+
+
+def decode_from_agent(body: bytes) -> FromAgent:
+    try:
+        return _from_agent.decode(body)
+    except DECODE_ERRORS as error:
+        raise WireError(f"a frame that is not ours: {error}") from error
+
+
+def decode_from_server(body: bytes) -> FromServer:
+    try:
+        return _from_server.decode(body)
+    except DECODE_ERRORS as error:
+        raise WireError(f"a frame that is not ours: {error}") from error
+
+
+class FrameReader:
+    """Cuts a stream into frames, however it was cut on the way."""
+
+    def __init__(self, most_bytes: int = MOST_BYTES_OF_STRANGERS) -> None:
+        self.most_bytes = most_bytes
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "big")
+            if size > self.most_bytes:
+                raise WireError(f"a frame of {size} bytes, where at most {self.most_bytes} are allowed")
+            end = start + 4 + size
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[start + 4 : end]))
+            start = end
+        if start:
+            del buffer[:start]
+        return bodies
+
+
+def prove(secret: bytes, who: str, hello: Hello, server_nonce: bytes) -> bytes:
+    """That ``who`` ("agent", "operator" or "coordinator") knows the secret, for this connection only."""
+    import hmac
+
+    parts = (who.encode(), hello.run_id.encode(), hello.node_id.encode(), hello.nonce, server_nonce)
+    text = b"tenax rendezvous 2" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.digest(secret, text, "sha256")
+
+
+def is_same(one: bytes, other: bytes) -> bool:
+    import hmac
+
+    return hmac.compare_digest(one, other)

@@ -1,0 +1,83 @@
+"""ChildFailedError: the exception with which a launcher says that its workers failed. TorchElastic's name and shape.
+
+Raised in a function that ``record`` decorates, it passes the first cause's error file on to whoever started that
+process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tenax._failures.plain_text import harmless
+from tenax._failures.process_failure import NOT_AVAILABLE, ProcessFailure
+
+__all__ = ["ChildFailedError"]
+
+_MOST_WIDTH = 60
+
+
+class ChildFailedError(Exception):
+    """Workers failed. ``failures`` maps global ranks to what is known of each; it is never empty."""
+
+    def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
+        if not failures:
+            raise AssertionError("a ChildFailedError needs at least one failure, got none")
+        self.name = name
+        self.failures = failures
+        super().__init__(self.format_msg())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.failures)
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """The rank that failed first and how; one that only lost a peer is not the first if another has a cause.
+
+        Of two in the same moment, the one that was seen first.
+        """
+        rank = min(self.failures, key=lambda rank: _by_cause(self.failures[rank]))
+        return rank, self.failures[rank]
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """The failures as text: all others first, the first cause last, where a reader's eye ends."""
+        first_rank, _ = self.get_first_failure()
+        blocks = {rank: _block(index, rank, failure) for index, (rank, failure) in enumerate(self.failures.items())}
+        first = blocks.pop(first_rank)
+        title = f"{self.name} FAILED"
+        longest = max(len(line) for block in (title, first, *blocks.values()) for line in block.split("\n"))
+        width = min(longest, _MOST_WIDTH)
+        border, section = boarder_delim * width, section_delim * width
+        others = blocks.values() or ["  <NO_OTHER_FAILURES>"]
+        lines = ["", border, title, section, "Failures:", *others, section]
+        return "\n".join([*lines, "Root Cause (first observed failure):", first, border])
+
+
+def _by_cause(failure: ProcessFailure) -> tuple[bool, float]:
+    # torch's own ProcessFailure, which some callers still pass, knows whole seconds and no causes.
+    return getattr(failure, "is_consequence", False), getattr(failure, "raised_at", failure.timestamp)
+
+
+def _block(index: int, rank: int, failure: ProcessFailure) -> str:
+    import socket
+
+    name = failure.signal_name()
+    fields = {
+        "time": failure.timestamp_isoformat(),
+        # Not the fully qualified name: that asks a name server, and a report must not wait for one.
+        "host": getattr(failure, "host", "") or socket.gethostname(),
+        "rank": f"{rank} (local_rank: {failure.local_rank})",
+        "exitcode": f"{failure.exitcode} (pid: {failure.pid})" + ("" if name == NOT_AVAILABLE else f" ({name})"),
+        "error_file": failure.error_file,
+        "traceback": _told(failure.message),
+    }
+    return "\n".join([f"[{index}]:", *(f"  {key:<10}: {harmless(value)}" for key, value in fields.items())])
+
+
+def _told(message: Any) -> str:
+    """The traceback if there is one, else the message, indented to stand below its key."""
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    candidates = (
+        extra.get("py_callstack") if isinstance(extra, dict) else None,
+        message.get("message") if isinstance(message, dict) else message,
+    )
+    told = next((text for text in candidates if isinstance(text, str) and text), NOT_AVAILABLE)
+    return told.replace("\n", "\n  ")

@@ -1,0 +1,638 @@
+"""The one report: how the run ended, for a person and for a machine.
+
+Printed once, last, by every node of the run: what it says of a failure names the host where that happened. It leads
+with one sentence, then the first cause: what it means, what proves it, what to do next (``cause.py``), and everything
+that is known of it; those that failed of the same, because of it, or besides are short; workers that we stopped are
+named as stopped by us, never as failures; when a worker hung, it says where the others were; then what was done and
+where to look. Where all that failed only lost a peer, it says that it does not know the cause, and blames nobody.
+Pure: a value in, text out. It knows no terminal, file or clock, and nothing in it is told by colour alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from tenax._core.model import Failure, Outcome, Verdict, when_it_began
+from tenax._failures.cause import Cause, cause_of, missing_ranks
+from tenax._failures.exit_codes import exit_code_for
+from tenax._failures.exit_text import ended_in_words, signal_in_words, signal_name
+from tenax._failures.plain_text import harmless, shortened, storable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from tenax._failures.wall_clock import WallClock
+
+_VERSION = 2
+_LEAST_WIDTH, _MOST_WIDTH = 40, 100
+_HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
+_MOST_LINE = 500
+_MOST_SENTENCE = 300
+_MOST_OF_OURS = 2000  # what we say ourselves is as long as it must be
+_HEAD_OF_PLACE, _TAIL_OF_PLACE = 4, 20  # lines
+_MOST_PLACES = 4
+_MOST_OTHERS = 8
+_MOST_HISTORY = 8
+_MOST_SPANS = 24
+_KEY_WIDTH = 11
+_VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only if it says the same
+_BECAUSE = {  # what a victim did, after its name
+    "peer_lost": "lost the connection to a peer",
+    "collective_timeout": "waited in vain in a collective operation",
+    "store_timeout": "waited in vain at the store",
+}
+_UNTOLD = "Not known: no worker names one of its own. All that failed lost a peer or waited in vain for one."
+_NOT_THE_CAUSE = " (a consequence: no worker names the cause)"
+_BOLD, _RED, _PLAIN = "\x1b[1m", "\x1b[1;31m", "\x1b[0m"
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict, and the facts around it that make it readable."""
+
+    verdict: Verdict
+    entrypoint: str  # "train.py"
+    host: str  # where this report is made
+    run_id: str = ""
+    role: str = ""
+    max_restarts: int = 0
+    log_dir: str = ""
+    journal: str = ""
+    clock: WallClock | None = None  # None: no time of day is known
+
+
+def summary(failure: Failure, here: str = "") -> str:
+    """One failure in one line, as the history of a report has it; with its host, unless that is the one named here."""
+    process = f", pid {failure.pid}" if failure.pid > 0 else ""
+    place = f" on {failure.host}" if failure.host not in ("", here) else ""
+    who = f"rank {failure.global_rank} (local rank {failure.local_rank}{process}){place}"
+    return _line(f"{who} {_what_happened(failure)}")
+
+
+def headline(report: Report) -> str:
+    """The one sentence: what happened."""
+    verdict, name = report.verdict, report.entrypoint
+    restarts = "" if verdict.restarts_used == 0 else f" after {_restarts(report)}"
+    match verdict.outcome:
+        case Outcome.SUCCEEDED:
+            sentence = f"{name} succeeded{restarts}"
+        case Outcome.FAILED if verdict.failures:
+            first = verdict.failures[0]
+            where = first.host or report.host
+            sentence = f"{name} failed: rank {first.global_rank} on {where} {_what_happened(first)}"
+            if cause_of(first).is_consequence:
+                return _line(sentence, _MOST_SENTENCE - len(_NOT_THE_CAUSE)) + _NOT_THE_CAUSE
+        case Outcome.FAILED:
+            sentence = f"{name} failed on {report.host}: {verdict.why}"
+        case Outcome.CANCELLED:
+            if verdict.signal or not verdict.why:
+                by = f" by {signal_in_words(verdict.signal)}" if verdict.signal else ""
+                sentence = f"{name} was cancelled{by}{restarts}"
+            else:
+                sentence = f"{name} was cancelled{restarts}: {verdict.why}"
+        case Outcome.ABANDONED:
+            pids = ", ".join(map(str, verdict.stuck_pids)) or "unknown"
+            sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
+        case Outcome.BROKEN:
+            sentence = f"{name} could not be run: {verdict.why}"
+            return _line(sentence, _MOST_OF_OURS)  # what to do stands at its end
+    return _line(sentence)
+
+
+# --- for a person -----------------------------------------------------------------------------------------------------
+
+
+def render(report: Report, colour: bool = False, width: int = 80) -> str:
+    """The report as text. Ends with a newline; a run that succeeded gets one line."""
+    width = min(max(width, _LEAST_WIDTH), _MOST_WIDTH)
+    paint = _paint if colour else _leave
+    verdict = report.verdict
+    if verdict.outcome is Outcome.SUCCEEDED:
+        goodput = _goodput(verdict)
+        return headline(report) + (f": {goodput}\n" if goodput else "\n")
+    title = _RED if verdict.outcome in (Outcome.FAILED, Outcome.ABANDONED, Outcome.BROKEN) else _BOLD
+    lines = ["=" * width, *(paint(title, line) for line in _wrapped(headline(report), width)), "-" * width]
+    sections: list[list[str]] = []
+    if verdict.failures:
+        caption = "First cause" if verdict.outcome is Outcome.FAILED else "A worker had failed"
+        sections.append([paint(_BOLD, caption), *_first_cause(report, width)])
+        sections += _others(report, paint)
+    sections.append(_stopped(report, width))
+    sections.append(_meanwhile(report, paint, width))
+    sections.append([paint(_BOLD, "What was done"), *_what_was_done(report, width)])
+    sections.append(_where_to_look(report, width))
+    for section in sections:
+        if section:
+            lines += [*section, ""]
+    lines[-1] = "=" * width
+    return "\n".join(lines) + "\n"
+
+
+def _paint(colour: str, text: str) -> str:
+    return f"{colour}{text}{_PLAIN}"
+
+
+def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _paint
+    return text
+
+
+def _first_cause(report: Report, width: int) -> list[str]:
+    failure = report.verdict.failures[0]
+    evidence = failure.evidence
+    cause = cause_of(failure)
+    place = f"{failure.global_rank} (local rank {failure.local_rank}) on {failure.host or report.host}"
+    there = f" (on {failure.host})" if failure.host not in ("", report.host) else ""
+    facts = {
+        "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
+        "ended": _how_and_why(failure),
+        "when": _when(report, failure),
+        "error": shortened(evidence.message, _MOST_LINE),
+        "memory": evidence.out_of_memory,
+        "stderr log": evidence.log_file and evidence.log_file + there,
+        "error file": evidence.error_file and evidence.error_file + there,
+    }
+    told = {*facts.values(), failure.reason}
+    judged = {
+        "cause": _UNTOLD if cause.is_consequence else cause.sentence,
+        "missing": _missing(report.verdict) if cause.is_consequence else "",
+        "proof": "" if cause.proof in told or _is_beginning(cause.proof, evidence.message) else cause.proof,
+        "next": cause.next_step,
+        "also": _same_elsewhere(report),
+    }
+    lines = [line for key, value in judged.items() if value for line in _wrapped_fact(key, value, width)]
+    lines += [_fact(key, value) for key, value in facts.items() if value]
+    if evidence.stacks:
+        lines += ["", "  Where its threads were when it was late, the innermost call of each first:"]
+        lines += _indented(_without_middle(_safe_lines(evidence.stacks), report.journal), "    ")
+    if evidence.traceback:
+        whole_is_in = evidence.error_file or evidence.log_file
+        whole_is_in = whole_is_in + there if whole_is_in else report.journal
+        lines += ["", *_indented(_without_middle(_safe_lines(evidence.traceback), whole_is_in))]
+    elif evidence.last_lines:
+        shown = _safe_lines("\n".join(evidence.last_lines))
+        which = "last line" if len(shown) == 1 else f"last {len(shown)} lines"
+        lines += ["", f"  The {which} of its stderr:", *_indented(shown, "    ")]
+    elif failure.pid > 0 and not evidence.stacks:
+        lines += ["", "  It wrote nothing to stderr."]
+    return lines
+
+
+def _when(report: Report, failure: Failure) -> str:
+    if report.clock is None:
+        return ""
+    from tenax._view.goodput_text import duration_in_words
+
+    at, began_at = when_it_began(failure), report.clock.began_at
+    after = "" if began_at is None else f", {duration_in_words(at - began_at)} after the start"
+    return _moment(report.clock, at) + after
+
+
+def _moment(clock: WallClock, at: float) -> str:
+    from tenax._view.time_text import local_moment_in_words
+
+    return local_moment_in_words(at + clock.offset_s, clock.zone_s)
+
+
+class _Groups(NamedTuple):
+    """Those that failed besides the first, by what they have to do with it."""
+
+    same: list[Failure]  # of the same cause
+    victims: list[Failure]  # because of it
+    others: list[Failure]  # of their own
+
+
+def _grouped(failures: tuple[Failure, ...]) -> _Groups:
+    first, *rest = failures
+    cause = cause_of(first)
+    groups = _Groups([], [], [])
+    for failure in rest:
+        its = cause_of(failure)
+        if its.is_consequence and not cause.is_consequence:
+            groups.victims.append(failure)
+        elif _is_the_same(cause, first, its, failure):
+            groups.same.append(failure)
+        else:
+            groups.others.append(failure)
+    return groups
+
+
+def _is_the_same(cause: Cause, first: Failure, its: Cause, failure: Failure) -> bool:
+    if its.kind != cause.kind or cause.is_consequence:
+        return False
+    a, b = first.evidence, failure.evidence
+    return cause.kind not in _VAGUE or (bool(a.message) and (a.error_type, a.message) == (b.error_type, b.message))
+
+
+def _same_elsewhere(report: Report) -> str:
+    same = _grouped(report.verdict.failures).same
+    if not same:
+        return ""
+    return f"{_ranks(each.global_rank for each in same)}{_elsewhere(same, report.verdict.failures[0].host)}: the same"
+
+
+def _missing(verdict: Verdict) -> str:
+    """Whom the others waited for, as far as their messages or the ways they ended tell."""
+    texts = (text for each in verdict.failures for text in (each.evidence.proof, each.evidence.message))
+    named = missing_ranks(texts)
+    if named:
+        return f"{_ranks(named)}, by what the others say"
+    if verdict.stopped:
+        ranks = _ranks(each.global_rank for each in verdict.stopped)
+        return f"perhaps {ranks}: had not failed when we stopped everything"
+    known = {each.global_rank for each in verdict.failures}
+    silent = set(range(max(known) + 1)) - known
+    return f"perhaps {_ranks(silent)}: had ended without an error" if 0 < len(silent) <= len(known) else ""
+
+
+def _others(report: Report, paint: Any) -> list[list[str]]:
+    """Workers that failed because of it, then those that failed by themselves. Who says the same is told once."""
+    first = report.verdict.failures[0]
+    groups = _grouped(report.verdict.failures)
+    because: dict[str, list[Failure]] = {}
+    for failure in groups.victims:
+        because.setdefault(cause_of(failure).kind, []).append(failure)
+    also: dict[str, list[Failure]] = {}
+    for failure in groups.others:
+        also.setdefault(_what_happened(failure), []).append(failure)
+    victims = {f"{_BECAUSE.get(kind, kind)}; {_what_happened(each[0])}": each for kind, each in because.items()}
+    return [
+        _told_in_groups(paint(_BOLD, "Because of that"), victims, first),
+        _told_in_groups(paint(_BOLD, "Also failed, before we stopped them"), also, first),
+    ]
+
+
+def _told_in_groups(caption: str, told: dict[str, list[Failure]], first: Failure) -> list[str]:
+    if not told:
+        return []
+    lines = [caption]
+    for what, group in list(told.items())[:_MOST_OTHERS]:
+        later_s = min(failure.seen_at for failure in group) - first.seen_at
+        when = f", {_duration(later_s)} later" if later_s > 0 else ""
+        where = _elsewhere(group, first.host)
+        lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
+    if len(told) > _MOST_OTHERS:
+        lines.append(f"  and {len(told) - _MOST_OTHERS} more, in the journal")
+    return lines
+
+
+def _elsewhere(group: list[Failure], here: str) -> str:
+    """Where they failed, if not where the first one did."""
+    hosts = {failure.host for failure in group}
+    if hosts <= {"", here}:
+        return ""
+    return f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts"
+
+
+def _stopped(report: Report, width: int) -> list[str]:
+    stopped = report.verdict.stopped
+    if not stopped:
+        return []
+    return _wrapped(f"Stopped by us, not failed: {_ranks(worker.global_rank for worker in stopped)}", width)
+
+
+class _Waiting(NamedTuple):
+    """A worker whose stacks are known, and that is not the first cause."""
+
+    rank: int
+    host: str
+    is_late: bool
+    stacks: str
+
+
+def _meanwhile(report: Report, paint: Any, width: int) -> list[str]:
+    """Where the others were when one hung. Those at one place are told once; the rare places come first."""
+    verdict = report.verdict
+    workers = [
+        *(_Waiting(each.global_rank, each.host, each.was_late, each.evidence.stacks) for each in verdict.failures[1:]),
+        *(_Waiting(each.global_rank, each.host, False, each.stacks) for each in verdict.stopped),
+    ]
+    places: dict[str, list[_Waiting]] = {}
+    for worker in workers:
+        if worker.stacks:
+            places.setdefault(_place(worker.stacks), []).append(worker)
+    if not places or not verdict.failures:
+        return []
+    first = verdict.failures[0]
+    here = first.host or report.host
+    caption = "Where the others were meanwhile"
+    if first.was_late:
+        caption += f" (rank {first.global_rank} may have waited for one of them)"
+    lines = [paint(_BOLD, line) for line in _wrapped(caption, width)]
+    beside_it = places.pop(_place(first.evidence.stacks), [])
+    rare_first = sorted(places.values(), key=lambda group: (len(group), group[0].rank))
+    for group in rare_first[:_MOST_PLACES]:
+        lines.append(f"  {_who(group, here)}:")
+        shown = _safe_lines(group[0].stacks)
+        lines += _indented(_without_middle(shown, "", _HEAD_OF_PLACE, _TAIL_OF_PLACE), "    ")
+    left_out = sum(map(len, rare_first[_MOST_PLACES:]))
+    if left_out:
+        lines.append(f"  and {left_out} more at other places")
+    if beside_it:
+        lines.append(f"  {_who(beside_it, here)}: where rank {first.global_rank} was")
+    if report.log_dir:
+        lines.append(
+            f"  Each has it in stacks.txt, next to its error file, below {harmless(report.log_dir)} on its host."
+        )
+    return lines
+
+
+def _place(stacks: str) -> str:
+    """The same for workers that are at the same lines, whatever their threads are called."""
+    import re
+
+    return re.sub(r"0x[0-9a-f]+", "", stacks)
+
+
+def _who(group: list[_Waiting], here: str) -> str:
+    hosts = {worker.host for worker in group} - {"", here}
+    where = f" on {hosts.pop()}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
+    late = {worker.is_late for worker in group}
+    lateness = "" if len(late) > 1 else ", late too" if late == {True} else ", not late"
+    return harmless(f"{_ranks(worker.rank for worker in group)}{where}{lateness}")
+
+
+def _what_was_done(report: Report, width: int) -> list[str]:
+    verdict = report.verdict
+    lines = _wrapped(_line(_restarted(report)), width, "  ")
+    if verdict.why and (
+        verdict.outcome is Outcome.ABANDONED or (verdict.outcome is Outcome.CANCELLED and verdict.signal)
+    ):
+        lines += _wrapped(_line(f"Ended: {verdict.why}."), width, "  ")
+    lines += _wrapped(_not_counted(verdict), width, "  ")
+    if verdict.outcome is Outcome.ABANDONED:
+        pids = " ".join(map(str, verdict.stuck_pids))
+        advice = (
+            f"They are stuck in the kernel and hold their devices. Look at /proc/PID/stack of {pids}; restart the host."
+        )
+        lines += _wrapped(advice, width, "  ")
+    if verdict.earlier:
+        lines.append("  Earlier failures, each followed by a restart:")
+        shown = verdict.earlier[-_MOST_HISTORY:]
+        left_out = max(verdict.restarts_used, len(verdict.earlier)) - len(shown)
+        if left_out > 0:
+            lines.append(f"    ({_count(left_out, 'older one')}, in the journal)")
+        for failure in shown:
+            first, *more = _wrapped(summary(failure, report.host), width - 6)
+            lines += ["    " + first, *_indented(more, "      ")]
+    return lines
+
+
+def _not_counted(verdict: Verdict) -> str:
+    """Generations that ended through nobody's failure."""
+    counts = (
+        (verdict.membership_changes, "because nodes came or went"),
+        (verdict.drains, "because a node was asked to leave"),
+        (verdict.requests, "because an operator wanted a restart"),
+    )
+    told = [(count, why) for count, why in counts if count]
+    if not told:
+        return ""
+    (first, why), *more = told
+    counted = "a restart" if sum(count for count, _ in told) == 1 else "restarts"
+    what = f"{_count(first, 'generation')} ended {why}" + "".join(f", {count} {why}" for count, why in more)
+    return f"{what}: not counted as {counted}."
+
+
+def _where_to_look(report: Report, width: int) -> list[str]:
+    import shlex
+
+    clock = report.clock
+    began = f"began {_moment(clock, clock.began_at)}" if clock is not None and clock.began_at is not None else ""
+    facts = {
+        "run": ", ".join(each for each in (report.run_id, report.role and f"role {report.role}", began) if each),
+        "logs": report.log_dir,
+        "journal": report.journal,
+        "the story": f"tenax replay {shlex.quote(report.journal)}" if report.journal else "",
+    }
+    goodput = _goodput(report.verdict)
+    time = _wrapped_fact("time", goodput, width) if goodput else []
+    return [*time, *(_fact(key, value) for key, value in facts.items() if value)]
+
+
+def _goodput(verdict: Verdict) -> str:
+    if verdict.goodput is None:
+        return ""
+    from tenax._view.goodput_text import goodput_in_words
+
+    return goodput_in_words(verdict.goodput)
+
+
+# --- for a machine ----------------------------------------------------------------------------------------------------
+
+
+def to_dict(report: Report) -> dict[str, Any]:
+    """The report as plain values."""
+    verdict = report.verdict
+    failures = [_failure_to_dict(failure, report.host) for failure in verdict.failures]
+    cause = cause_of(verdict.failures[0]) if verdict.failures else None
+    groups = _grouped(verdict.failures) if verdict.failures else None
+    return {
+        "version": _VERSION,
+        "outcome": verdict.outcome.value,
+        "exit_code": exit_code_for(verdict),
+        "summary": headline(report),
+        "why": storable(verdict.why),
+        "entrypoint": storable(report.entrypoint),
+        "host": storable(report.host),
+        "run_id": storable(report.run_id),
+        "role": storable(report.role),
+        "generation": verdict.generation,
+        "restarts_used": verdict.restarts_used,
+        "membership_changes": verdict.membership_changes,
+        "drains": verdict.drains,
+        "max_restarts": report.max_restarts,
+        "signal": signal_name(verdict.signal) if verdict.signal else None,
+        "cause": cause.kind if cause is not None else None,
+        "cause_is_known": cause is not None and not cause.is_consequence,
+        "cause_sentence": storable(cause.sentence) if cause is not None else "",
+        "proof": storable(cause.proof) if cause is not None else "",
+        "next_step": storable(cause.next_step) if cause is not None else "",
+        "same_cause": [each.global_rank for each in groups.same] if groups is not None else [],
+        "victims": [each.global_rank for each in groups.victims] if groups is not None else [],
+        "first_cause": failures[0] if failures else None,
+        "other_failures": failures[1:],
+        "stopped_by_us": [
+            {
+                "rank": worker.global_rank,
+                "local_rank": worker.local_rank,
+                "pid": worker.pid,
+                "exit_code": worker.exit_code,
+                "stacks": storable(worker.stacks),
+            }
+            for worker in verdict.stopped
+        ],
+        "stuck_pids": list(verdict.stuck_pids),
+        "history": [summary(failure, report.host) for failure in verdict.earlier],
+        "log_dir": storable(report.log_dir),
+        "journal": storable(report.journal),
+        "began_at": _since_epoch(report.clock, report.clock.began_at if report.clock is not None else None),
+        "failed_at": _since_epoch(report.clock, when_it_began(verdict.failures[0]) if verdict.failures else None),
+    }
+
+
+def to_json(report: Report) -> bytes:
+    """The report as one JSON object."""
+    return msgspec.json.encode(to_dict(report))
+
+
+def _since_epoch(clock: WallClock | None, at: float | None) -> float | None:
+    return None if clock is None or at is None else round(at + clock.offset_s, 3)
+
+
+def _failure_to_dict(failure: Failure, host: str) -> dict[str, Any]:
+    evidence = failure.evidence
+    cause = cause_of(failure)
+    return {
+        "rank": failure.global_rank,
+        "local_rank": failure.local_rank,
+        "host": storable(failure.host or host),
+        "pid": failure.pid,
+        "generation": failure.generation,
+        "exit_code": failure.exit_code,
+        "signal": signal_name(-failure.exit_code) if failure.exit_code < 0 else None,
+        "ended": ended_in_words(failure.exit_code),
+        "reason": storable(failure.reason),
+        "cause": cause.kind,
+        "is_consequence": cause.is_consequence,
+        "proof": storable(cause.proof),
+        "error_type": storable(evidence.error_type),
+        "message": storable(evidence.message),
+        "traceback": storable(evidence.traceback),
+        "last_lines": [storable(line) for line in evidence.last_lines],
+        "stacks": storable(evidence.stacks),
+        "out_of_memory": storable(evidence.out_of_memory),
+        "stderr_log": storable(evidence.log_file),
+        "error_file": storable(evidence.error_file),
+    }
+
+
+# --- words and lines --------------------------------------------------------------------------------------------------
+
+
+def _what_happened(failure: Failure) -> str:
+    """What the worker did, as the rest of a sentence that began with its name."""
+    evidence = failure.evidence
+    if failure.reason:
+        return failure.reason
+    if evidence.out_of_memory and failure.exit_code < 0:
+        return "was " + evidence.out_of_memory
+    if failure.asked_to_end and evidence.message:
+        return f"raised {evidence.message}"
+    ended = ended_in_words(failure.exit_code)
+    if failure.exit_code < 0:
+        ended = f"was {ended}"
+    if not evidence.message:
+        return ended
+    # Exit code 1 is how every uncaught exception ends: it says nothing that the exception does not.
+    return (
+        f"raised {evidence.message}"
+        if failure.exit_code == 1 and evidence.error_type
+        else f"{ended}: {evidence.message}"
+    )
+
+
+def _how_and_why(failure: Failure) -> str:
+    if failure.reason and (failure.exit_code < 0 or failure.was_late):
+        return f"{_how_it_ended(failure)}: it {failure.reason}"
+    return failure.reason or _how_it_ended(failure)
+
+
+def _how_it_ended(failure: Failure) -> str:
+    ended = ended_in_words(failure.exit_code)
+    return f"{ended}, by us" if failure.asked_to_end and failure.reason else ended
+
+
+def _restarts(report: Report) -> str:
+    return f"{report.verdict.restarts_used} of {_count(report.max_restarts, 'restart')}"
+
+
+def _restarted(report: Report) -> str:
+    verdict = report.verdict
+    why = f": {verdict.why}." if verdict.why else "."
+    if verdict.outcome is not Outcome.FAILED:  # why it ended has nothing to do with them
+        return f"{_restarts(report)} used." if report.max_restarts else "Nothing was restarted."
+    if verdict.restarts_used == 0:
+        return f"Not restarted{why}"
+    return f"Restarted {verdict.restarts_used} of {_count(report.max_restarts, 'time')}, then gave up{why}"
+
+
+def _is_beginning(short: str, text: str) -> bool:
+    """Whether it is that text with its end cut off."""
+    return short.endswith("...") and text.startswith(short.removesuffix("..."))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """``rank 3``, ``ranks 0, 2, 4-7``."""
+    numbers = sorted(set(ranks))
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    told = []
+    for low, high in spans[:_MOST_SPANS]:
+        told.append(str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}")
+    left_out = sum(high - low + 1 for low, high in spans[_MOST_SPANS:])
+    more = f" and {left_out} more" if left_out else ""
+    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(told) + more
+
+
+def _fact(key: str, value: str) -> str:
+    return f"  {key:<{_KEY_WIDTH}}{harmless(value).replace(chr(10), ' ')}"
+
+
+def _wrapped_fact(key: str, value: str, width: int) -> list[str]:
+    first, *more = _wrapped(harmless(" ".join(value.split())), width - _KEY_WIDTH - 2) or [""]
+    return [f"  {key:<{_KEY_WIDTH}}{first}", *(" " * (_KEY_WIDTH + 2) + line for line in more)]
+
+
+def _line(text: str, most: int = _MOST_SENTENCE) -> str:
+    return shortened(harmless(" ".join(text.split())), most)
+
+
+def _safe_lines(text: str) -> list[str]:
+    return [shortened(line, _MOST_LINE) for line in harmless(text).rstrip("\n").split("\n")]
+
+
+def _without_middle(
+    lines: list[str], whole_is_in: str, head: int = _HEAD_OF_TRACEBACK, tail: int = _TAIL_OF_TRACEBACK
+) -> list[str]:
+    left_out = len(lines) - head - tail
+    if left_out <= 1:
+        return lines
+    where = f"; the whole is in {harmless(whole_is_in)}" if whole_is_in else ""
+    return [
+        *lines[:head],
+        f"[... {_count(left_out, 'line')} left out{where} ...]",
+        *lines[-tail:],
+    ]
+
+
+def _indented(lines: Iterable[str], indent: str = "  ") -> list[str]:
+    return [indent + line if line else "" for line in lines]
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    import textwrap
+
+    # Paths and words longer than the line stay whole: they are there to be copied.
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=indent,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

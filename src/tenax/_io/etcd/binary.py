@@ -1,0 +1,107 @@
+"""The etcd program of this host: where it lies, and whether it is one that we can use.
+
+tenax ships no etcd. It looks where the user says ($TORCHELASTIC_ETCD_BINARY_PATH, $TENAX_ETCD), then on PATH, then
+beside the Python that runs us, where a package of a virtual environment puts its programs. A name that the user gave
+is never passed over for another: if it cannot be used, that is said.
+
+Nothing here starts a process: who asks the program for its version hands what it printed to ``judge_version``.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+
+import msgspec
+
+from tenax._io.helper_process import inheritable_environ
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLES = ("TORCHELASTIC_ETCD_BINARY_PATH", "TENAX_ETCD")
+LEAST = (3, 4)
+# Upstream's own words: data may become inconsistent between members after a crash.
+_NOT_FOR_PRODUCTION = ((3, 5, 0), (3, 5, 2))
+_HOW = f"install it (Debian, Ubuntu: apt-get install etcd-server), or name the program with the variable {VARIABLES[1]}"
+
+
+_SECRETS = ("TENAX_RDZV_TOKEN", "TENAX_ETCD_PASSWORD")
+
+
+class EtcdUnusable(Exception):
+    """There is no etcd program here that can be used. The sentence says what was found and what to do."""
+
+
+class EtcdVersion(msgspec.Struct, frozen=True):
+    """``warning`` is a sentence for people, or nothing."""
+
+    number: tuple[int, int, int]
+    warning: str = ""
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self.number))
+
+
+def find_etcd(environ: Mapping[str, str] | None = None, beside: str = sys.executable) -> str:
+    """The path of the program. Raises ``EtcdUnusable`` with a sentence."""
+    environ = os.environ if environ is None else environ
+    for variable in VARIABLES:
+        named = environ.get(variable, "")
+        if named:
+            found = shutil.which(named, path=environ.get("PATH"))
+            if found is None:
+                raise EtcdUnusable(
+                    f"the variable {variable} names {named!r} as the etcd program, and there is no program that can "
+                    "be run; name one, or unset the variable"
+                )
+            return os.path.abspath(found)
+    found = shutil.which("etcd", path=environ.get("PATH")) or shutil.which("etcd", path=os.path.dirname(beside))
+    if found is None:
+        raise EtcdUnusable(f"this host has no etcd program (looked on PATH and beside {beside}); {_HOW}")
+    return os.path.abspath(found)
+
+
+def judge_version(path: str, printed: str) -> EtcdVersion:
+    """What ``etcd --version`` printed, judged. Raises ``EtcdUnusable`` with a sentence."""
+    found = re.search(r"etcd Version:\s*v?(\d+)\.(\d+)(?:\.(\d+))?", printed)
+    if found is None:
+        said = printed.strip().partition("\n")[0][:120]
+        raise EtcdUnusable(
+            f"{path} was asked for its version and said {said!r}; expected 'etcd Version: 3.4' or later; {_HOW}"
+        )
+    number = (int(found[1]), int(found[2]), int(found[3] or 0))
+    version = EtcdVersion(number)
+    if number < LEAST:
+        raise EtcdUnusable(f"{path} is etcd {version}; tenax needs 3.4 or later; {_HOW}")
+    first, last = _NOT_FOR_PRODUCTION
+    if first <= number <= last:
+        warning = (
+            f"{path} is etcd {version}; its authors say that 3.5.0 to 3.5.2 are not for production, because members "
+            "may come to hold different data after a crash; use 3.4.22 or later, or 3.5.6 or later"
+        )
+        return EtcdVersion(number, warning)
+    return version
+
+
+def server_environ(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for a server of ours.
+
+    Without etcd's own variables, each of which would stand in for a flag (a site sets them for its etcd, not for ours),
+    without proxies, through which members would try to reach each other, and without secrets that it does not need.
+    """
+    import platform
+
+    kept = {
+        name: value
+        for name, value in (inheritable_environ() if environ is None else environ).items()
+        if not name.startswith("ETCD_") and name.lower() not in ("http_proxy", "https_proxy", "all_proxy")
+    }
+    if platform.machine() in ("aarch64", "arm64"):
+        kept["ETCD_UNSUPPORTED_ARCH"] = "arm64"  # else 3.4 refuses to start there; later ones support it
+    for name in _SECRETS:
+        kept.pop(name, None)
+    return kept

@@ -1,0 +1,236 @@
+"""The same client for callers that wait: stores and tools.
+
+It has a loop of its own and no thread: of all threads that wait for something, one runs the loop for everybody. When
+that one has what it wanted, the next takes over. So a thread that waits for a change never holds up another's call.
+A forked child gets a loop and connections of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import Condition
+from typing import Generic, TypeVar
+
+from tenax._io.etcd.client import PATIENCE_S, EtcdClient
+from tenax._io.etcd.errors import EtcdError
+from tenax._io.etcd.operations import Change
+from tenax._io.etcd.watch_stream import WatchStream
+from tenax._io.loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax._io.etcd.gateway import Fault
+    from tenax._io.etcd.operations import Operation
+    from tenax._io.etcd.settings import EtcdSettings
+    from tenax._io.ports import Cancellable
+
+A = TypeVar("A")
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
+
+
+class BlockingEtcd:
+    """etcd for a thread, or several."""
+
+    def __init__(self, settings: EtcdSettings, patience_s: float = PATIENCE_S) -> None:
+        self._settings = settings
+        self._patience_s = patience_s
+        self._open()
+
+    def _open(self) -> None:
+        self._pid = os.getpid()
+        self._loop = Loop()
+        self._client = EtcdClient(self._loop, self._settings)
+        self._turn = Condition()
+        self._is_turning = False
+        self._is_closed = False
+
+    def call(self, operation: Operation[A], patience_s: float | None = None) -> A:
+        """The answer. Raises EtcdError."""
+        result: _Result[A] = _Result(self._turn_of_this_process())
+        patience = self._patience_s if patience_s is None else patience_s
+        client = self._client
+
+        def start() -> None:
+            result.on_cancel = client.call(operation, result.succeed, result.fail, patience_s=patience).cancel
+
+        return self._wait(start, result)
+
+    def wait_for_change(self, key: bytes, end: bytes, from_revision: int, timeout_s: float) -> list[Change]:
+        """The next changes from that revision on; none, if there was none in time. Raises EtcdError."""
+        result: _Result[list[Change]] = _Result(self._turn_of_this_process())
+        waiting = _Waiting(self._client, key, end, from_revision, timeout_s, result)
+
+        def start() -> None:
+            result.on_cancel = waiting.close
+            waiting.start()
+
+        return self._wait(start, result)
+
+    @property
+    def trouble(self) -> str:
+        """What went wrong last, in words; empty if the last call went well."""
+        return self._client.trouble
+
+    def local_address(self) -> str:
+        """This host's address on the last connection that worked; empty before."""
+        return self._client.local_address()
+
+    def close(self) -> None:
+        """End everything. Calls that other threads wait for fail."""
+        turn = self._turn_of_this_process()
+        with turn:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._loop.wake()
+            turn.notify_all()
+            turn.wait_for(lambda: not self._is_turning)
+            self._client.close()
+            self._loop.close()
+
+    # --- the loop, and whose turn it is to run it ---------------------------------------------------------------------
+
+    def _turn_of_this_process(self) -> Condition:
+        if self._pid != os.getpid():
+            self._open()
+        return self._turn
+
+    def _wait(self, start: Callable[[], None], result: _Result[A]) -> A:
+        turn = self._turn
+        with turn:
+            if self._is_closed:
+                raise EtcdError("this etcd client is closed")
+            self._loop.soon(start)
+            try:
+                while not result.is_there and not self._is_closed:
+                    if self._is_turning:
+                        turn.wait()
+                    else:
+                        self._run_until(result, turn)
+            except BaseException:  # an interrupt: nobody wants it any more
+                self._loop.soon(result.cancel)
+                raise
+        return result.get()
+
+    def _run_until(self, result: _Result[A], turn: Condition) -> None:
+        """Run the loop. The lock is not held meanwhile."""
+        self._is_turning = True
+        turn.release()
+        try:
+            self._loop.next_event(lambda: 0.0 if result.is_there or self._is_closed else None)
+        finally:
+            turn.acquire()
+            self._is_turning = False
+            turn.notify_all()
+
+
+class _Result(Generic[A]):
+    """What a thread waits for."""
+
+    def __init__(self, turn: Condition) -> None:
+        self._turn = turn
+        self._answer: A | None = None
+        self._error: EtcdError | None = None
+        self.is_there = False
+        self.on_cancel: Callable[[], None] | None = None
+
+    def succeed(self, answer: A) -> None:
+        self._answer = answer
+        self._tell()
+
+    def fail(self, error: EtcdError) -> None:
+        self._error = error
+        self._tell()
+
+    def _tell(self) -> None:
+        with self._turn:
+            self.is_there = True
+            self._turn.notify_all()
+
+    def get(self) -> A:
+        if self._error is not None:
+            raise self._error
+        if not self.is_there:
+            raise EtcdError("this etcd client was closed meanwhile")
+        return self._answer  # type: ignore[return-value]
+
+    def cancel(self) -> None:
+        if self.on_cancel is not None and not self.is_there:
+            self.on_cancel()
+
+
+class _Waiting:
+    """A watch until its first change."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        key: bytes,
+        end: bytes,
+        from_revision: int,
+        timeout_s: float,
+        result: _Result[list[Change]],
+    ) -> None:
+        self._client = client
+        self._what = (key, end, from_revision)
+        self._timeout_s = timeout_s
+        self._result = result
+        self._stream: WatchStream | None = None
+        self._limit: Cancellable | None = None
+        self._pause: Cancellable | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._refusals = 0
+        self._trouble: EtcdError | None = None
+
+    def start(self) -> None:
+        loop = self._client.loop
+        self._limit = loop.at(loop.now() + self._timeout_s, self._time_is_up)
+        self._watch()
+
+    def _watch(self) -> None:
+        self._pause = None
+        self._stream = WatchStream(
+            self._client, self._client.best_place, *self._what, self._changed, self._ended, self._opened
+        )
+        self._stream.start()
+
+    def _opened(self) -> None:
+        self._trouble = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._refusals = 0
+
+    def _changed(self, changes: list[Change]) -> None:
+        self.close()
+        self._result.succeed(changes)
+
+    def _ended(self, fault: Fault) -> None:
+        assert self._stream is not None
+        place, self._stream = self._stream.place, None
+        self._trouble = fault.error(place.name)
+        self._client.place_after(place)
+        if fault.kind in ("token", "refused", "tls"):
+            self._refusals += 1
+        if fault.kind in ("again", "token", "refused", "tls") and self._refusals <= self._client.place_count:
+            self._pause = self._client.loop.at(self._client.loop.now() + self._pause_s, self._watch)
+            self._pause_s = min(_LONGEST_PAUSE_S, self._pause_s * 2)
+        else:
+            self.close()
+            self._result.fail(self._trouble)
+
+    def _time_is_up(self) -> None:
+        """Nothing has changed, as far as anybody could tell."""
+        self.close()
+        if self._trouble is None:
+            self._result.succeed([])
+        else:
+            self._result.fail(self._trouble)
+
+    def close(self) -> None:
+        for timer in (self._limit, self._pause):
+            if timer is not None:
+                timer.cancel()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None

@@ -1,0 +1,154 @@
+"""A held lease: granted, and kept alive until it is ended, or etcd says that it is gone.
+
+Laws:
+
+1. ``proven_at`` never flatters: it is when the request was sent that etcd answered, not when the answer came. A grant
+   that took long is followed by a keep-alive before it is ``held``: the lease may be as old as its first attempt.
+   Until ``proven_at`` + TTL nobody has seen the lease expire.
+2. ``lost`` is told once, only when etcd itself says that there is no such lease; silence of etcd is trouble, not loss.
+   A member that just became the leader may not know a lease yet: a lease that should be alive is asked for twice.
+3. Failures are told to ``troubled``, and everything is tried again for ever.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tenax._io.etcd.errors import EtcdUnavailable
+from tenax._io.etcd.operations import GrantLease, KeepAlive, LeaseAnswer, RevokeLease
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tenax._io.etcd.call import EtcdCall
+    from tenax._io.etcd.client import EtcdClient
+    from tenax._io.etcd.errors import EtcdError
+    from tenax._io.ports import Cancellable
+
+_REVOKE_S = 1.0
+_MOST_PATIENCE_S = 10.0  # of a long lease, too: whoever holds it wants to hear of trouble
+_ASK_TWICE_S = 0.2
+
+
+class HeldLease:
+    """One lease. Its ``id`` is known from the start; it is of use once it is ``held``."""
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        ttl_s: int,
+        *,
+        held: Callable[[], None],
+        lost: Callable[[str], None],
+        troubled: Callable[[EtcdError], None],
+        every_s: float | None = None,
+        on_proven: Callable[[], None] | None = None,
+    ) -> None:
+        self.id = int.from_bytes(os.urandom(8), "big") >> 1 or 1
+        self.ttl_s = ttl_s
+        self.proven_at = 0.0
+        self.is_held = False
+        self.on_proven = on_proven
+        self._client = client
+        self._every_s = ttl_s / 4 if every_s is None else every_s
+        self._held = held
+        self._lost = lost
+        self._troubled = troubled
+        self._call: EtcdCall | None = None
+        self._timer: Cancellable | None = None
+        self._first_asked_at: float | None = None
+        self._is_doubted = False
+        self._is_over = False
+
+    def start(self) -> None:
+        self._grant()
+
+    # --- the grant ----------------------------------------------------------------------------------------------------
+
+    def _grant(self) -> None:
+        self._timer = None
+        question = GrantLease(self.ttl_s, self.id)
+        self._call = self._client.call(
+            question, self._granted, self._not_granted, patience_s=min(self.ttl_s, _MOST_PATIENCE_S)
+        )
+        if self._first_asked_at is None:
+            self._first_asked_at = self._call.begun_at
+
+    def _granted(self, _: LeaseAnswer) -> None:
+        assert self._first_asked_at is not None
+        self._call = None
+        if self._client.loop.now() < self._first_asked_at + self._every_s:
+            self._prove(self._first_asked_at)
+        else:
+            self._keep_alive()
+
+    def _not_granted(self, error: EtcdError) -> None:
+        self._call = None
+        if not isinstance(error, EtcdUnavailable) or error.is_certain:
+            self._first_asked_at = None
+        self._set_timer(self._client.loop.now() + self._every_s, self._grant)
+        self._troubled(error)
+
+    def _prove(self, when: float) -> None:
+        self.proven_at = when
+        self._set_timer(when + self._every_s, self._keep_alive)
+        if not self.is_held:
+            self.is_held = True
+            self._held()
+        if self.on_proven is not None and not self._is_over:
+            self.on_proven()
+
+    # --- keeping it alive ---------------------------------------------------------------------------------------------
+
+    def _keep_alive(self) -> None:
+        self._timer = None
+        self._call = self._client.call(
+            KeepAlive(self.id), self._kept, self._not_kept, patience_s=min(self.ttl_s, _MOST_PATIENCE_S)
+        )
+
+    def _kept(self, answer: LeaseAnswer) -> None:
+        assert self._call is not None
+        call, self._call = self._call, None
+        if answer.ttl_s > 0:
+            self._is_doubted = False
+            self._prove(call.sent_at)
+        elif not self.is_held:  # it ran out before it was of any use
+            self._first_asked_at = None
+            self._grant()
+        elif not self._is_doubted and self._client.loop.now() < self.proven_at + self.ttl_s:
+            self._is_doubted = True
+            self._set_timer(self._client.loop.now() + _ASK_TWICE_S, self._keep_alive)
+        else:
+            self.close()
+            self._lost(f"the lease {self.id:x} is gone: etcd does not know it any more; it expired, or was revoked")
+
+    def _not_kept(self, error: EtcdError) -> None:
+        self._call = None
+        self._set_timer(self._client.loop.now() + self._every_s, self._keep_alive)
+        self._troubled(error)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def end(self, then: Callable[[], None] | None = None) -> None:
+        """Revoke it as far as that is possible within a second; ``then`` is called in any case."""
+        self.close()
+
+        def ended(_: object) -> None:
+            if then is not None:
+                then()
+
+        self._client.call(RevokeLease(self.id), ended, ended, patience_s=_REVOKE_S)
+
+    def close(self) -> None:
+        """Stop silently. The lease runs out by itself."""
+        self._is_over = True
+        self.is_held = False
+        for thing in (self._call, self._timer):
+            if thing is not None:
+                thing.cancel()
+        self._call = self._timer = None
+
+    def _set_timer(self, when: float, call: Callable[[], None]) -> None:
+        if not self._is_over:
+            self._timer = self._client.loop.at(when, call)

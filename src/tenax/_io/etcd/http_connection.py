@@ -1,0 +1,296 @@
+"""An HTTP connection to one place: found, opened, encrypted, and then used for one exchange after the other.
+
+Watched by the loop, never blocking. It has one user at a time, who is told everything that happens to it: that it is
+open, each part of the response, or once that it broke. Nothing is told from within a call of the user.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import sys
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from tenax._io.connect import Connecting
+from tenax._io.endpoint import Lookup
+from tenax._io.etcd.http_response import End, HttpError, Part, ResponseReader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ssl
+
+    from tenax._io.endpoint import Address
+    from tenax._io.etcd.address import Place
+    from tenax._io.ports import EventLoop
+    from tenax._io.tls import TlsFailure, TlsStream
+
+_READ_BYTES = 256 << 10
+# A host that vanished says nothing: its silence ends the connection after these. In seconds, and milliseconds.
+_KEEP_ALIVE_IDLE_S, _KEEP_ALIVE_EVERY_S, _KEEP_ALIVE_COUNT = 2, 1, 3
+_USER_TIMEOUT_MS = 5000
+
+
+class Breakage(msgspec.Struct, frozen=True):
+    """Why a connection ended. ``is_about_tls``: trying again is of no use, unless somebody changes certificates."""
+
+    sentence: str
+    is_about_tls: bool = False
+
+
+class ConnectionUser(Protocol):
+    """Who is told."""
+
+    def on_open(self, connection: HttpConnection) -> None: ...
+
+    def on_part(self, connection: HttpConnection, part: Part) -> None: ...
+
+    def on_broken(self, connection: HttpConnection, breakage: Breakage) -> None: ...
+
+
+class HttpConnection:
+    """One connection."""
+
+    def __init__(self, loop: EventLoop, place: Place, user: ConnectionUser, tls: ssl.SSLContext | None) -> None:
+        self.place = place
+        self.user = user
+        self.is_open = False
+        self.answered = 0  # how many exchanges it has carried
+        self.idle_since = 0.0
+        self._loop = loop
+        self._context = tls
+        self._lookup: Lookup | None = None
+        self._connecting: Connecting | None = None
+        self._addresses: list[Address] = []
+        self._sock: socket.socket | None = None
+        self._unsent = bytearray()
+        self._reader: ResponseReader | None = None
+        self._tls: TlsStream | None = None
+        self._is_closed = False
+
+    # --- opening ------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        lookup = Lookup(self.place.endpoint, self._found, self._not_found)
+        if lookup.start():  # a name; an address is known already
+            self._lookup = lookup
+            self._loop.watch(lookup)
+
+    def _found(self, addresses: list[Address]) -> None:
+        self._end_lookup()
+        self._addresses = self.place.in_order(addresses)
+        self._try_next_address()
+
+    def _not_found(self, why: str) -> None:
+        self._end_lookup()
+        self._break(f"the name cannot be looked up: {why}")
+
+    def _end_lookup(self) -> None:
+        if self._lookup is not None:
+            self._loop.unwatch(self._lookup)
+            self._lookup.close()
+            self._lookup = None
+
+    def _try_next_address(self) -> None:
+        family, address = self._addresses.pop(0)
+        self._connecting = Connecting(self._loop, family, address, self._connected, self._not_connected)
+        self._connecting.start()
+
+    def _not_connected(self, number: int) -> None:
+        self._connecting = None
+        if self._addresses:
+            self._try_next_address()
+        else:
+            self.place.address_failed()
+            self._break(os.strerror(number).lower())
+
+    def _connected(self, sock: socket.socket) -> None:
+        self._connecting = None
+        self._sock = sock
+        _tune(sock)
+        self._loop.watch(self)
+        if self._context is None:
+            self._opened()
+            return
+        from tenax._io.tls import TlsStream
+
+        self._tls = TlsStream(self._context, server_hostname=self.place.endpoint.host.partition("%")[0])
+        self._push(self._tls.to_send())
+
+    def _opened(self) -> None:
+        self.is_open = True
+        self.user.on_open(self)
+
+    # --- one exchange -------------------------------------------------------------------------------------------------
+
+    def request(self, data: bytes) -> None:
+        """Send a request; the parts of its response go to the user. Only when it is open and no other is under way."""
+        assert self.is_open
+        self._reader = ResponseReader()
+        self._send(data)
+
+    @property
+    def has_heard(self) -> bool:
+        """Whether anything of the response has come."""
+        return self._reader is not None and self._reader.has_begun
+
+    @property
+    def local_address(self) -> str:
+        return "" if self._sock is None else str(self._sock.getsockname()[0])
+
+    @property
+    def is_closed(self) -> bool:
+        return self._is_closed
+
+    def has_ended(self) -> bool:
+        """Whether the other side has closed it, although the loop did not come to see that."""
+        if self._sock is None:
+            return True
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError:
+            return True
+
+    def fileno(self) -> int:
+        return -1 if self._sock is None else self._sock.fileno()
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._unsent)
+
+    def _send(self, data: bytes) -> None:
+        self._push(data if self._tls is None else self._tls.send(data))
+
+    def _push(self, data: bytes) -> None:
+        self._unsent += data
+        self.on_writable()
+
+    def on_writable(self) -> None:
+        if self._sock is None or not self._unsent:
+            return
+        try:
+            sent = self._sock.send(self._unsent)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._unsent.clear()  # what there is to read tells why, and then the end
+            return
+        del self._unsent[:sent]
+
+    def on_readable(self) -> None:
+        while self._sock is not None:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self._lost(error)
+                return
+            if not data:
+                self._finished()
+                return
+            self._take(data)
+            if len(data) < _READ_BYTES:
+                return
+
+    def _take(self, data: bytes) -> None:
+        if self._tls is None:
+            self._parse(data)
+            return
+        plain = self._tls.receive(data)
+        self._push(self._tls.to_send())
+        if self._tls.is_open and not self.is_open and not self._is_closed:
+            self._opened()
+        if plain and not self._is_closed:
+            self._parse(plain)
+        if self._tls.failure is not None:
+            self._fail_tls(self._tls.failure)
+        elif self._tls.is_ended and not self._is_closed:
+            self._finished()
+
+    def _parse(self, data: bytes) -> None:
+        if self._reader is None:
+            self._break("it said something without being asked")
+            return
+        try:
+            parts = self._reader.feed(data)
+        except HttpError as error:
+            self._break(f"it sent {error}")
+            return
+        self._pass_on(parts)
+
+    def _pass_on(self, parts: list[Part]) -> None:
+        for part in parts:
+            if self._is_closed:
+                return
+            if isinstance(part, End):
+                self._reader = None
+                self.answered += 1
+            self.user.on_part(self, part)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _fail_tls(self, failure: TlsFailure) -> None:
+        if failure.is_rejection:
+            message = f"it refused the certificate that this client showed, or showed none ({failure.reason})"
+        elif failure.is_not_tls:
+            message = "it does not speak TLS, and this client was told to"
+        else:
+            message = f"its certificate is not trusted: {failure.reason}"
+        self._break(message, is_about_tls=True)
+
+    def _finished(self) -> None:
+        """The other side has closed in good order."""
+        if self._reader is not None and self._reader.has_begun:
+            try:
+                self._pass_on(self._reader.feed_end())
+            except HttpError as error:
+                self._break(f"it sent {error}")
+                return
+        self._break("its connection was closed")
+
+    def _lost(self, error: OSError) -> None:
+        if error.errno in (errno.ECONNRESET, errno.EPIPE):
+            self._break("its connection was closed")
+        else:
+            self._break(f"its connection broke: {error.strerror or error}".lower())
+
+    def _break(self, sentence: str, is_about_tls: bool = False) -> None:
+        if not self._is_closed:
+            self.close()
+            self.user.on_broken(self, Breakage(sentence, is_about_tls))
+
+    def close(self) -> None:
+        """Our own wish: nobody is told."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.is_open = False
+        self._end_lookup()
+        if self._connecting is not None:
+            self.place.address_failed()
+            self._connecting.close()
+            self._connecting = None
+        if self._sock is not None:
+            self._loop.unwatch(self)
+            self._sock.close()  # not shut down: a forked child may close its copy of a connection that goes on
+            self._sock = None
+
+
+def _tune(sock: socket.socket) -> None:
+    options = [(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+    if sys.platform == "linux":
+        options += [
+            (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_ALIVE_IDLE_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEP_ALIVE_EVERY_S),
+            (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEP_ALIVE_COUNT),
+            (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS),
+        ]
+    for level, option, value in options:
+        with suppress(OSError):  # a system that does not know it
+            sock.setsockopt(level, option, value)

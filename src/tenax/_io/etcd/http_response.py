@@ -1,0 +1,102 @@
+"""An HTTP/1.1 response: from bytes, cut anywhere, to parts. h11 parses. Pure: no sockets and no clock.
+
+One reader reads one response: a head, any number of pieces of its body as they come, and the end. Invariants:
+
+1. How the bytes were cut does not change the head, the joined body or the end.
+2. Nothing is read beyond the end; a connection with bytes beyond it is not used again.
+3. What is held back is bounded: the head and the lines of chunks have limits; bodies are passed on at once.
+"""
+
+from __future__ import annotations
+
+import h11
+import msgspec
+
+from tenax._io.http.guard import Guard
+
+_MAX_HEAD_BYTES = 16 << 10
+_PIECE_BYTES = 16 << 10  # h11 checks its limits between pieces
+_BEGINNING = b"HTTP/1."
+_MAX_MESSAGE = 100  # characters; h11 quotes what it rejects
+# What a response may look like depends on the request; all of ours are alike.
+_REQUEST = h11.Request(method="POST", target="/", headers=[("Host", "etcd"), ("Content-Length", "0")])
+_REQUEST_END = h11.EndOfMessage()
+
+
+class HttpError(Exception):
+    """What was received is not an HTTP response."""
+
+
+class Head(msgspec.Struct, frozen=True):
+    """The status. Its headers only matter to the parser."""
+
+    status: int
+
+
+class End(msgspec.Struct, frozen=True):
+    """The response is complete; ``keeps_open``: the connection can carry another one."""
+
+    keeps_open: bool
+
+
+Part = Head | bytes | End
+
+
+class ResponseReader:
+    """Fed with what was received; returns parts."""
+
+    def __init__(self) -> None:
+        self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._parser.send(_REQUEST)
+        self._parser.send(_REQUEST_END)
+        self._guard = Guard()
+        self._beginning = b""
+        self._is_over = False
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was received."""
+        return bool(self._beginning)
+
+    def feed(self, data: bytes) -> list[Part]:
+        """Return the parts that are complete now. Raises HttpError."""
+        if self._is_over:
+            raise HttpError("more than was asked for")
+        if len(self._beginning) < len(_BEGINNING):
+            self._beginning += data[: len(_BEGINNING) - len(self._beginning)]
+            if not _BEGINNING.startswith(self._beginning):
+                raise HttpError("something else than HTTP")
+        parts: list[Part] = []
+        for at in range(0, len(data), _PIECE_BYTES):
+            piece = data[at : at + _PIECE_BYTES]
+            if self._is_over:
+                parts[-1] = End(keeps_open=False)
+                break
+            if not self._guard.admits(piece):
+                raise HttpError("a long run of blanks")
+            self._parse(piece, parts)
+        return parts
+
+    def feed_end(self) -> list[Part]:
+        """The peer has closed. Return the end, where that is how the body ends. Raises HttpError."""
+        parts: list[Part] = []
+        if not self._is_over:
+            self._parse(b"", parts)
+        return parts
+
+    def _parse(self, data: bytes, parts: list[Part]) -> None:
+        try:
+            self._parser.receive_data(data)
+            while not self._is_over and (event := self._parser.next_event()) is not h11.NEED_DATA:
+                if isinstance(event, h11.Data):
+                    parts.append(bytes(event.data))
+                elif isinstance(event, h11.Response):
+                    parts.append(Head(event.status_code))
+                elif isinstance(event, h11.EndOfMessage):
+                    self._is_over = True
+                elif not isinstance(event, h11.InformationalResponse):  # the connection was closed or switched
+                    raise HttpError("no answer")
+        except h11.RemoteProtocolError as error:
+            raise HttpError(f"an invalid answer: {str(error)[:_MAX_MESSAGE]}") from error
+        if self._is_over:
+            parts.append(End(self._parser.their_state is h11.DONE and not self._parser.trailing_data[0]))

@@ -1,0 +1,86 @@
+"""Settings: where etcd is, and who we are to it. Read once, checked here, frozen."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core.text import concealed_repr
+from tenax._io.endpoint import Endpoint
+from tenax._io.tls import TlsFiles
+
+DEFAULT_PORT = 2379
+
+
+class EtcdSettings(msgspec.Struct, frozen=True):
+    """``endpoints`` are ``host:port``. With ``tls``, even if it names no file, every connection is encrypted.
+
+    ``attempt_s`` is how long one member may take for an answer before the next one is asked. Short, because a member
+    that lost its leader holds a write for seconds; a call that finds everybody slow takes more time per attempt.
+
+    ``waits_for_users``: etcd that has no users yet is not used before it has.
+    """
+
+    endpoints: tuple[str, ...]
+    user: str = ""
+    password: str = ""
+    tls: TlsFiles | None = None
+    attempt_s: float = 0.5
+    waits_for_users: bool = False
+
+    __repr__ = concealed_repr
+
+
+def etcd_settings(
+    endpoint_text: str,
+    *,
+    user: str = "",
+    password: str = "",
+    tls: TlsFiles | None = None,
+    attempt_s: float = 0.5,
+) -> EtcdSettings:
+    """``e1:2379,e2:2379``, each with or without ``http://`` or ``https://``. Raises ValueError with a sentence.
+
+    With ``https://``, or with any TLS file, connections are encrypted.
+    """
+    if "@" in endpoint_text:  # not repeated: it may hold a password
+        raise ValueError("an etcd endpoint contains '@'; give the user and the password by their own options")
+    schemes: set[str] = set()
+    endpoints: list[str] = []
+    for text in filter(None, map(str.strip, endpoint_text.split(","))):
+        scheme, endpoint = _parse(text)
+        schemes.add(scheme)
+        if endpoint not in endpoints:
+            endpoints.append(endpoint)
+    if not endpoints:
+        raise ValueError(
+            f"the etcd endpoint is {endpoint_text!r}; expected one or more of HOST:PORT, with commas between"
+        )
+    has_files = tls is not None and any((tls.cert, tls.key, tls.ca))
+    if "https" in schemes and "http" in schemes:
+        raise ValueError(f"the etcd endpoints {endpoint_text!r} mix http:// and https://; all must be one of them")
+    if "http" in schemes and has_files:
+        raise ValueError(f"TLS files are given, but the etcd endpoint is {endpoint_text!r}; expected https://")
+    if password and not user:
+        raise ValueError("a password for etcd is given without a user; give both, or none")
+    if has_files or "https" in schemes:
+        tls = tls or TlsFiles()
+    if not attempt_s > 0:
+        raise ValueError(f"attempt_s is {attempt_s!r}; expected a positive number of seconds")
+    return EtcdSettings(tuple(endpoints), user, password, tls, attempt_s)
+
+
+def _parse(text: str) -> tuple[str, str]:
+    """The scheme, if one was given, and ``host:port``."""
+    scheme, separator, rest = text.rpartition("://")
+    scheme = scheme.lower()
+    if separator and scheme not in ("http", "https"):
+        raise ValueError(f"the etcd endpoint is {text!r}; expected http:// or https:// or neither")
+    host = rest.removesuffix("/")
+    try:
+        if "/" in host or "?" in host or any(map(str.isspace, host)):
+            raise ValueError
+        return scheme, str(Endpoint.parse(host, DEFAULT_PORT))
+    except ValueError:
+        raise ValueError(
+            f"the etcd endpoint is {text!r}; expected HOST or HOST:PORT with a port from 1 to 65535"
+        ) from None

@@ -1,0 +1,121 @@
+"""RequestReader: from received bytes, cut anywhere, to one request. h11 parses; the limits are set here.
+
+Pure: no sockets and no clock. What is not an acceptable request becomes the response that says so. Never raises for
+what a peer sent. Importing this module imports h11: only a server does.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+import h11
+
+from tenax._io.http.guard import Guard
+from tenax._io.http.message import (
+    BAD_REQUEST,
+    HEADERS_TOO_LARGE,
+    NOT_IMPLEMENTED,
+    TOO_LARGE,
+    Limits,
+    Request,
+    Response,
+    text,
+)
+
+_MAX_HEADER_LINES = 100
+_MAX_PARAMETERS = 64
+_MAX_MESSAGE = 100  # characters; h11 quotes what it rejects
+_END_OF_HEAD = re.compile(rb"\n\r?\n")
+_OVERLAP = 2  # bytes of the end of the head that may have come with the piece before
+
+
+class RequestReader:
+    """Reads one request."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
+        self._guard = Guard()
+        self._head_bytes = 0
+        self._lines = 0
+        self._last = b""
+        self._head: h11.Request | None = None
+        self._body = bytearray()
+
+    def feed(self, data: bytes) -> Request | Response | None:
+        """Return the request once it is complete, a response if it is unacceptable, None if more must come.
+
+        ``data`` is not empty. After a request or a response the reader is not used again.
+        """
+        if self._head is None and (objection := self._check_head(data)) is not None:
+            return objection
+        try:
+            self._parser.receive_data(data)
+            while True:
+                event = self._parser.next_event()
+                if event is h11.NEED_DATA:
+                    return None
+                if isinstance(event, h11.Request):
+                    self._head = event
+                    if (objection := self._check_body()) is not None:
+                        return objection
+                    if not self._limits.body_bytes:
+                        return self._request()
+                elif isinstance(event, h11.Data):
+                    self._body += event.data
+                else:  # the end of the request; PAUSED: the client wants to switch protocols, which is ignored
+                    return self._request()
+        except h11.RemoteProtocolError as error:
+            return _rejected(error)
+
+    def _check_head(self, data: bytes) -> Response | None:
+        """Check the size and the characters of what belongs to the head. Linear, and cheap before h11 sees it."""
+        seen = self._last + data
+        self._last = seen[-_OVERLAP:]
+        end = _END_OF_HEAD.search(seen)
+        head = data if end is None else data[: end.end() - len(seen) + len(data)]
+        self._head_bytes += len(head)
+        self._lines += head.count(b"\n")
+        if self._head_bytes > self._limits.head_bytes:
+            return text(HEADERS_TOO_LARGE, f"the request has more than {self._limits.head_bytes} bytes before its body")
+        if self._lines > _MAX_HEADER_LINES:
+            return text(HEADERS_TOO_LARGE, f"the request has more than {_MAX_HEADER_LINES} header lines")
+        if not self._guard.admits(head):
+            return text(BAD_REQUEST, "the request has a long run of blanks before its body")
+        return None
+
+    def _check_body(self) -> Response | None:
+        assert self._head is not None
+        if self._head.http_version not in (b"1.0", b"1.1"):
+            return text(BAD_REQUEST, "the request is not HTTP/1.1 or HTTP/1.0")
+        headers = dict(self._head.headers)
+        if b"transfer-encoding" in headers:
+            return text(NOT_IMPLEMENTED, "only bodies with a Content-Length are read")
+        length = int(headers.get(b"content-length", b"0"))
+        if length > self._limits.body_bytes > 0:
+            return text(TOO_LARGE, f"the body has {length} bytes, and at most {self._limits.body_bytes} are taken")
+        return None
+
+    def _request(self) -> Request | Response:
+        assert self._head is not None
+        target = _target(self._head.target.decode("ascii"))
+        if target is None:
+            return text(BAD_REQUEST, "the path cannot be read")
+        path, params = target
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in self._head.headers}
+        return Request(self._head.method.decode("ascii"), path, params, headers, bytes(self._body))
+
+
+def _rejected(error: h11.RemoteProtocolError) -> Response:
+    return text(error.error_status_hint, f"this is not an acceptable HTTP request: {str(error)[:_MAX_MESSAGE]}")
+
+
+def _target(written: str) -> tuple[str, dict[str, str]] | None:
+    from urllib.parse import parse_qsl, unquote, urlsplit
+
+    with suppress(ValueError):
+        parts = urlsplit(written)
+        params = dict(parse_qsl(parts.query, keep_blank_values=True, max_num_fields=_MAX_PARAMETERS))
+        return unquote(parts.path) or "/", params
+    return None

@@ -1,0 +1,211 @@
+"""Console: one place where people read: a terminal, a pipe or a file behind standard output or standard error.
+
+1. Lines of different sources are never mixed within a line. When a source has left its line open (a progress bar, a
+   line too long to wait for), another source first closes it.
+2. The console never slows the loop down (see ``lane``), and what it did not take is counted and said.
+3. A console that is gone (its reader went away, its terminal hung up) is a console that takes nothing.
+4. The live line is the last line of a terminal: erased before other output, drawn again after it, one row at most.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import select
+import stat
+
+from tenax._logs.device_thread import Lane
+from tenax._logs.lines import with_prefix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ERASE_ROW = b"\r\x1b[K"
+_GONE = {errno.EPIPE, errno.EIO, errno.EBADF, errno.ENXIO, errno.ECONNRESET, errno.ENOTCONN}
+
+
+class Console:
+    def __init__(
+        self, descriptor: int, wake_loop: Callable[[], None], *, limit_bytes: int, stuck_after_s: float
+    ) -> None:
+        self._descriptor = descriptor
+        self.is_terminal = os.isatty(descriptor)
+        self.sources = 0  # streams that are shown here; kept by the loop
+        self.is_gone = False
+        self.is_announced_stuck = False  # kept by the loop
+        self.refused_reason = ""  # why the device refused what it refused
+        self._open_source: object = None  # whose line is not finished
+        self._open_at_start = False  # it ended with a carriage return
+        self._dropped_lines = 0
+        self._dropped_bytes = 0
+        self._told_lines = 0
+        self._told_bytes = 0
+        self._refused_lines = 0  # like dropped, but counted by the lane's thread
+        self._refused_bytes = 0
+        self._live = b""
+        self._live_waits = False
+        self._drawn = b""
+        self._unwritten = memoryview(b"")  # of the batch that is being written
+        self._row_is_free = True  # the cursor is where a line begins
+        self.lane = Lane(
+            self._write_batch,
+            wake_loop,
+            limit_bytes=limit_bytes,
+            stuck_after_s=stuck_after_s,
+            waiting_in_device=_waiting_in_device(descriptor),
+        )
+
+    # -- the loop's side
+
+    @property
+    def at_returns(self) -> bool:
+        """Whether text up to a carriage return is worth showing: only where it cannot tear another source's lines."""
+        return self.is_terminal or self.sources == 1
+
+    def show(self, source: object, prefix: bytes, text: bytes) -> None:
+        """Queue text that was cut by ``LineCutter``."""
+        if not text:
+            return
+        if self.is_gone or self.lane.drops:
+            self._drop(text)
+            return
+        self.tell_of_loss()
+        at_returns = self.at_returns
+        continues = self._open_source is source and not self._open_at_start
+        shown = self._turn_to(source) + with_prefix(text, prefix, continues=continues, at_returns=at_returns)
+        if text.endswith(b"\n"):
+            self._open_source = None
+        else:
+            self._open_source, self._open_at_start = source, at_returns and text.endswith(b"\r")
+        self.lane.put(shown, len(shown))
+
+    def say(self, text: bytes) -> None:
+        """Whole lines of our own."""
+        self.show(self, b"", text if text.endswith(b"\n") else text + b"\n")
+
+    def set_live(self, text: str) -> None:
+        """The live line, or none. Only a terminal has one."""
+        if self.is_terminal:
+            self._live = text.encode("utf-8", "replace")
+            if not self._live_waits:
+                self._live_waits = True
+                self.lane.put(b"", 1)  # not 0: nothing to write, but something to do
+
+    @property
+    def lost(self) -> tuple[int, int]:
+        """Lines and bytes that were not shown, so far."""
+        return self._dropped_lines + self._refused_lines, self._dropped_bytes + self._refused_bytes
+
+    def tell_of_loss(self) -> None:
+        """Put a line where lines are missing, as soon as the device moves again."""
+        if self._dropped_bytes > self._told_bytes and not self.is_gone and not self.lane.drops:
+            line = self._turn_to(None) + self.untold_loss().encode() + b"\n"
+            self._open_source = None
+            self.lane.put(line, len(line))
+
+    def untold_loss(self) -> str:
+        """The sentence about what was not shown and not told of yet, or nothing. For the last words, on any console."""
+        lines, size = self._dropped_lines, self._dropped_bytes
+        reason = "the terminal did not take them"
+        if self.refused_reason:
+            lines, size, reason = *self.lost, self.refused_reason
+        lines, self._told_lines = lines - self._told_lines, lines
+        size, self._told_bytes = size - self._told_bytes, size
+        if not size:
+            return ""
+        count = "1 line" if lines == 1 else f"{lines} lines"
+        return f"tenax: {count} ({size} bytes) {'was' if lines == 1 else 'were'} not shown: {reason}"
+
+    def give_up(self) -> None:
+        """The end: what the device has not taken by now counts as not shown, and so does what it was to tell of it."""
+        unshown = b"".join([bytes(self._unwritten), *self.lane.take_back()])
+        if unshown:
+            self._drop(unshown)
+            self._told_lines = self._told_bytes = 0
+
+    def _drop(self, text: bytes) -> None:
+        self._dropped_lines += text.count(b"\n") or 1
+        self._dropped_bytes += len(text)
+
+    def _turn_to(self, source: object) -> bytes:
+        """What must be written before this source may begin its line."""
+        if self._open_source is None or self._open_source is source:
+            return b""
+        return _ERASE_ROW if self._open_at_start and self.is_terminal else b"\n"
+
+    # -- the thread's side
+
+    def _write_batch(self, batch: list[bytes]) -> None:
+        text = batch[0] if len(batch) == 1 else b"".join(batch)
+        if not self.is_terminal:
+            self._write(text)
+            return
+        self._live_waits = False
+        live = self._live_row()
+        if not text and live == self._drawn:
+            return
+        erase = _ERASE_ROW if self._drawn else b""
+        if text:
+            self._row_is_free = text.endswith(b"\n")
+        self._drawn = live if self._row_is_free else b""
+        self._write(erase + text + self._drawn)
+
+    def _live_row(self) -> bytes:
+        if not self._live:
+            return b""
+        try:
+            width = os.get_terminal_size(self._descriptor).columns or 80
+        except OSError:
+            width = 80
+        return _first_columns(self._live.decode("utf-8", "replace"), width - 1).encode()
+
+    def _write(self, text: bytes) -> None:
+        view = self._unwritten = memoryview(text)
+        while view and not self.is_gone:
+            try:
+                count = os.write(self._descriptor, view)
+            except BlockingIOError:  # someone who shares it has made it non-blocking
+                waiter = select.poll()
+                waiter.register(self._descriptor, select.POLLOUT)
+                waiter.poll()
+            except OSError as error:
+                # A pipe without a reader or a terminal that hung up is gone for good; a full disk may recover.
+                self.is_gone = error.errno in _GONE
+                self.refused_reason = error.strerror or "it cannot be written"
+                break
+            else:
+                view = self._unwritten = view[count:]
+                self.lane.moved_by(count)
+        if view:
+            self._refused_lines += bytes(view).count(b"\n") or 1
+            self._refused_bytes += len(view)
+            self._unwritten = memoryview(b"")
+            self.lane.moved_by(len(view))
+
+
+def _waiting_in_device(descriptor: int) -> Callable[[], int]:
+    """How much the kernel holds that the reader has not taken; any number that stands still while the reader does."""
+
+    def waiting() -> int:
+        import termios
+
+        is_pipe = stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+        try:
+            answer = fcntl.ioctl(descriptor, termios.FIONREAD if is_pipe else termios.TIOCOUTQ, b"\0\0\0\0")
+        except OSError:
+            return 0
+        return int.from_bytes(answer, "little")
+
+    return waiting
+
+
+def _first_columns(text: str, width: int) -> str:
+    """As much of the text as fits into one row; East Asian characters take two columns."""
+    used = 0
+    for index, character in enumerate(text):
+        used += 2 if character >= "\u1100" else 1
+        if used > width:
+            return text[:index]
+    return text

@@ -1,0 +1,433 @@
+"""Recall: lines of several streams, from memory and from files, merged by time. Bounded, whatever the streams hold.
+
+Two ways to look: the *last* lines (``last``), or what *follows* given positions (``following``). Both take sources of
+bytes with positions, and both answer with lines, the positions where they end, and what was left out.
+
+1. Lines of one stream are in order, and each comes once if every position is given back.
+2. Lines of different streams are merged by the time they came, as far as it is known.
+3. An answer holds at most ``MOST_BYTES``; to find it, at most ``MOST_SEARCHED`` bytes of each stream are looked at.
+4. No stream is an error: what cannot be read is left out, and said.
+5. However many streams are asked for, at most two files are open at a time: descriptors are the scribe's, for workers.
+
+Runs in the scribe (in a thread beside its loop), and in ``tenax logs`` for folders. Needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from bisect import bisect_right
+from collections import deque
+from heapq import merge
+
+from tenax._logs.tail import TAIL_BYTES
+from tenax._logs.times import FOR_READING, TimesReader
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from tenax._logs.tail import Mark
+
+MOST_BYTES = 256 << 10
+MOST_SEARCHED = 16 << 20
+_CHUNK = 256 << 10
+_LINE_COST = 128  # what a line costs in an answer besides its text
+_END_KEPT = 8 << 10  # of each end of a line that is too long
+_LONGEST = 2 * _END_KEPT
+CUT = b"[...] "  # before the rest of a line whose beginning is gone
+
+FORGOTTEN = "are no longer in memory"
+LOST = "are lost: the process that kept them in memory died"
+MAY_BE_LOST = "may be lost: the process that writes the logs died"
+BEHIND = "cannot be read yet: the disk has not taken them"
+TOO_MUCH = "are more than fit into one answer"
+NOT_SEARCHED = "are further back than is searched"
+UNREADABLE = "cannot be read"
+
+
+class Query:
+    """What is wanted of every stream."""
+
+    def __init__(
+        self,
+        *,
+        last: int = 0,
+        needle: bytes = b"",
+        since: float = 0.0,
+        unfinished: bool = False,
+        most: int = MOST_BYTES,
+    ) -> None:
+        self.last = last
+        self.needle = needle
+        self.since = since
+        self.unfinished = unfinished
+        self.most = most
+
+
+class Source:
+    """One stream: the end of it that is held in memory, and the file that has all of it, or one of the two."""
+
+    def __init__(
+        self,
+        *,
+        group: int = 0,  # those of a lower one come first, whatever the time
+        data: bytes = b"",
+        first: int = 0,  # the position of these bytes
+        marks: Sequence[Mark] = (),
+        path: bytes = b"",
+        base: int = 0,  # where in the file the stream begins
+        in_memory: bool = True,
+        is_open: bool = False,
+        start: int = -1,  # for ``following``
+        lost_why: str = "",  # since that position was given something may have been lost
+        is_resumed: bool = False,  # memory was lost before this stream was seen
+    ) -> None:
+        self.group = group
+        self.data = data
+        self.first = first
+        self.end = first + len(data)
+        self.marks = list(marks)
+        self.is_open = is_open
+        self.start = start
+        self.lost: list[tuple[int, str]] = []  # bytes and why
+        self.begin = first
+        self.is_whole = True  # what is before ``begin`` never was; else it is gone
+        self._base = base
+        self._path = b""  # of the file, if it can be read
+        self._times: TimesReader | None = None
+        self._limit = first  # of what is read from the file
+        if path:
+            self._open(path, in_memory)
+        if self.begin > 0:
+            self.is_whole = False
+        if lost_why:
+            self.lost.append((0, lost_why))
+        if not in_memory and not self._path:
+            self.lost.append((0, UNREADABLE if path else FORGOTTEN))
+        if is_resumed and not self._path:
+            self.is_whole = False
+        self.is_resumed = is_resumed
+
+    def _open(self, path: bytes, in_memory: bool) -> None:
+        try:
+            descriptor = os.open(path, FOR_READING)
+        except OSError:
+            return
+        found = os.fstat(descriptor)
+        os.close(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return
+        size = max(0, found.st_size - self._base)
+        if not in_memory:
+            self.first = self.end = self._limit = size
+        elif size < self.first:  # the file is behind
+            if self.start < 0:
+                self.lost.append((self.first - size, BEHIND))
+                return
+            # What follows is told as far as the file goes; the rest is for the next answer.
+            self.data, self.first, self.end, self._limit = b"", size, size, size
+            self.is_open = True
+        self.begin = 0
+        self._path = path
+        self._times = TimesReader(path)
+
+    def read(self, start: int, end: int) -> bytes:
+        """At most these bytes; fewer only at a border, and none at the end or where the disk refuses."""
+        if start < self._limit:
+            try:
+                descriptor = os.open(self._path, FOR_READING)
+            except OSError:
+                return b""
+            try:
+                return os.pread(descriptor, min(end, self._limit) - start, self._base + start)
+            except OSError:
+                return b""
+            finally:
+                os.close(descriptor)
+        return self.data[start - self.first : end - self.first]
+
+    def marks_of(self, start: int, end: int) -> list[Mark]:
+        """Time marks for these positions, in order."""
+        own = self.marks
+        if self._times is None or (own and own[0][0] <= start):
+            return own
+        told = [
+            (position - self._base, at) for position, at in self._times.between(start + self._base, end + self._base)
+        ]
+        until = own[0][0] if own else end
+        return [mark for mark in told if mark[0] < until] + own
+
+    def position_at(self, at: float) -> int:
+        """Where what came at that time or later begins, or a little before."""
+        later = next((index for index, (_, came) in enumerate(self.marks) if came > at), len(self.marks))
+        if later:  # the first of them: a clock may have been set back since
+            return max(self.begin, self.marks[later - 1][0])
+        if self._times is not None:
+            return max(self.begin, self._times.position_at(at) - self._base)
+        return self.begin
+
+
+class Line:
+    __slots__ = ("at", "end", "is_unfinished", "order", "source", "text")
+
+    def __init__(
+        self, source: int, at: float, text: bytes, end: int, *, order: float = 0.0, is_unfinished: bool = False
+    ) -> None:
+        self.source = source
+        self.at = at
+        self.text = text
+        self.end = end  # the position after it; of an unfinished one that before it
+        self.order = order  # the time, but that it never goes back within a source, whatever its clock does
+        self.is_unfinished = is_unfinished  # its stream goes on, and will tell it again
+
+
+class Recalled:
+    """An answer."""
+
+    def __init__(self, lines: list[Line], positions: list[int], left_out: list[tuple[int, int, str]]) -> None:
+        self.lines = lines
+        self.positions = positions  # by source: where it goes on
+        self.left_out = left_out  # source, bytes (0: not known), why
+        self.is_more = False
+        self.is_over = False  # of every stream everything was told, and it has ended
+
+
+def following(sources: list[Source], query: Query) -> Recalled:
+    """What comes after each source's ``start``, from the oldest on. Unfinished lines come when there is no more."""
+    found: list[list[Line]] = []
+    unfinished: list[list[Line]] = []
+    starts: list[int] = []
+    positions: list[int] = []
+    left_out: list[tuple[int, int, str]] = []
+    horizon: tuple[int, float] | None = None
+    for index, source in enumerate(sources):
+        start = source.start
+        if start < source.begin:
+            if source.begin - start and not source.is_whole:
+                left_out.append((index, source.begin - start, FORGOTTEN))
+            start = source.begin
+        if query.since and source.start <= 0:
+            start = max(start, source.position_at(query.since))
+        starts.append(start)
+        lines, position = _forward(index, source, start, query)
+        unfinished.append([lines.pop()] if lines and lines[-1].is_unfinished else [])
+        if position < source.end and (query.needle or lines):
+            stopped_at = lines[-1].order if lines else _time_at(source.marks_of(position, position + 1), position)
+            if _has_more(source, position):
+                horizon = min(horizon or (source.group, stopped_at), (source.group, stopped_at))
+        found.append(lines)
+        positions.append(position)
+        left_out += [(index, count, why) for count, why in source.lost]
+    taken: list[Line] = []
+    size = 0
+    ordered = _merged(sources, found)
+    for line in ordered:
+        cost = len(line.text) + _LINE_COST
+        is_late = horizon is not None and (sources[line.source].group, line.order) > horizon
+        if is_late or (taken and size + cost > query.most):
+            break
+        size += cost
+        taken.append(line)
+    if len(taken) < sum(map(len, found)):
+        kept = [0] * len(sources)
+        for line in taken:
+            kept[line.source] += 1
+        for index, lines in enumerate(found):
+            if kept[index] < len(lines):  # the next one is told in the next answer
+                positions[index] = lines[kept[index] - 1].end if kept[index] else starts[index]
+    is_more = len(taken) < sum(map(len, found)) or horizon is not None
+    if not is_more:
+        for line in _merged(sources, unfinished):
+            size += len(line.text) + _LINE_COST
+            if taken and size > query.most:
+                left_out.append((line.source, len(line.text), TOO_MUCH))
+            else:
+                taken.append(line)
+        taken.sort(key=lambda line: _key(sources, line))  # stable: each stream's stay in order
+    answer = Recalled(taken, positions, left_out)
+    answer.is_more = is_more
+    answer.is_over = not answer.is_more and all(
+        position >= source.end and not source.is_open for position, source in zip(positions, sources, strict=True)
+    )
+    return answer
+
+
+def last(sources: list[Source], query: Query) -> Recalled:
+    """The last lines of all sources together."""
+    found: list[list[Line]] = []
+    positions: list[int] = []
+    beginnings: list[tuple[int, int, str]] = []  # what would come before
+    left_out: list[tuple[int, int, str]] = []
+    for index, source in enumerate(sources):
+        lines, position, reached = _backward(index, source, query)
+        found.append(lines)
+        positions.append(position)
+        if reached is None:
+            pass  # all that was asked for was seen
+        elif reached > source.begin:
+            beginnings.append((index, reached - source.begin, NOT_SEARCHED if query.needle else TOO_MUCH))
+        elif not source.is_whole:
+            beginnings.append((index, source.begin, LOST if source.is_resumed else FORGOTTEN))
+        left_out += [(index, count, why) for count, why in source.lost]
+    ordered = list(_merged(sources, found))
+    taken: list[Line] = []
+    size = 0
+    for line in reversed(ordered):
+        size += len(line.text) + _LINE_COST
+        if len(taken) == query.last or (taken and size > query.most):
+            break
+        taken.append(line)
+    taken.reverse()
+    if len(taken) < query.last:
+        dropped: dict[int, int] = {}
+        for line in ordered[: len(ordered) - len(taken)]:
+            dropped[line.source] = dropped.get(line.source, 0) + len(line.text) + 1
+        left_out += [(index, count, TOO_MUCH) for index, count in dropped.items()]
+        if not dropped:
+            left_out += [each for each in beginnings if not _is_older_than(sources[each[0]], query.since)]
+    return Recalled(taken, positions, left_out)
+
+
+def _is_older_than(source: Source, since: float) -> bool:
+    """Whether all that is gone came before the time that is asked about."""
+    if not since:
+        return False
+    at = _time_at(source.marks_of(source.begin, source.begin + 1), source.begin)
+    return 0 < at < since
+
+
+def _merged(sources: list[Source], found: list[list[Line]]) -> Iterator[Line]:
+    return merge(*found, key=lambda line: _key(sources, line))
+
+
+def _key(sources: list[Source], line: Line) -> tuple[int, float]:
+    return sources[line.source].group, line.order
+
+
+def _has_more(source: Source, position: int) -> bool:
+    """Whether at that position there is more than an unfinished line."""
+    is_ended = not source.is_open
+    while position < source.end:
+        data = source.read(position, min(position + _CHUNK, source.end))
+        if not data:
+            return False
+        if is_ended or b"\n" in data:
+            return True
+        position += len(data)
+    return False
+
+
+def _forward(index: int, source: Source, start: int, query: Query) -> tuple[list[Line], int]:
+    """Lines from there on, and the position behind what was looked at."""
+    lines: list[Line] = []
+    size = 0
+    position = start
+    is_cut = start == source.begin > max(0, source.start)
+    for line in _lines(index, source, start, source.end, query, is_cut):
+        position = line.end
+        if line.text is not _SKIPPED:
+            lines.append(line)
+            size += len(line.text) + _LINE_COST
+        if size >= query.most or position - start >= MOST_SEARCHED:
+            break
+    return lines, position
+
+
+def _backward(index: int, source: Source, query: Query) -> tuple[list[Line], int, int | None]:
+    """The last lines, the position behind the last whole line, and how far back was looked; None: far enough."""
+    window = TAIL_BYTES
+    while True:
+        start = max(source.begin, source.end - window)
+        is_cut = start > 0
+        lines: deque[Line] = deque(maxlen=max(query.last, 0))
+        position = start
+        is_first = True
+        reached_since = False
+        for line in _lines(index, source, start, source.end, query, is_cut):
+            is_partial, is_first = is_first and is_cut, False
+            position = line.end
+            if is_partial and start > source.begin and window < MOST_SEARCHED:
+                start = line.end  # its beginning was not read
+                continue
+            if line.text is _SKIPPED:
+                reached_since = reached_since or 0 < line.at < query.since
+            else:
+                lines.append(line)
+        size = sum(len(line.text) + _LINE_COST for line in lines)
+        is_all = len(lines) == query.last or reached_since
+        if is_all or start <= source.begin or size >= query.most or window >= MOST_SEARCHED:
+            return list(lines), position, None if is_all else start
+        window *= 4
+
+
+_SKIPPED = bytes(bytearray(b"skipped"))  # an object of its own: not what was asked for
+
+
+def _lines(index: int, source: Source, start: int, end: int, query: Query, is_cut: bool) -> Iterator[Line]:
+    """All lines that begin there. Those that are not wanted come with ``_SKIPPED``, several at once."""
+    needle, since = query.needle, query.since
+    position = line_start = start
+    line = bytearray(CUT) if is_cut else bytearray()
+    dropped = 0
+    is_hit = not needle
+    at = latest = 0.0  # of the line, and of all until now
+    while position < end:
+        data = source.read(position, min(position + _CHUNK, end))
+        if not data:
+            break
+        marks = source.marks_of(position, position + len(data))
+        places = [mark[0] for mark in marks]
+        after, hit = 0, -1
+        while (newline := data.find(b"\n", after)) >= 0:
+            if line_start >= position:  # else it began in an earlier chunk, and so did its time
+                at = _time(marks, places, line_start)
+            if needle and not line and hit < after:  # looked for once: a chunk has many lines
+                found = data.find(needle, after)
+                hit = found if found >= 0 else len(data)
+            without = data.rfind(b"\n", after, hit) if needle and not line else -1
+            if without >= 0:
+                newline, text = without, _SKIPPED
+                at = _time(marks, places, position + newline)
+            else:
+                piece = data[after:newline]
+                is_wanted = (is_hit or needle in piece or (line and needle in line + piece)) and at >= since
+                text = _whole(line, piece, dropped) if is_wanted else _SKIPPED
+            latest = max(latest, at)
+            yield Line(index, at, text, position + newline + 1, order=latest)
+            after = newline + 1
+            line_start = position + after
+            line.clear()
+            dropped, is_hit = 0, not needle
+        if line_start >= position:
+            at = _time(marks, places, line_start)
+        line += data[after:]
+        if len(line) > 2 * _LONGEST:
+            is_hit = is_hit or needle in line
+            dropped += len(line) - _LONGEST
+            del line[_END_KEPT:-_END_KEPT]
+        position += len(data)
+    if position > line_start and (query.unfinished or not source.is_open) and position >= source.end:
+        is_wanted = (is_hit or needle in line) and at >= since
+        text = _whole(line, b"", dropped) if is_wanted else _SKIPPED
+        # A stream that has ended ends its last line; one that goes on will tell it again.
+        is_unfinished = source.is_open
+        stop = line_start if is_unfinished else position
+        yield Line(index, at, text, stop, order=max(latest, at), is_unfinished=is_unfinished)
+
+
+def _whole(line: bytearray, piece: bytes, dropped: int) -> bytes:
+    text = bytes(line) + piece if line else piece
+    if dropped or len(text) > _LONGEST:
+        left_out = dropped + len(text) - _LONGEST
+        return text[:_END_KEPT] + b" [... %d bytes left out ...] " % left_out + text[-_END_KEPT:]
+    return text
+
+
+def _time(marks: list[Mark], places: list[int], position: int) -> float:
+    index = bisect_right(places, position) - 1
+    return marks[index][1] if index >= 0 else 0.0
+
+
+def _time_at(marks: list[Mark], position: int) -> float:
+    return _time(marks, [mark[0] for mark in marks], position)

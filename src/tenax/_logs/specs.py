@@ -1,0 +1,220 @@
+"""Specs: for each worker of one start, which file each of its streams goes to and which streams are also shown.
+
+``DefaultLogsSpecs`` decides names and makes directories; it moves no bytes. The layout is
+``<log_dir>/<run_id>_<8 random>/attempt_<restart count>/<local rank>/{stdout.log,stderr.log,error.json}``.
+
+1. An earlier attempt's directory is never erased or shared: when ``attempt_0`` exists, the next is ``attempt_0.1``.
+2. Whatever the run id is, it becomes one directory name below ``log_dir``.
+3. No directory is made before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+
+import msgspec
+
+from tenax._logs.std import Std, to_map
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ENTRY_POINT_GROUP = "torchrun.logs_specs"
+_CONSOLE = ""  # in LogsDest: this stream is not captured in a file
+_LONGEST_RUN_NAME = 100
+
+
+class LogsDest(msgspec.Struct):
+    """Where each local rank's streams go. An empty path is the console; a rank in ``tee_*`` is shown too."""
+
+    stdouts: dict[int, str] = {}
+    stderrs: dict[int, str] = {}
+    tee_stdouts: dict[int, str] = {}
+    tee_stderrs: dict[int, str] = {}
+    error_files: dict[int, str] = {}
+    filtered_stdout: str = ""
+    filtered_stderr: str = ""
+
+
+class LogsSpecs(ABC):
+    """What a plug-in implements to choose the destinations itself (entry-point group ``torchrun.logs_specs``)."""
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        self._root_log_dir = log_dir
+        self._redirects = redirects
+        self._tee = tee
+        self._local_ranks_filter = local_ranks_filter
+
+    @abstractmethod
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """The destinations for the workers with these environments, one per local rank from 0 on."""
+
+    @property
+    @abstractmethod
+    def root_log_dir(self) -> str:
+        """The directory above all runs."""
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """The layout above. ``tee`` implies that the stream is also kept; ``log_dir=os.devnull`` keeps nothing.
+
+    With a ``local_ranks_filter``, the other ranks are not shown; they are kept where ``redirects`` or ``tee`` say so.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
+            raise NotADirectoryError(
+                f"The log directory {log_dir} is a file: name a directory, or one that can be made."
+            )
+        super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
+        self.chosen_log_dir = log_dir or ""  # empty: a temporary one
+        self._run_log_dir: str | None = None
+
+    @property
+    def root_log_dir(self) -> str:
+        """The directory above all runs; when none was given, a new temporary one, made now."""
+        if self._root_log_dir is None:
+            self._root_log_dir = _new_temporary_directory()
+        return self._root_log_dir
+
+    @property
+    def keeps_nothing(self) -> bool:
+        return self._root_log_dir == os.devnull
+
+    @property
+    def run_log_dir(self) -> str:
+        """This run's own directory, made on first use; empty when nothing is kept."""
+        return self.open_run_log_dir("run")
+
+    def open_run_log_dir(self, run_id: str) -> str:
+        """The same, named after the run if it was not made before."""
+        if self.keeps_nothing:
+            return ""
+        if self._run_log_dir is None:
+            os.makedirs(self.root_log_dir, exist_ok=True)
+            self._run_log_dir = _new_directory(self.root_log_dir, f"{_as_file_name(run_id)}_")
+        return self._run_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Make the next attempt's directories, and name each worker's error file in its environment."""
+        first = envs.get(0, {})
+        attempt_dir = self._new_attempt_dir(
+            first.get("TORCHELASTIC_RUN_ID", "run"), first.get("TORCHELASTIC_RESTART_COUNT", "0")
+        )
+        destinations = LogsDest()
+        if attempt_dir:
+            destinations.filtered_stdout = os.path.join(attempt_dir, "filtered_stdout.log")
+            destinations.filtered_stderr = os.path.join(attempt_dir, "filtered_stderr.log")
+        redirects, tees = to_map(self._redirects, len(envs)), to_map(self._tee, len(envs))
+        for local_rank in range(len(envs)):
+            worker_dir = attempt_dir and os.path.join(attempt_dir, str(local_rank))
+            if worker_dir:
+                os.mkdir(worker_dir)
+            error_file = worker_dir and os.path.join(worker_dir, "error.json")
+            destinations.error_files[local_rank] = error_file
+            envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = error_file
+            redirect, tee = redirects[local_rank], tees[local_rank]
+            for std, name, files, shown in (
+                (Std.OUT, "stdout.log", destinations.stdouts, destinations.tee_stdouts),
+                (Std.ERR, "stderr.log", destinations.stderrs, destinations.tee_stderrs),
+            ):
+                is_kept = bool(worker_dir) and bool((redirect | tee) & std)
+                is_visible = not self._local_ranks_filter or local_rank in self._local_ranks_filter
+                files[local_rank] = (
+                    os.path.join(worker_dir, name) if is_kept else _CONSOLE if is_visible else os.devnull
+                )
+                if tee & std and is_visible:
+                    shown[local_rank] = files[local_rank] or os.devnull
+        return destinations
+
+    def _new_attempt_dir(self, run_id: str, restart_count: str) -> str:
+        run_dir = self.open_run_log_dir(run_id)
+        if not run_dir:
+            return ""
+        number = 0
+        while True:
+            attempt_dir = os.path.join(run_dir, f"attempt_{restart_count}" + (f".{number}" if number else ""))
+            try:
+                os.mkdir(attempt_dir)
+            except FileExistsError:
+                number += 1
+            else:
+                return attempt_dir
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DefaultLogsSpecs):
+            return NotImplemented
+        return self._identity() == other._identity()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        names = ("root_log_dir", "redirects", "tee", "local_ranks_filter")
+        fields = ", ".join(f"{name}={value!r}" for name, value in zip(names, self._identity(), strict=True))
+        return f"DefaultLogsSpecs({fields})"
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter)
+
+
+def load_logs_specs(name: str | None) -> type[LogsSpecs]:
+    """The class that is registered under this name; ``None`` and ``default`` are ours and cost no search."""
+    if name is None or name == "default":
+        return DefaultLogsSpecs
+    from importlib.metadata import entry_points
+
+    found = {point.name: point for point in entry_points(group=_ENTRY_POINT_GROUP)}
+    if name not in found:
+        known = ", ".join(sorted({*found, "default"}))
+        raise ValueError(
+            f"No logs specs are called {name!r} in the entry-point group {_ENTRY_POINT_GROUP}; there are: {known}."
+        )
+    try:
+        loaded: type[LogsSpecs] = found[name].load()
+    except Exception as error:
+        raise ValueError(
+            f"The logs specs {name!r} of {found[name].value!r} cannot be loaded ({type(error).__name__}: {error})."
+        ) from error
+    return loaded
+
+
+def _as_file_name(run_id: str) -> str:
+    """The run id as one harmless directory name."""
+    return re.sub(r"[^\w.+=@-]+", "_", run_id, flags=re.ASCII).lstrip(".")[:_LONGEST_RUN_NAME] or "run"
+
+
+def _new_directory(parent: str, prefix: str) -> str:
+    """A directory that nobody had before, readable as the user's umask says."""
+    while True:
+        path = os.path.join(parent, prefix + os.urandom(4).hex())
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            continue
+        return path
+
+
+def _new_temporary_directory(environment: Mapping[str, str] = os.environ) -> str:
+    """What tempfile.mkdtemp does, without the third of a start that importing it costs."""
+    places = [environment.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
+    for place in [*places, "/tmp", "/var/tmp", os.getcwd()]:
+        if place and os.path.isdir(place) and os.access(place, os.W_OK | os.X_OK):
+            path = os.path.join(os.path.abspath(place), "tenax_" + os.urandom(6).hex())
+            os.mkdir(path, 0o700)
+            return path
+    raise FileNotFoundError("No temporary directory can be written: set TMPDIR, or give a log directory.")

@@ -1,0 +1,209 @@
+"""The journal: every fact and every decision of a run, one JSON line each, in the order they happened.
+
+Metrics, events, the live page and a replay are derived from it. It is bounded: past the limit steps are counted instead
+of written, and the last line says how many. Writing never fails a run: a full disk costs steps, which are counted too.
+After the first step that is missing no other is written: what is there is the beginning of the run, without a hole, and
+can be replayed. That is said once, when it happens.
+
+How far workers have got is told again and again while nothing else happens. Each word of it contains those before, so
+only the last is written, when something else is: a job that trains in peace for a month does not fill its journal.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+
+import msgspec
+
+from tenax import __version__
+from tenax._core.bounds import DECODE_ERRORS, MAX_TEXT
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent, ProgressSeen
+from tenax._core.model import AgentSettings
+from tenax._core.text import encodable, shortened_texts
+
+FORMAT = 3
+_LIMIT_BYTES = 16 << 20
+_MAX_READ_BYTES = 256 << 20
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+
+
+class Header(msgspec.Struct, frozen=True, tag="header", tag_field="line", omit_defaults=True):
+    """The first line: everything that a replay must know."""
+
+    format: int
+    tenax: str
+    settings: AgentSettings
+    entrypoint: str
+    host: str
+    wall_time: float  # of the same moment as `at`
+    at: float
+
+
+class Step(msgspec.Struct, frozen=True, tag="step", tag_field="line", omit_defaults=True):
+    """One fact and what was decided about it."""
+
+    at: float
+    event: AnyEvent
+    commands: list[AnyCommand] = []
+
+
+class Footer(msgspec.Struct, frozen=True, tag="end", tag_field="line", omit_defaults=True):
+    """The last line of a run that ended: nothing is missing but what it counts."""
+
+    at: float
+    steps_not_written: int = 0
+
+
+AnyLine = Header | Step | Footer
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class Journal:
+    """Writes lines to a file, or nowhere."""
+
+    def __init__(
+        self,
+        path: str = "",
+        limit_bytes: int = _LIMIT_BYTES,
+        complain: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.path = path
+        self._complain = complain
+        self._left = limit_bytes
+        self._lost = 0
+        self._encode = msgspec.json.Encoder().encode
+        self._held: dict[str, msgspec.Struct] = {}  # the last word of each on how far it is
+        self._descriptor = -1
+        self._size = 0
+        if path:
+            try:
+                self._descriptor = os.open(path, _FLAGS, 0o644)
+                self._size = os.fstat(self._descriptor).st_size
+            except OSError as error:  # a run is worth more than its journal; the story goes on without
+                self.path = ""
+                complain(f"no journal is written: {error.strerror}: {path}; the job is not affected")
+
+    def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
+        host = os.uname().nodename
+        self.write(Header(FORMAT, __version__, settings, entrypoint, host, time.time(), now))
+
+    def step(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        if isinstance(event, ProgressSeen):
+            self.hold("", Step(at, event, commands))
+        else:
+            self.write(Step(at, event, commands))
+
+    def hold(self, whose: str, line: msgspec.Struct) -> None:
+        """Write this before the next line, unless there is a newer one of the same by then."""
+        self._held.pop(whose, None)
+        self._held[whose] = line
+
+    def close(self, now: float) -> None:
+        self._left += 1024  # the last line always fits
+        self.write(Footer(now, self._lost))
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def write(self, line: msgspec.Struct) -> None:
+        if self._descriptor < 0:
+            return
+        held, self._held = self._held, {}
+        for each in (*held.values(), line):
+            self._write(each)
+
+    def _write(self, line: msgspec.Struct) -> None:
+        try:
+            data = self._encode(line) + b"\n"
+        except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is
+            data = self._encode(encodable(msgspec.to_builtins(line))) + b"\n"
+        if len(data) > MAX_TEXT:  # a text in it may be longer than a reader accepts
+            data = self._encode(shortened_texts(encodable(msgspec.to_builtins(line)), MAX_TEXT)) + b"\n"
+        if self._lost > 0 and not isinstance(line, Footer):
+            self._lost += 1
+            return
+        trouble = "it has reached its limit" if len(data) > self._left else self._append(data)
+        if trouble:
+            self._lost += 1
+            if not isinstance(line, Footer):
+                self._complain(f"the journal {self.path} ends here: {trouble}; the job is not affected")
+
+    def _append(self, data: bytes) -> str:
+        """Write the whole line, or nothing of it: half a line would spoil those that follow. Says what went wrong."""
+        trouble = "the disk is full"
+        try:
+            if os.write(self._descriptor, data) == len(data):
+                self._size += len(data)
+                self._left -= len(data)
+                return ""
+        except OSError as error:
+            trouble = error.strerror or str(error)
+        with suppress(OSError):
+            os.ftruncate(self._descriptor, self._size)
+        return trouble
+
+
+class JournalUnreadable(Exception):
+    """This file is not a journal of ours, or is damaged; the message says where."""
+
+
+def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
+    """A journal back from its file. A torn last line (the agent was killed while writing) is left out."""
+    lines = read_lines(path, AnyLine, Header)
+    assert isinstance(lines[0], Header)
+    footer = lines[-1] if isinstance(lines[-1], Footer) else None
+    return lines[0], [line for line in lines if isinstance(line, Step)], footer
+
+
+def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]:
+    """The lines of a journal, which begins with its header and holds one run. Raises JournalUnreadable."""
+    decoder = msgspec.json.Decoder(kinds)
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_MAX_READ_BYTES + 1)
+    except OSError as error:
+        raise JournalUnreadable(f"{path!r} cannot be read: {error.strerror}") from error
+    if len(data) > _MAX_READ_BYTES:
+        raise JournalUnreadable(f"{path!r} is longer than any journal: more than {_MAX_READ_BYTES >> 20} MiB")
+    raw_lines = data.split(b"\n")
+    torn = raw_lines.pop()
+    _check_format(path, raw_lines)
+    lines: list[Any] = []
+    for number, raw in enumerate(raw_lines, 1):
+        try:
+            lines.append(decoder.decode(raw))
+        except DECODE_ERRORS as error:
+            raise JournalUnreadable(f"line {number} of {path!r} is not a line of a tenax journal: {error}") from error
+    if not lines or not isinstance(lines[0], header):
+        what = "is empty" if not lines and not torn else "does not begin with a header"
+        raise JournalUnreadable(f"{path!r} {what}; expected the journal.jsonl of a run")
+    for number, line in enumerate(lines[1:], 2):
+        if isinstance(line, header):
+            raise JournalUnreadable(f"line {number} of {path!r} begins another run; expected one run in each file")
+    return lines
+
+
+class _AnyHeader(msgspec.Struct):
+    """What the headers of all formats have."""
+
+    format: int
+    tenax: str
+
+
+def _check_format(path: str, raw_lines: list[bytes]) -> None:
+    """Say so if another tenax wrote this, before its lines are taken for nonsense."""
+    try:
+        header = msgspec.json.decode(raw_lines[0], type=_AnyHeader)
+    except (IndexError, *DECODE_ERRORS):
+        return  # not a header at all: the reader will say where
+    if header.format != FORMAT:
+        raise JournalUnreadable(
+            f"{path!r} has format {header.format}, this tenax reads format {FORMAT}; use tenax {header.tenax}"
+        )

@@ -1,0 +1,184 @@
+"""The story of a run in plain sentences: what the console shows while it happens and what a replay tells afterwards.
+
+Pure: from a fact, the orders that followed and the state, to lines. ``IMPORTANT`` lines go to the console; a replay
+tells all of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import SIGINT, AgentState, Phase, Rung, lateness
+from tenax._core.model import Outcome, WorkerPhase
+from tenax._failures.exit_text import ended_in_words, signal_in_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax._core.commands import AnyCommand
+    from tenax._core.events import AnyEvent
+    from tenax._core.model import Assignment, Verdict
+
+_AGAIN = "; Ctrl-C again kills them at once"
+_WORTH_COUNTING_S = 10.0
+
+
+class Line(NamedTuple):
+    text: str
+    important: bool = True
+
+
+def tell(event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list[Line]:
+    """What happened, then what was decided. ``state`` is the state after the step."""
+    lines = _of_event(event, state)
+    for command in commands:
+        lines += _of_command(command, state)
+    if commands == [] and state.phase is Phase.STOPPING and isinstance(event, fact.SignalReceived):
+        hint = _AGAIN if event.signal == SIGINT and state.rung < Rung.KILLED else ""
+        lines.append(Line(f"the workers are being ended already{hint}"))
+    return lines
+
+
+def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
+    match event:
+        case fact.WorkerStarted(generation, local_rank, pid) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} started (pid {pid})", important=False)]
+        case fact.WorkerStartFailed(generation, local_rank, reason) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} could not be started: {reason}")]
+        case fact.WorkerExited(generation, local_rank, exit_code, fault) if generation == state.generation:
+            return [_of_exit(state, local_rank, exit_code, fault)]
+        case fact.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
+            cause = evidence.out_of_memory or evidence.message
+            return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
+        case fact.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
+            return [Line(f"{_rank(state, local_rank)} (pid {pid}) {lateness(event)}")]
+        case fact.StacksRefused(generation, local_rank, why) if generation == state.generation:
+            worker = state.workers.get(local_rank)
+            is_late = worker is not None and worker.overdue is not None
+            return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}", important=is_late)]
+        case fact.QuietSeen(generation, _, why) if generation == state.generation:
+            return [Line(f"nothing moves on this node: {why}", important=False)]
+        case fact.MovementSeen(generation) if generation == state.generation:
+            return [Line("the workers of this node move again", important=False)]
+        case fact.StacksWanted(generation, _, why) if generation == state.generation:
+            return [Line(f"nothing moves on any node ({why}); asking the workers where they are", important=False)]
+        case fact.SignalReceived(number):
+            return [Line(f"got {signal_in_words(number)}")]
+        case fact.Waiting(why):
+            return [Line(why)]
+        case fact.GenerationEnded(generation, why) if generation == state.generation:
+            # Told by the order that follows, unless there was nothing to end here.
+            return [Line(f"generation {generation} is over: {why}")] if state.phase is Phase.JOINING else []
+        case fact.LeaveNoticed(generation, host, why) if generation == state.generation:
+            return [Line(f"{host} is going to leave{_soon(event.in_s)}: {why}")]
+        case fact.NoticeReceived(why, in_s):
+            return [Line(f"this node is going to leave{_soon(in_s)}: {why}")]
+        case fact.NodeCleared(generation) if generation == state.generation:
+            return [Line("no process of this generation is left", important=False)]
+    return []
+
+
+def _of_start(state: AgentState, part: Assignment) -> str:
+    count, first = state.settings.local_world_size, part.first_global_rank
+    ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
+    workers = "1 worker" if count == 1 else f"{count} workers"
+    among = f", node {part.group_rank} of {part.group_world_size}" if part.group_world_size > 1 else ""
+    why = f" ({part.why})" if part.generation > 1 and part.why else ""
+    return f"generation {part.generation}{why}: starting {workers}, {ranks} of {part.world_size}{among}"
+
+
+def _soon(in_s: float | None) -> str:
+    return "" if in_s is None else f" in {in_s:g} s"
+
+
+def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> Line:
+    worker = state.workers.get(local_rank)
+    who = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
+    if worker is not None and worker.asked_to_end:
+        return Line(f"{who} {ended_in_words(exit_code)} after being asked to end", important=False)
+    if fault:
+        return Line(f"{who} failed: {fault}")
+    return Line(f"{who} {ended_in_words(exit_code)}", important=exit_code != 0)
+
+
+def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
+    match command:
+        case order.Tell(word.NodeReady(generation)):
+            return [Line("ready for a generation" if not generation else "ready for the next one", important=False)]
+        case order.Tell(word.NodeSucceeded()) if state.assignment is not None and state.phase is Phase.DONE:
+            others = state.assignment.group_world_size - 1
+            return [Line("all workers of this node succeeded; the run ends when all nodes did")] if others else []
+        case order.StartWorkers(assignment):
+            return [Line(_of_start(state, assignment))]
+        case order.SignalWorkers(_, number, why):
+            grace = f"{state.settings.grace_s:g} s"
+            hint = _AGAIN if state.cancelled_by == SIGINT else ""
+            return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
+        case order.DumpStacks(_, local_rank):
+            return [Line(f"taking the stacks of {_rank(state, local_rank)}", important=False)]
+        case order.ReadStacks(_, _, local_ranks):
+            ranks = ", ".join(_rank(state, rank) for rank in local_ranks)
+            return [Line(f"reading the stacks of {ranks}", important=False)]
+        case order.ReportHang(_, report):
+            from tenax._core.hang_report import report_in_lines
+
+            return [Line(line) for line in report_in_lines(report)]
+        case order.ReportMovement(generation):
+            return [Line(f"generation {generation} moves again: it goes on")]
+        case order.EndWorker(_, local_rank, _, number, why):
+            overdue = state.workers[local_rank].overdue
+            is_told = overdue is not None and why == overdue.reason  # when the scope expired
+            how = "" if is_told else f": {why}"
+            return [Line(f"ending {_rank(state, local_rank)} with {signal_in_words(number)}{how}")]
+        case order.KillNode(_, why):
+            return [Line(f"killing what is left: {why}")]
+        case order.ClearNode():
+            return [Line("ending what the workers left behind, if anything", important=False)]
+        case order.Finish(verdict):
+            # The report speaks for every other end.
+            important = verdict.outcome is Outcome.SUCCEEDED
+            told = [Line(f"the run {verdict.outcome.in_words}: {verdict.why}", important)]
+            return [*told, *_cost(verdict)] if important else told
+    return []
+
+
+def _cost(verdict: Verdict) -> list[Line]:
+    """What the time was spent on. Not of a run that was short and went well: that is over before it is read."""
+    goodput = verdict.goodput
+    if goodput is None or (goodput.spent.total_s < _WORTH_COUNTING_S and verdict.restarts_used == 0):
+        return []
+    from tenax._view.goodput_text import goodput_in_words
+
+    words = goodput_in_words(goodput)
+    return [Line(words)] if words else []
+
+
+def live_line(state: AgentState) -> str:
+    """The one line at the bottom of a terminal: phase, generation, who is waited for, restarts left."""
+    settings = state.settings
+    match state.phase:
+        case Phase.JOINING | Phase.NEW:
+            what = "waiting for the next generation" if state.generation else "waiting for the first generation"
+        case Phase.DONE:
+            what = f"generation {state.generation}: done here, waiting for the other nodes"
+        case Phase.RUNNING:
+            done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
+            what = f"generation {state.generation} running, {len(state.workers) - done} of {len(state.workers)} workers"
+        case Phase.STOPPING | Phase.CLOSING:
+            waited = [str(rank) for rank, worker in state.workers.items() if worker.phase is not WorkerPhase.ENDED]
+            ranks = ", ".join(waited[:8]) + (", ..." if len(waited) > 8 else "")
+            what = f"generation {state.generation} ending, " + (
+                f"waiting for local rank {ranks}" if waited else "clearing what is left"
+            )
+        case Phase.ENDED:
+            return ""
+    left = settings.max_restarts - state.restarts_used
+    budget = f", {left} of {settings.max_restarts} restarts left" if settings.max_restarts else ""
+    return f"tenax {settings.run_id}: {what}{budget}"
+
+
+def _rank(state: AgentState, local_rank: int) -> str:
+    first = state.assignment.first_global_rank if state.assignment is not None else 0
+    return f"rank {first + local_rank}"

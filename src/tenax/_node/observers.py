@@ -1,0 +1,116 @@
+"""Seeing: what is opened so that people can watch a run. Made only for a run that switched something on.
+
+    the page (``--dashboard``) and the trace (``--trace``)   where the coordinator is, for as long as it is there
+    samples of workers (``--on-hang``)                       on every node
+
+Law: nothing here is needed to train. What breaks is reported once, and the run goes on. What cannot be opened at the
+start of a run of one node is refused (``RequestRefused``); with more nodes the one that serves the coordinator may
+change at any time, and the others need it: there it is reported, too.
+"""
+
+from __future__ import annotations
+
+from tenax._io.ports import RequestRefused
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tenax._core.agent import AgentState
+    from tenax._core.hang import Scopes
+    from tenax._io.loop import Loop
+    from tenax._io.ports import Desk
+    from tenax._node.journal import Step
+    from tenax._node.node import NodePlan
+    from tenax._node.worker_logs import WorkerLogs
+    from tenax._observe.dashboard.live import Dashboard
+    from tenax._observe.hangs.sampler import Sampler
+    from tenax._observe.tracing.run_trace import RunTrace
+
+
+class Seeing:
+    """One node's. ``say`` reaches the person who started it, also where no story is told."""
+
+    def __init__(
+        self,
+        plan: NodePlan,
+        loop: Loop,
+        logs: WorkerLogs,
+        say: Callable[[str], None],
+        scopes: Callable[[], Mapping[int, Scopes]],
+    ) -> None:
+        self._plan = plan
+        self._scopes = scopes
+        self._loop = loop
+        self._logs = logs
+        self._say = say
+        self._dashboard: Dashboard | None = None
+        self._trace: RunTrace | None = None
+        self._sampler = self._open_sampler()
+
+    def _open_sampler(self) -> Sampler | None:
+        if self._plan.settings.on_hang == "off":
+            return None
+        try:
+            from tenax._observe.hangs.sampler import Sampler
+
+            return Sampler(self._plan.settings, self._loop, self._logs, self._scopes)
+        except Exception as error:
+            self._say(f"workers are not sampled: {type(error).__name__}: {error}")
+            return None
+
+    def observe(self, step: Step, state: AgentState) -> None:
+        """Every step of the agent machine."""
+        if self._sampler is not None:
+            try:
+                self._sampler.observe(step, state)
+            except Exception as error:
+                self._sampler = None
+                self._say(f"workers are not sampled any more: {type(error).__name__}: {error}")
+
+    def serves(self, make_desk: Callable[[], Desk] | None) -> None:
+        """The coordinator is in this process now, or not any more."""
+        self._leave_desk()
+        if make_desk is None:
+            return
+        if self._plan.dashboard:
+            self._open("--dashboard", self._plan.dashboard, self._open_dashboard, make_desk)
+        if self._plan.trace:
+            self._open("--trace", self._plan.trace, self._open_trace, make_desk)
+
+    def _open(
+        self, flag: str, value: str, open_it: Callable[[Callable[[], Desk]], None], make_desk: Callable[[], Desk]
+    ) -> None:
+        try:
+            open_it(make_desk)
+        except Exception as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            failure = f"{flag} {value}: {reason or type(error).__name__}"
+            if not self._plan.control.where:  # the only node
+                raise RequestRefused(failure) from error
+            self._say(f"{failure}; the job runs without it")
+
+    def _open_dashboard(self, make_desk: Callable[[], Desk]) -> None:
+        from tenax._observe.dashboard.live import Dashboard
+
+        self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._say)
+        self._say(f"the page of this run: {self._dashboard.link}")
+
+    def _open_trace(self, make_desk: Callable[[], Desk]) -> None:
+        from tenax._observe.tracing.run_trace import RunTrace
+
+        self._trace = RunTrace(self._plan.trace, make_desk(), self._say)
+
+    def _leave_desk(self) -> None:
+        parts, self._dashboard, self._trace = (self._dashboard, self._trace), None, None
+        for part in parts:
+            try:
+                if part is not None:
+                    part.close()
+            except Exception as error:
+                self._say(f"what showed this run did not end well: {type(error).__name__}: {error}")
+
+    def close(self) -> None:
+        self._leave_desk()
+        if self._sampler is not None:
+            self._sampler.close()

@@ -1,0 +1,119 @@
+"""Signals as facts: while a run lasts, the chosen signals become events in the loop's mailbox.
+
+Nothing is raised at an arbitrary line. What was there before (handlers, wake-up descriptor) is put back afterwards, so
+that an agent inside another program leaves no trace. Some are a scheduler's advance notice: the node will be asked to
+stop, but not yet. A signal that was ignored when we started stays ignored: that is
+how ``nohup`` works. Off the main thread Python allows no handlers; then signals are the host program's business.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from tenax._core.events import NoticeReceived, SignalReceived
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax._io.loop import Loop
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+def parse_signals(names: str) -> list[signal.Signals]:
+    """``"SIGTERM,SIGINT"`` -> numbers. Raises ValueError with a sentence."""
+    chosen: list[signal.Signals] = []
+    for name in filter(None, (part.strip() for part in names.split(","))):
+        number = getattr(signal, name, None)
+        if not isinstance(number, signal.Signals):
+            raise ValueError(f"{name!r} is not a signal of this system; write names such as {DEFAULT_SIGNALS}")
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            raise ValueError(f"{name} cannot be handled by any program; leave it out")
+        if number not in chosen:
+            chosen.append(number)
+    return chosen
+
+
+class SignalSource:
+    """A context manager around the loop. Watchable: the loop reads which signals came."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        numbers: list[signal.Signals],
+        *,
+        notices: list[signal.Signals] | None = None,
+        notice_s: float | None = None,
+        is_last_act: bool = False,
+    ) -> None:
+        """``notices`` only announce: ``notice_s`` after one of them (None: nobody knows when) the node must leave.
+
+        With ``is_last_act`` the signals are ignored afterwards: a late one must not change how a told run ended.
+        """
+        self._loop = loop
+        self._notices = frozenset(notices or ())
+        self._numbers = [*numbers, *self._notices]
+        self._notice_s = notice_s
+        self._is_last_act = is_last_act
+        self._before: dict[signal.Signals, Any] = {}
+        self._wakeup_before = -1
+        self._reader = self._writer = -1
+
+    def __enter__(self) -> SignalSource:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._reader, self._writer = os.pipe()
+        for descriptor in (self._reader, self._writer):
+            os.set_blocking(descriptor, False)
+        # The descriptor first: a signal that comes before it is there, but after its handler, would be lost.
+        self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        for number in dict.fromkeys(self._numbers):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                self._before[number] = signal.signal(number, lambda *_: None)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._reader < 0:
+            return
+        for number, handler in self._before.items():
+            after = signal.SIG_IGN if self._is_last_act else handler
+            signal.signal(number, after if after is not None else signal.SIG_DFL)
+        signal.set_wakeup_fd(self._wakeup_before)
+        self.forget()
+        os.close(self._reader)
+        os.close(self._writer)
+        self._reader = self._writer = -1
+
+    def forget(self) -> None:
+        """Whatever came until now is answered."""
+        if self._reader >= 0:
+            self._take()
+
+    def _take(self) -> bytes:
+        try:
+            taken = os.read(self._reader, 4096)
+        except BlockingIOError:
+            return b""
+        if self._wakeup_before >= 0 and (others := bytes(number for number in taken if number not in self._before)):
+            os.write(self._wakeup_before, others)  # the host's own: it would have heard of them there
+        return taken
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """There is nothing to write."""
+
+    def on_readable(self) -> None:
+        for number in self._take():
+            if number in self._notices and number in self._before:
+                self._loop.post(NoticeReceived(f"got {signal.Signals(number).name}", self._notice_s))
+            elif number in self._before:
+                self._loop.post(SignalReceived(number))

@@ -1,0 +1,180 @@
+"""Outlets: where an agent's own metrics and events go.
+
+Each handler stands behind a ``Delivery``: it may raise, be slow or never return, and the job does not notice. Without
+a handler there is no outlet, and the packages of metrics and events are not even imported: a job that nobody listens
+to pays nothing. The handlers that are configured at the beginning of a run serve it to its end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from tenax._core.agent import AgentState
+    from tenax._core.model import AgentSettings
+    from tenax._io.delivery import Delivery
+    from tenax._node.journal import Step
+    from tenax.events import Event
+    from tenax.events._view import EventView
+    from tenax.metrics import MetricData
+    from tenax.metrics._view import MetricView
+
+_METRIC_GROUPS = ("torchelastic", "tenax")
+
+
+class Outlets:
+    """The handlers of one run. ``close`` waits a little for what is left and says what was lost."""
+
+    def __init__(
+        self, event_log_handler: str = "null", metric_handlers: str = "", labels: Mapping[str, str] | None = None
+    ) -> None:
+        """``labels`` are on every metric, for handlers that know such. Raises ValueError when a name is nobody's."""
+        self._is_closed = False
+        self._made_here: list[Any] = []
+        self.places: list[str] = []  # where the handlers that were made here can be found, for people
+        self._events = self._open_events(event_log_handler)
+        try:
+            self._metrics = self._open_metrics(metric_handlers, labels or {})
+        except BaseException:
+            self._metrics = {}
+            self.close()
+            raise
+
+    @property
+    def has_events(self) -> bool:
+        return bool(self._events)
+
+    @property
+    def has_metrics(self) -> bool:
+        return bool(self._metrics)
+
+    def record(self, event: Event) -> None:
+        for delivery in self._events:
+            delivery.put(event)
+
+    def emit(self, metric: MetricData) -> None:
+        for delivery in self._metrics.get(metric.group_name, ()):
+            delivery.put(metric)
+
+    def speak_through(self, say: Callable[[str], None]) -> None:
+        """Lines of console handlers go there. ``say`` is called in other threads."""
+        for handler in self._made_here:
+            if hasattr(handler, "say"):
+                handler.say = say
+
+    def troubles(self) -> list[str]:
+        """A sentence for each handler that has just failed for the first time, or hangs. Ask now and then."""
+        return [said for delivery in self._all() if (said := delivery.first_trouble())]
+
+    def close(self) -> list[str]:
+        """Sentences about what was lost. All handlers together have a moment for what is left."""
+        deliveries = self._all()
+        if not deliveries or self._is_closed:
+            return []
+        self._is_closed = True
+        from tenax._io.delivery import PATIENCE_S
+
+        for delivery in deliveries:
+            delivery.finish()
+        until = time.monotonic() + PATIENCE_S
+        return [lost for delivery in deliveries if (lost := delivery.close(max(0.0, until - time.monotonic())))]
+
+    def _all(self) -> list[Delivery]:
+        metrics = {id(each): each for deliveries in self._metrics.values() for each in deliveries}
+        return [*self._events, *metrics.values()]
+
+    def _open_events(self, names: str) -> list[Delivery]:
+        found: list[Delivery] = []
+        if names and names != "null":
+            from tenax.events.handlers import make_handlers
+
+            found += [self._made("event", handler, handler.record) for handler in make_handlers(names)]
+        if "tenax.events" in sys.modules:  # otherwise nobody can have configured one
+            from tenax.events import configured_handlers
+
+            found += [_delivery("event", handler, handler.record) for handler in configured_handlers()]
+        return found
+
+    def _open_metrics(self, names: str, labels: Mapping[str, str]) -> dict[str, list[Delivery]]:
+        """By group. A handler of several groups has one queue."""
+        of_all: list[Delivery] = []
+        if names:
+            from tenax.metrics import make_handlers
+
+            of_all = [self._made("metric", handler, handler.emit) for handler in make_handlers(names, labels)]
+        found = {group: list(of_all) for group in _METRIC_GROUPS}
+        if "tenax.metrics" in sys.modules:
+            from tenax.metrics import handler_in_use
+
+            queues: dict[int, Delivery] = {}
+            for group in _METRIC_GROUPS:
+                if (handler := handler_in_use(group)) is not None:
+                    found[group].append(queues.setdefault(id(handler), _delivery("metric", handler, handler.emit)))
+        return {group: deliveries for group, deliveries in found.items() if deliveries}
+
+    def _made(self, kind: str, handler: Any, take: Callable[[Any], object]) -> Delivery:
+        """One that was made here from its name, and is closed with the run. Others belong to who configured them."""
+        self._made_here.append(handler)
+        if where := getattr(handler, "where", ""):
+            self.places.append(f"{kind}s: {where}")
+        return _delivery(kind, handler, take, getattr(handler, "close", None))
+
+
+class Views:
+    """What the steps of one node's machine mean as events and metrics, sent as they happen."""
+
+    def __init__(
+        self,
+        outlets: Outlets,
+        settings: AgentSettings,
+        *,
+        entrypoint: str,
+        backend: str,
+        tells_end: bool,
+        has_watchdog: bool,
+        now: float,
+    ) -> None:
+        """``tells_end``: whether the agent's own end is an event."""
+        import os
+
+        self._outlets = outlets
+        self._tells_end = tells_end
+        wall_offset = time.time() - now
+        self._events: EventView | None = None
+        self._metrics: MetricView | None = None
+        if outlets.has_events:
+            from tenax.events._view import EventView
+
+            self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
+        if outlets.has_metrics:
+            from tenax.metrics._view import MetricView
+
+            self._metrics = MetricView(settings, wall_offset)
+
+    def take(self, step: Step, state: AgentState) -> list[str]:
+        """One step. Returns what a person should know about the handlers."""
+        if self._events is not None:
+            for event in self._events.take(step.at, step.event, step.commands, state):
+                if self._tells_end or not _is_the_agents_end(event):
+                    self._outlets.record(event)
+        if self._metrics is not None:
+            for metric in self._metrics.take(step.at, step.event, step.commands, state):
+                self._outlets.emit(metric)
+        return self._outlets.troubles()
+
+
+def _is_the_agents_end(event: Event) -> bool:
+    return event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
+
+
+def _delivery(
+    kind: str, handler: object, take: Callable[[Any], object], end: Callable[[], object] | None = None
+) -> Delivery:
+    from tenax._io.delivery import Delivery  # with it come threads, which a job that nobody listens to does not need
+
+    return Delivery(f"the {kind} handler {type(handler).__name__!r}", take, end)

@@ -1,0 +1,129 @@
+"""The feed: what a page that shows one status must be told to show the next. Pure.
+
+    whole(status)              everything, for a page that has just come
+    change(before, after)      what differs; None: nothing that can be seen
+
+Laws (tests cite the numbers):
+
+F1  Whoever has the whole of ``before`` and is told the change has the whole of ``after``.
+F2  What has not changed is not said: neither nodes, nor generations, nor events that were said before.
+F3  Time that goes by is no change. A page counts ages, and what the time is spent on, by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from tenax._core.ledger import Goodput, Spent
+from tenax._io.http.message import as_json
+from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# The same moment is not always written as the same number: the clock of the day may have been set meanwhile.
+_SAME_MOMENT_S = 0.25
+_TIMES = frozenset({"since", "step_at", "at", "formed_at", "running_at", "ended_at", "settled_at", "hang_since"})
+# The last is told by since when nothing moves, and where workers are: the seconds in it go by.
+_TOLD_APART = frozenset({"now", "nodes", "generations", "failures", "earlier", "events", "goodput", "hang"})
+
+
+class Change(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What to take over. Lists that are not there have not changed."""
+
+    now: float
+    goodput: Goodput
+    run: dict[str, Any] = {}  # fields of the status by name
+    nodes: tuple[NodeStatus, ...] = ()  # in place of those with the same id, or new ones
+    gone: tuple[str, ...] = ()  # ids of nodes
+    generations: tuple[GenerationStatus, ...] = ()  # in place of those with the same number, or new ones
+    oldest_generation: int = 0  # those before it are forgotten; 0: none is
+    failures: tuple[FailureStatus, ...] | None = None
+    earlier: tuple[FailureStatus, ...] | None = None
+    events: tuple[EventStatus, ...] = ()  # new ones
+
+
+def whole(status: RunStatus) -> bytes:
+    return as_json(status)
+
+
+def encoded(change: Change) -> bytes:
+    return as_json(change)
+
+
+def change(before: RunStatus, after: RunStatus) -> Change | None:
+    known_nodes = {node.node_id: node for node in before.nodes}
+    known_generations = {entry.number: entry for entry in before.generations}
+    numbers = {entry.number for entry in after.generations}
+    run = {
+        name: getattr(after, name)
+        for name in after.__struct_fields__
+        if name not in _TOLD_APART and not _is_same_value(name, getattr(before, name), getattr(after, name))
+    }
+    if after.hang_since is not None:
+        run.pop("doing", None)  # is that in words
+    nodes = tuple(node for node in after.nodes if not _is_same(known_nodes.pop(node.node_id, None), node))
+    generations = tuple(
+        entry for entry in after.generations if not _is_same_generation(known_generations.get(entry.number), entry)
+    )
+    has_forgotten = any(number not in numbers for number in known_generations)
+    failures = None if _are_same(before.failures, after.failures) else after.failures
+    earlier = None if _are_same(before.earlier, after.earlier) else after.earlier
+    events = _new_events(before, after)
+    has_lists = failures is not None or earlier is not None
+    if not (run or nodes or known_nodes or generations or has_forgotten or events or has_lists):
+        return None
+    return Change(
+        now=after.now,
+        goodput=after.goodput,
+        run=run,
+        nodes=nodes,
+        gone=tuple(known_nodes),  # all others were taken out above
+        generations=generations,
+        oldest_generation=min(numbers, default=0) if has_forgotten else 0,
+        failures=failures,
+        earlier=earlier,
+        events=events,
+    )
+
+
+def _is_same(known: msgspec.Struct | None, found: msgspec.Struct, *, but: str = "") -> bool:
+    if known is None:
+        return False
+    if known == found:
+        return True
+    return all(
+        name == but or _is_same_value(name, getattr(known, name), getattr(found, name))
+        for name in found.__struct_fields__
+    )
+
+
+def _is_same_value(name: str, ours: Any, theirs: Any) -> bool:
+    if ours == theirs:
+        return True
+    return name in _TIMES and None not in (ours, theirs) and bool(abs(ours - theirs) < _SAME_MOMENT_S)
+
+
+def _is_same_generation(known: GenerationStatus | None, found: GenerationStatus) -> bool:
+    """Of one that goes on, what it has spent grows by itself."""
+    if known is not None and known.settled_at is not None and not _is_near(known.spent, found.spent):
+        return False
+    return _is_same(known, found, but="spent")
+
+
+def _is_near(known: Spent, found: Spent) -> bool:
+    return all(abs(getattr(known, name) - getattr(found, name)) < 1e-6 for name in known.__struct_fields__)
+
+
+def _are_same(known: Sequence[FailureStatus], found: Sequence[FailureStatus]) -> bool:
+    return len(known) == len(found) and all(map(_is_same, known, found))
+
+
+def _new_events(before: RunStatus, after: RunStatus) -> tuple[EventStatus, ...]:
+    if not before.events:
+        return after.events
+    last = before.events[-1].moment
+    return tuple(event for event in after.events if event.moment > last)

@@ -1,0 +1,111 @@
+"""HealthCheckServer: answers over HTTP whether the agent is alive and whether its workers run.
+
+``/readyz`` is about the workers, every other path (``/healthz``, ``/livez``) about the agent: 200 or 503, and a
+sentence; with ``Accept: application/json`` or ``?format=json``, what is known. It listens on IPv6 and IPv4.
+"""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from tenax._io.http.message import METHOD_NOT_ALLOWED, OK, UNAVAILABLE, Request, Response, json, text
+from tenax._observe.health.liveness import VitalSigns
+from tenax._observe.health.verdict import Signs, details, liveness, readiness
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tenax._io.http.server import HttpServer
+
+__all__ = ["HealthCheckServer", "create_healthcheck_server"]
+
+READY_PATH = "/readyz"
+
+
+class HealthCheckServer:
+    """Serves between ``start`` and ``stop``. Subclass it, and override these two, to answer in another way.
+
+    ``alive_callback``: says when there was progress last, in seconds since the epoch.
+    ``port``: where to listen; 0: at any port that is free.
+    ``timeout``: how many seconds ago that may be at most.
+    ``signs``: what an agent that is given this server writes down about itself.
+    """
+
+    def __init__(
+        self, alive_callback: Callable[[], int], port: int, timeout: int, *, signs: VitalSigns | None = None
+    ) -> None:
+        self._alive_callback = alive_callback
+        self._port = port
+        self._timeout = timeout
+        self.signs = VitalSigns() if signs is None else signs
+        self._server: HttpServer | None = None
+        self._bound_port = 0
+
+    @property
+    def alive_callback(self) -> Callable[[], int]:
+        return self._alive_callback
+
+    @property
+    def port(self) -> int:
+        """Where it listens; with port 0, the one that was given to it."""
+        return self._bound_port or self._port
+
+    def is_alive(self) -> bool:
+        """What ``/healthz`` says."""
+        return liveness(self._read(), self._timeout).is_good
+
+    def start(self) -> None:
+        """Listen. Raises OSError if the port cannot be had. Does nothing while it is serving."""
+        if self._server is not None:
+            return
+        from tenax._io.http.server import HttpServer
+        from tenax._io.listen import listen
+
+        listener = listen("", self._port)
+        self._bound_port = int(listener.getsockname()[1])
+        self._server = HttpServer(listener, self._answer, name="tenax health check")
+        self._server.start()
+
+    def stop(self) -> None:
+        """Nobody listens any more. Does nothing when it is not serving."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+            self._bound_port = 0
+
+    def _answer(self, request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return text(METHOD_NOT_ALLOWED, "only GET and HEAD are answered here", Allow="GET, HEAD")
+        signs = self._read()
+        judge = readiness if request.path == READY_PATH else liveness
+        judged = judge(signs, self._timeout)
+        status = OK if judged.is_good else UNAVAILABLE
+        if request.wants_json:
+            return json(status, {**details(judged, signs, self._timeout), **self._more()})
+        return text(status, judged.why)
+
+    def _read(self) -> Signs:
+        signs = self.signs.read()
+        try:
+            age_s = max(0.0, time.time() - self._alive_callback())
+        except Exception as error:  # somebody else's code; whoever asks is told
+            return msgspec.structs.replace(signs, trouble=f"alive_callback raised {type(error).__name__}: {error}")
+        trouble = signs.trouble or self._trouble()
+        return msgspec.structs.replace(signs, callback_age_s=age_s, trouble=trouble)
+
+    def _trouble(self) -> str:
+        """For subclasses: what else makes it unhealthy, in a sentence."""
+        return ""
+
+    def _more(self) -> dict[str, Any]:
+        """For subclasses: what else to tell a program."""
+        return {}
+
+
+def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
+    """A health check server, not started yet."""
+    return HealthCheckServer(alive_callback, port, timeout)

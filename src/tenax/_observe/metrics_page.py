@@ -1,0 +1,156 @@
+"""The whole run as a page for Prometheus: what the coordinator knows, at this moment.
+
+Pure: a status in, text out. The page of a single agent (``prometheus.py``) tells of its own node; this one tells of the
+run, under names that begin with ``tenax_run_`` and ``tenax_node_``. Every line has the label ``run_id``.
+
+Seconds are gauges, not counters: what a script says about its steps can move some from ``training`` to ``lost``, and a
+counter that shrinks would be taken for one that began anew.
+"""
+
+from __future__ import annotations
+
+from tenax._view.failure_kind import kind_of
+from tenax.metrics._prometheus_text import CONTENT_TYPE, escaped, in_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tenax._core.ledger import Mean
+    from tenax._view.status import FailureStatus, NodeStatus, RunStatus
+
+__all__ = ["CONTENT_TYPE", "render"]
+
+PHASES = ("gathering", "recovering", "running", "ending", "paused", "over")
+STATES = ("joined", "waiting", "spare", "starting", "working", "stopping", "draining", "done")
+OUTCOMES = ("succeeded", "failed", "cancelled", "abandoned", "broken")
+KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "lost")
+MOST_NODES = 2000  # that have lines of their own
+_MOST_CAUSES = 50
+
+
+def render(status: RunStatus) -> str:
+    """The page."""
+    page = _Page(status.run_id)
+    _the_run(page, status)
+    _its_time(page, status)
+    _its_failures(page, status)
+    _its_nodes(page, status.nodes)
+    return page.text()
+
+
+class _Page:
+    def __init__(self, run_id: str) -> None:
+        self._run = f'run_id="{escaped(run_id)}"'
+        self._lines: list[str] = []
+
+    def family(self, name: str, kind: str, meaning: str) -> None:
+        self._lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
+
+    def value(self, name: str, value: float, **labels: str) -> None:
+        pairs = "".join(f',{label}="{escaped(each)}"' for label, each in labels.items())
+        self._lines.append(f"{name}{{{self._run}{pairs}}} {in_text(value)}")
+
+    def values(self, name: str, found: Iterable[tuple[str, int]]) -> None:
+        """Many lines; the labels are written already."""
+        self._lines += [f"{name}{{{self._run},{labels}}} {value}" for labels, value in found]
+
+    def gauge(self, name: str, meaning: str, value: float | None) -> None:
+        """None: not known, and then there is no such line."""
+        if value is not None:
+            self.family(name, "gauge", meaning)
+            self.value(name, value)
+
+    def counter(self, name: str, meaning: str, value: float) -> None:
+        self.family(name, "counter", meaning)
+        self.value(name, value)
+
+    def one_of(self, name: str, label: str, names: Iterable[str], current: str, meaning: str) -> None:
+        """1 for the one that is so, 0 for the others."""
+        self.family(name, "gauge", meaning)
+        for each in names:
+            self.value(name, int(each == current), **{label: each})
+
+    def summary(self, name: str, meaning: str, mean: Mean) -> None:
+        self.family(name, "summary", meaning)
+        self.value(f"{name}_sum", mean.sum_s)
+        self.value(f"{name}_count", mean.count)
+
+    def text(self) -> str:
+        return "\n".join(self._lines) + "\n"
+
+
+def _the_run(page: _Page, status: RunStatus) -> None:
+    page.family("tenax_run_info", "gauge", "Always 1; what the run was started with stands in the labels.")
+    limits = {"min_nodes": str(status.min_nodes), "max_nodes": str(status.max_nodes)}
+    page.value("tenax_run_info", 1, **limits, max_restarts=str(status.max_restarts))
+    page.one_of("tenax_run_phase", "phase", PHASES, status.phase, "1 for the phase that the run is in.")
+    page.one_of("tenax_run_outcome", "outcome", OUTCOMES, status.outcome, "1 for how the run ended, once it has.")
+    page.gauge("tenax_run_generation", "The number of the last generation.", status.generation)
+    page.gauge("tenax_run_workers", "Workers of the last generation on all nodes.", status.world_size)
+    page.gauge("tenax_run_restarts_used", "Restarts that failures have cost.", status.restarts_used)
+    left = max(0, status.max_restarts - status.restarts_used)
+    page.gauge("tenax_run_restarts_left", "Restarts that are left of the budget.", left)
+    ended = "Generations that ended because"
+    page.counter("tenax_run_membership_changes_total", f"{ended} nodes came or were lost.", status.membership_changes)
+    page.counter("tenax_run_drains_total", f"{ended} a node was asked to leave.", status.drains)
+    page.counter("tenax_run_requests_total", f"{ended} an operator wanted a restart.", status.requests)
+
+
+def _its_time(page: _Page, status: RunStatus) -> None:
+    goodput = status.goodput
+    name = "tenax_run_spent_seconds"
+    page.family(name, "gauge", "Seconds since the first node came, by what they were spent on.")
+    for kind in KINDS_OF_TIME:
+        page.value(name, max(0.0, getattr(goodput.spent, f"{kind}_s")), on=kind)
+    page.gauge("tenax_run_training_ratio", "The share of the time that was training, 0 to 1.", goodput.spent.ratio)
+    detect = "From a failure until the coordinator ended its generation."
+    page.summary("tenax_run_detect_seconds", detect, goodput.to_detect)
+    recover = "From there until all workers of the next generation ran."
+    page.summary("tenax_run_recover_seconds", recover, goodput.to_recover)
+    steps = [step for node in status.nodes for step in node.steps if step >= 0]
+    page.gauge("tenax_run_last_step", "The last step that any worker has said.", max(steps, default=None))
+    page.gauge("tenax_run_slowest_step", "The last step of the worker that is behind.", min(steps, default=None))
+    page.counter("tenax_run_lost_steps_total", "Steps that were done again.", goodput.lost_steps)
+
+
+def _its_failures(page: _Page, status: RunStatus) -> None:
+    now = "Workers of the last generation that failed, by cause."
+    _by_cause(page, "tenax_run_failed_workers", now, status.failures)
+    _by_cause(
+        page,
+        "tenax_run_failed_generations",
+        "Generations that failed and were tried again, by their first cause; the last hundred.",
+        status.earlier,
+    )
+    page.gauge("tenax_run_hang_suspected", "1 while workers seem to hang.", int(bool(status.hang)))
+
+
+def _by_cause(page: _Page, name: str, meaning: str, failures: tuple[FailureStatus, ...]) -> None:
+    counted: dict[str, int] = {}
+    for failure in failures:
+        kind = kind_of(failure)
+        kind = kind if kind in counted or len(counted) < _MOST_CAUSES else "other"
+        counted[kind] = counted.get(kind, 0) + 1
+    page.family(name, "gauge", meaning)
+    for kind, count in sorted(counted.items()):
+        page.value(name, count, cause=kind)
+
+
+def _its_nodes(page: _Page, nodes: tuple[NodeStatus, ...]) -> None:
+    counted = dict.fromkeys(STATES, 0)
+    for node in nodes:
+        counted[node.state] = counted.get(node.state, 0) + 1
+    page.family("tenax_run_nodes", "gauge", "Nodes that are here, by what they do.")
+    for state, count in counted.items():
+        page.value("tenax_run_nodes", count, state=state)
+    # A thousand lines each: written without a detour, since somebody waits for them every few seconds.
+    shown = [(node, f'node="{escaped(node.name)}",host="{escaped(node.host)}"') for node in nodes[:MOST_NODES]]
+    page.family("tenax_node_state", "gauge", f"1; what a node does stands in a label. At most {MOST_NODES} nodes.")
+    page.values("tenax_node_state", ((f'{labels},state="{node.state}"', 1) for node, labels in shown))
+    page.family("tenax_node_step", "gauge", "The last step that any worker of the node has said.")
+    steps = ((labels, max(node.steps)) for node, labels in shown if node.steps)
+    page.values("tenax_node_step", ((labels, step) for labels, step in steps if step >= 0))
+    page.family("tenax_node_failed_workers", "gauge", "Workers of the node that failed in this generation; if any.")
+    failed = ((labels, len(node.failed)) for node, labels in shown if node.failed)
+    page.values("tenax_node_failed_workers", failed)

@@ -1,0 +1,292 @@
+"""The trace of a run: one span for the run, one for each generation, and below it what its time went on.
+
+    run JOB
+      rendezvous                   nodes are waited for
+      generation 1                 with an event for each worker that failed
+        starting | training | stopping
+
+Every id is derived from the id of the run: so the trace of a run can be found, and a coordinator that takes over on
+another host goes on with the same trace.
+
+Laws (tests cite the numbers):
+
+T1  The loop's thread only looks and puts: all that OpenTelemetry does, its import too, happens in a thread of its own.
+T2  Whatever goes wrong, there or here, is said once and changes nothing. The end of a run waits for two seconds at
+    most; a coordinator that goes elsewhere, whose nodes need their loop, does not wait.
+T3  A span is sent once, when it is over.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from hashlib import sha256
+
+import msgspec
+
+from tenax._core.text import hide_passwords
+from tenax._io.delivery import Delivery
+from tenax._view.failure_kind import kind_of
+from tenax.metrics._otlp_address import otlp_address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from tenax._io.ports import Desk
+    from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
+
+    Value = str | int | float | bool
+
+_PATIENCE_S = 2.0  # for what is left when the coordinator goes
+_REST_PER_WORK = 20  # so many times as long as a look took, the next one waits
+_MOST_FAILURES = 32  # events of one span
+_LONGEST = 1000  # characters of a text
+_OPEN_TELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """An event of a span."""
+
+    name: str
+    at: float
+    attributes: dict[str, Value]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """One span that is over. Times are seconds since the epoch."""
+
+    name: str
+    path: str  # within the run: it makes the id
+    parent: str  # the path of the span above; empty: none
+    since: float
+    until: float
+    attributes: dict[str, Value] = {}
+    moments: tuple[Moment, ...] = ()
+    trouble: str = ""  # why it did not end well
+
+
+class RunTrace:
+    """Looks at a coordinator, and sends spans. ``spec``: ``otel``, or ``otel:URL``.
+
+    Raises ValueError if nothing says where to, and ImportError without OpenTelemetry, each with a sentence.
+    """
+
+    def __init__(
+        self,
+        spec: str,
+        desk: Desk,
+        complain: Callable[[str], None],
+        *,
+        env: Mapping[str, str] | None = None,
+        make_sender: Callable[[str, str], Any] | None = None,
+    ) -> None:
+        """``make_sender`` is called with the run's id and the address, in the thread that sends."""
+        address = _address(spec, os.environ if env is None else env)
+        if make_sender is None:
+            _check_that_it_is_installed()
+            from tenax._observe.tracing.sender import SpanSender
+
+            make_sender = SpanSender
+        self._desk = desk
+        self._complain = complain
+        self._make_sender = make_sender
+        self._address = address
+        self._sender: Any = None
+        self._has_complained = False
+        self._formed = 0  # the last generation whose rendezvous was sent
+        self._settled = 0  # the last one that was sent
+        self._failures: dict[int, dict[int, FailureStatus]] = {}  # generation -> rank
+        self._look_again_at = 0.0
+        self._is_closed = False
+        self._run_id = desk.status().run_id
+        self._delivery = Delivery("the trace (--trace)", self._send, self._end_sending)
+        desk.watch(self._on_step)
+
+    # --- in the loop's thread -----------------------------------------------------------------------------------------
+
+    def _on_step(self) -> None:
+        """What is not seen now is seen later: a status remembers. So looking may be put off where it is dear."""
+        began = time.monotonic()
+        if began < self._look_again_at:
+            return
+        self._look_at_desk()
+        took_s = time.monotonic() - began
+        self._look_again_at = began + took_s * (1 + _REST_PER_WORK)
+        self._say(self._delivery.first_trouble())
+
+    def _look_at_desk(self) -> RunStatus | None:
+        """None: it cannot be looked at. We are called in the middle of the coordinator's work, which goes on."""
+        try:
+            status = self._desk.status()
+            self._look(status)
+        except Exception as error:
+            self._say(f"the trace (--trace) is not whole: {type(error).__name__}: {error}; the job is not affected")
+            return None
+        return status
+
+    def _look(self, status: RunStatus) -> None:
+        for failure in (*status.earlier, *status.failures):
+            if failure.generation > self._settled:
+                of = self._failures.setdefault(failure.generation, {})
+                of[failure.rank] = failure
+        parts: list[Part] = []
+        for each in status.generations:
+            if each.number > self._formed:
+                self._formed = each.number
+                parts += rendezvous_part(each)
+            if each.number > self._settled and each.settled_at is not None:
+                self._settled = each.number
+                failures = self._failures.pop(each.number, {})
+                parts += generation_parts(each, list(failures.values()))
+        if parts:
+            self._delivery.put(parts)
+
+    def _say(self, trouble: str) -> None:
+        if trouble and not self._has_complained:
+            self._has_complained = True
+            self._complain(trouble)
+
+    def close(self) -> None:
+        """The coordinator ends, or goes elsewhere. Waits a little for what is left."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._desk.unwatch(self._on_step)
+        status = self._look_at_desk()
+        if status is None or not status.outcome:  # somebody else goes on with it
+            self._delivery.finish()
+            return
+        self._delivery.put([run_part(status)])
+        trouble = self._delivery.close(_PATIENCE_S)
+        self._say(f"{trouble}; the job was not affected" if trouble else "")
+
+    # --- in the thread that sends -------------------------------------------------------------------------------------
+
+    def _send(self, parts: list[Part]) -> None:
+        if self._sender is None:
+            self._sender = self._make_sender(self._run_id, self._address)
+        self._sender.send(parts)
+
+    def _end_sending(self) -> None:
+        if self._sender is not None:
+            self._sender.close()
+
+
+def run_part(status: RunStatus) -> Part:
+    """The whole run, when it is over."""
+    goodput = status.goodput
+    spent = goodput.spent
+    attributes: dict[str, Value] = {
+        "tenax.run_id": status.run_id,
+        "tenax.outcome": status.outcome,
+        "tenax.why": status.why[:_LONGEST],
+        "tenax.generations": status.generation,
+        "tenax.restarts_used": status.restarts_used,
+        "tenax.max_restarts": status.max_restarts,
+        "tenax.membership_changes": status.membership_changes,
+        "tenax.training_ratio": round(spent.ratio or 0.0, 4),
+        "tenax.training_s": round(spent.training_s, 3),
+        "tenax.starting_s": round(spent.starting_s, 3),
+        "tenax.waiting_s": round(spent.waiting_s, 3),
+        "tenax.stopping_s": round(spent.stopping_s, 3),
+        "tenax.lost_s": round(spent.lost_s, 3),
+        "tenax.lost_steps": goodput.lost_steps,
+    }
+    last = max((each.settled_at or 0.0 for each in status.generations), default=0.0)
+    since = min([status.now - spent.total_s, *(each.formed_at - each.spent.waiting_s for each in status.generations)])
+    until = min(status.now, max(last, since + spent.total_s))
+    trouble = "" if status.outcome == "succeeded" else status.why
+    return Part(f"run {status.run_id}", "run", "", since, max(since, until), attributes, trouble=trouble)
+
+
+def rendezvous_part(each: GenerationStatus) -> list[Part]:
+    """How long nodes were waited for before this generation. Nothing, if nobody was."""
+    waited_s = each.spent.waiting_s
+    if waited_s <= 0:
+        return []
+    attributes: dict[str, Value] = {"tenax.generation": each.number, "tenax.nodes": each.nodes}
+    path = f"rendezvous {each.number}"
+    return [Part("rendezvous", path, "run", each.formed_at - waited_s, each.formed_at, attributes)]
+
+
+def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> list[Part]:
+    """A generation that has ended everywhere, and what its time went on."""
+    path = f"generation {each.number}"
+    settled_at = each.settled_at if each.settled_at is not None else each.formed_at
+    ended_at = each.ended_at if each.ended_at is not None else settled_at
+    trains_since = min(each.formed_at + each.spent.starting_s, ended_at)
+    attributes: dict[str, Value] = {
+        "tenax.generation": each.number,
+        "tenax.why": each.why[:_LONGEST],
+        "tenax.nodes": each.nodes,
+        "tenax.workers": each.workers,
+        "tenax.ended_by": each.ended_by,
+        "tenax.ended_why": each.ended_why[:_LONGEST],
+    }
+    if each.last_step >= 0:
+        attributes |= {"tenax.first_step": each.first_step, "tenax.last_step": each.last_step}
+    moments = tuple(_moment(failure) for failure in sorted(failures, key=_first_cause_first)[:_MOST_FAILURES])
+    trouble = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
+    parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, trouble)]
+    for name, since, until in (
+        ("starting", each.formed_at, trains_since),
+        ("training", trains_since, ended_at),
+        ("stopping", ended_at, settled_at),
+    ):
+        if until > since:
+            parts.append(Part(name, f"{path}/{name}", path, since, until, {"tenax.generation": each.number}))
+    return parts
+
+
+def _first_cause_first(failure: FailureStatus) -> tuple[bool, float]:
+    return failure.is_consequence, failure.at
+
+
+def _moment(failure: FailureStatus) -> Moment:
+    attributes: dict[str, Value] = {
+        "tenax.rank": failure.rank,
+        "tenax.host": failure.host,
+        "tenax.exit_code": failure.exit_code,
+        "tenax.what": failure.what[:_LONGEST],
+        "tenax.cause": kind_of(failure),
+        "tenax.is_consequence": failure.is_consequence,
+    }
+    return Moment("worker failed", failure.at, attributes)
+
+
+def trace_id(run_id: str) -> int:
+    """128 bits: the beginning of the SHA-256 of the run's id."""
+    return int.from_bytes(sha256(run_id.encode("utf-8", "backslashreplace")).digest()[:16], "big") or 1
+
+
+def span_id(run_id: str, path: str) -> int:
+    """64 bits."""
+    return int.from_bytes(sha256(f"{run_id}\n{path}".encode("utf-8", "backslashreplace")).digest()[:8], "big") or 1
+
+
+def _address(spec: str, env: Mapping[str, str]) -> str:
+    name, _, written = spec.partition(":")
+    if name != "otel":
+        raise ValueError(f"{hide_passwords(spec)!r} is not a trace handler; expected otel or otel:URL")
+    address = otlp_address(written, "traces", env)
+    if not address:
+        raise ValueError(
+            "nothing says where to send it; write --trace otel:http://localhost:4318, or set "
+            "OTEL_EXPORTER_OTLP_ENDPOINT"
+        )
+    return address
+
+
+def _check_that_it_is_installed() -> None:
+    """Without importing it: that would take longer than a run takes to start."""
+    from importlib.util import find_spec
+
+    for name in _OPEN_TELEMETRY:
+        try:
+            is_there = find_spec(name) is not None
+        except ImportError:  # a package above it is not there either
+            is_there = False
+        if not is_there:
+            raise ImportError(f"it needs {name}, which is not installed: pip install 'tenax[otel]'", name=name)

@@ -1,0 +1,12 @@
+"""A keeper for the start method ``forkserver``: a clean interpreter that forks workers instead of starting new ones."""
+
+from __future__ import annotations
+
+from tenax._io.channel import Channel
+from tenax._processes.function_worker import run_forked
+from tenax._processes.keeper_main import Keeper
+
+
+def main(descriptor: int) -> None:
+    """Entry of the helper process."""
+    Keeper(Channel.from_descriptor(descriptor), run_forked).run()

@@ -1,0 +1,250 @@
+"""The agent's side of the keeper: orders out, events in.
+
+Owns the keeper process. A keeper that dies takes the workers with it (their death signal) and is reported as lost.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from contextlib import suppress
+
+from tenax._core import events as fact
+from tenax._io.channel import Channel, ChannelClosed
+from tenax._io.helper_process import spawn_helper
+from tenax._processes.descendants import bearers, is_zombie, wait_for_deaths
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from tenax._io.ports import Emit, Launch
+    from tenax._processes.template import Template
+
+MARK = "TENAX_KEEPER"
+_PLAIN = "tenax._processes.keeper_main"
+_PATIENCE_S = 1.0
+_NOT_FOUND, _NOT_EXECUTABLE, _CANNOT_START = 127, 126, 1
+
+
+class KeeperProcess:
+    """Implements ``ports.Processes``."""
+
+    def __init__(self, module: str = _PLAIN, call: Callable[[dict[str, Any]], None] | None = None) -> None:
+        """``module``: the helper to start. With ``call`` the keeper is a copy of this process and workers call that."""
+        self._module = module
+        self._call = call
+        # Every process of the job inherits this mark: the way to find them should the keeper be lost.
+        self._mark = f"{MARK}={os.urandom(8).hex()}"
+        self._pid = 0
+        self._pids: dict[tuple[int, int], int] = {}  # of living workers, by generation and local rank
+        self._channel: Channel | None = None
+        self._emit: Emit = lambda _: None
+        self._say: Callable[[str], None] = lambda _: None
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    def open(self, emit: Emit) -> None:
+        self._emit = emit
+        if self._channel is None:
+            self.spawn()
+
+    def spawn(self) -> None:
+        """Start the process; may be called before ``open`` so that it comes up while the agent still prepares."""
+        if self._call is not None:
+            self._pid, self._channel = self._fork_keeper(self._call)
+        else:
+            # A fork server's workers have its environment, as far as others can see it: it must bear the mark as well.
+            name, _, value = self._mark.partition("=")
+            isolated = self._module == _PLAIN
+            self._pid, self._channel = spawn_helper(
+                self._module, "tenax-keeper", isolated=isolated, extra_environ=None if isolated else {name: value}
+            )
+
+    @staticmethod
+    def _fork_keeper(call: Callable[[dict[str, Any]], None]) -> tuple[int, Channel]:
+        ours, theirs = Channel.pair()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                stream.flush()  # else each worker would write it once more
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return pid, ours
+        try:
+            from tenax._processes.keeper_main import Keeper
+
+            os.setsid()
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())  # this thread's own matter, not the workers'
+            Keeper(Channel(theirs), call).run()
+        finally:
+            os._exit(0)
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def prepare(self, template: Template, say: Callable[[str], None]) -> None:
+        """Fork workers from this template, once it has imported. ``say`` hears how that went."""
+        self._say = say
+        spec, descriptors = self._spec(template.launch)
+        plan = {
+            "modules": template.modules,
+            "late": template.late,
+            "has_own_arguments": template.has_own_arguments,
+            "standbys": template.standbys,
+        }
+        self._send(("template", spec, plan), descriptors)
+
+    def start(self, generation: int, local_rank: int, launch: Launch) -> None:
+        spec, descriptors = self._spec(launch)
+        self._send(("start", generation, local_rank, {**spec, "local_rank": local_rank}), descriptors)
+
+    def _spec(self, launch: Launch) -> tuple[dict[str, Any], list[int]]:
+        numbers = list(launch.descriptors)
+        env = {**launch.env, MARK: self._mark.partition("=")[2]}
+        spec = {
+            # As bytes: the keeper may read text in another encoding than we do.
+            "argv": [os.fsencode(word) for word in launch.argv or ()],
+            "env": {os.fsencode(name): os.fsencode(value) for name, value in env.items()},
+            "cwd": os.fsencode(launch.cwd),
+            "cpus": list(launch.cpus),
+            "numbers": numbers,
+        }
+        return spec, [launch.descriptors[number] for number in numbers]
+
+    def signal(self, generation: int, number: int) -> None:
+        self._send(("signal", generation, int(number)))  # a signal.Signals is not plain
+
+    def dump_stacks(self, generation: int, local_rank: int) -> None:
+        from tenax._processes.stacks import stacks_signal
+
+        self._send(("dump", generation, local_rank, stacks_signal()))
+
+    def end(self, generation: int, local_rank: int, number: int) -> None:
+        self._send(("end", generation, local_rank, int(number)))
+
+    def clear(self, generation: int) -> None:
+        self._send(("clear", generation))
+
+    def kill(self, generation: int) -> None:
+        self._send(("kill", generation))
+
+    def hold(self, seconds: float) -> None:
+        self._send(("hold", seconds))
+
+    def keep(self, name: str, descriptor: int) -> None:
+        self._send(("keep", name), [descriptor])
+
+    def release(self, name: str) -> None:
+        self._send(("release", name))
+
+    def _send(self, message: tuple[Any, ...], descriptors: list[int] | None = None) -> None:
+        if self._channel is not None:  # else it is lost, which has been said
+            with suppress(ChannelClosed):  # the loss itself is seen, once, by on_readable
+                self._channel.send(message, descriptors or ())
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._channel.fileno() if self._channel is not None else -1
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self._channel is not None and self._channel.wants_to_write
+
+    def on_writable(self) -> None:
+        if self._channel is not None:
+            with suppress(ChannelClosed):
+                self._channel.flush()
+
+    def on_readable(self) -> None:
+        if self._channel is None:
+            return
+        try:
+            for message, _ in self._channel.receive():
+                if message[0] in ("warm", "cold", "slow", "said"):
+                    self._tell(message)
+                    continue
+                self._note(message)
+                self._emit(_event(message))
+        except ChannelClosed:
+            self._emit(fact.KeeperLost(self._how_it_ended()))
+
+    def _note(self, message: tuple[Any, ...]) -> None:
+        match message:
+            case ("started", generation, local_rank, pid):
+                self._pids[generation, local_rank] = pid
+            case ("exited" | "start_failed", generation, local_rank, *_):
+                self._pids.pop((generation, local_rank), None)
+
+    def _tell(self, message: tuple[Any, ...]) -> None:
+        from tenax._processes.template import sentences
+
+        for sentence in sentences(message):
+            self._say(sentence)
+
+    def _how_it_ended(self) -> str:
+        assert self._channel is not None
+        self._channel.close()
+        self._channel = None
+        code = self._reap()
+        self._kill_bearers()
+        return f"it was killed by {signal.Signals(-code).name}" if code < 0 else f"it exited with code {code}"
+
+    def _kill_bearers(self) -> None:
+        """Workers died with the keeper; what they had started is found by its mark and killed, until none is left.
+
+        Or until nobody dies any more: who survives SIGKILL is stuck in the kernel.
+        """
+        wait_for_deaths(list(self._pids.values()), _PATIENCE_S)
+        mark = self._mark.encode()
+        while found := [pid for pid in bearers(mark) if pid != os.getpid() and not is_zombie(pid)]:
+            for pid in found:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not wait_for_deaths(found, _PATIENCE_S):
+                return
+
+    def close(self) -> None:
+        """Let go: the keeper ends whatever is left below it, then itself. Returns when it is gone."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+            self._reap()
+
+    def _reap(self) -> int:
+        if not self._pid:
+            return 0
+        pid, self._pid = self._pid, 0
+        try:
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        except ChildProcessError:  # somebody else in this process reaps all children
+            return 0
+
+
+def _event(message: tuple[Any, ...]) -> fact.AnyEvent:
+    match message:
+        case ("started", generation, local_rank, pid):
+            return fact.WorkerStarted(generation, local_rank, pid)
+        case ("start_failed", generation, local_rank, number, text, at):
+            return fact.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
+        case ("exited", generation, local_rank, exit_code, asked, at):
+            return fact.WorkerExited(generation, local_rank, exit_code, unasked=not asked, ended_at=at)
+        case ("dump_refused", generation, local_rank, why):
+            return fact.StacksRefused(generation, local_rank, why)
+        case ("cleared", generation):
+            return fact.NodeCleared(generation)
+        case ("fenced", generation):
+            return fact.Fenced(generation, "this node was cut off from the others for too long")
+    raise AssertionError(f"the keeper said {message!r}")
+
+
+def _shell_code(number: int) -> int:
+    """The exit code a shell would give."""
+    if number in (errno.ENOENT, errno.ENOTDIR):
+        return _NOT_FOUND
+    return _NOT_EXECUTABLE if number in (errno.EACCES, errno.ENOEXEC, errno.EPERM) else _CANNOT_START

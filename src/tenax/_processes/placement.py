@@ -1,0 +1,268 @@
+"""Which CPUs each worker gets: decided from what was asked, what the machine is, and which CPUs this process may use.
+
+This file decides; whoever starts the worker obeys, with ``sched_setaffinity`` before ``exec``. It starts nothing,
+changes nothing, and needs no ``numactl``.
+
+1. A binding is planned for the *true* local rank in the agent, before ``--virtual-local-rank`` or anything else narrows
+   what a single worker sees, so the answer does not depend on the worker's environment.
+2. A worker's CPUs are never empty and always among those this process may use.
+3. All workers of a host are bound, or none: one unbound worker would run on the cores of the bound ones.
+4. Two workers either have the same CPUs or none in common; with ``exclusive`` they never share a core, nor the two
+   hardware threads of one core.
+5. The answer is the same however the kernel happens to list its folders.
+
+A worker with a GPU belongs to the GPU's NUMA node. Workers without one are spread over the nodes in order of rank, in
+proportion to each node's usable cores: eight workers on two equal nodes are four and four, two on four nodes are on the
+first and the third.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from tenax.numa._sysfs import format_list
+from tenax.numa._topology import Topology
+from tenax.numa.binding import AffinityMode, NumaOptions
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+
+class PlacementError(ValueError):
+    """The binding that was asked for cannot be had on this machine; the message says why and what to do."""
+
+
+class Binding(msgspec.Struct, frozen=True):
+    """The processors of one worker."""
+
+    cpus: tuple[int, ...]  # sorted, never empty
+    # Where memory is nearest. Advice: memory that a bound worker touches comes from there anyway while there is some.
+    memory_nodes: tuple[int, ...]
+    why: str  # "NUMA node 1 of GPU 0000:81:00.0, CPUs 8-15"
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """The binding of every local rank, or of none, and the reason in one line."""
+
+    bindings: tuple[Binding, ...]  # by local rank; empty: no worker is bound
+    why: str
+
+
+class ThreadShares(msgspec.Struct, frozen=True):
+    """How many threads each worker's math libraries may start (``OMP_NUM_THREADS``), and the reason in one line."""
+
+    per_rank: tuple[int, ...]
+    why: str
+
+
+def devices_of_ranks(local_world_size: int, pci_bus_ids: Sequence[str | None]) -> tuple[str | None, ...]:
+    """The GPU of each local rank: the one with the rank's number.
+
+    Where workers outnumber GPUs they take turns, as ``local_rank % device_count`` in a training script does.
+    """
+    if not pci_bus_ids:
+        return (None,) * local_world_size
+    return tuple(pci_bus_ids[rank % len(pci_bus_ids)] for rank in range(local_world_size))
+
+
+def plan_placement(
+    options: NumaOptions,
+    devices: Sequence[str | None],
+    allowed_cpus: Collection[int],
+    topology: Topology,
+) -> Placement:
+    """Bind one worker per entry of ``devices``: the PCI bus id of each local rank's GPU, or None where it has none.
+
+    Raises PlacementError when the machine cannot give what was asked, unless the options allow to go on unbound.
+    """
+    mode = AffinityMode(options.affinity_mode.value)
+    try:
+        bindings = _Planner(mode, devices, allowed_cpus, topology).bindings()
+    except _Impossible as reason:
+        if options.should_fall_back_if_binding_fails:
+            return Placement((), f"Workers are not bound to CPUs: {reason}.")
+        raise PlacementError(
+            f"NUMA binding '{mode.value}' is not possible here: {reason}; choose another binding, or none."
+        ) from None
+    return Placement(bindings, _tell(mode, bindings))
+
+
+def share_threads(
+    environ: Mapping[str, str],
+    local_world_size: int,
+    allowed_cpus: Collection[int],
+    topology: Topology,
+    placement: Placement | None = None,
+    cpu_quota: float | None = None,
+) -> ThreadShares | None:
+    """Each worker's share of the physical cores; None when there is nothing to share or the user has chosen.
+
+    Left alone, every worker's math library starts a thread for every core of the machine. One thread each, as
+    TorchElastic sets it, leaves most cores idle. ``cpu_quota`` is the CPU time this container may use, in CPUs.
+    """
+    if local_world_size <= 1 or "OMP_NUM_THREADS" in environ:
+        return None
+    if placement is not None and placement.bindings:
+        cpu_sets = [binding.cpus for binding in placement.bindings]
+    else:
+        cpu_sets = [tuple(sorted(allowed_cpus))] * local_world_size
+    cores = {cpus: len(topology.cores(cpus)) for cpus in set(cpu_sets)}
+    shares = [cores[cpus] // cpu_sets.count(cpus) for cpus in cpu_sets]
+    available = _count(sum(cores.values()), "core")
+    if cpu_quota is not None and cpu_quota < sum(cores.values()):
+        shares = [min(share, int(cpu_quota // local_world_size)) for share in shares]
+        available = f"the {cpu_quota:g} CPUs that this container's quota allows"
+    per_rank = tuple(max(share, 1) for share in shares)
+    return ThreadShares(per_rank, _tell_threads(per_rank, available))
+
+
+class _Impossible(Exception):
+    """Why a binding cannot be had, as a clause."""
+
+
+class _Planner:
+    """One plan for one host."""
+
+    def __init__(
+        self,
+        mode: AffinityMode,
+        devices: Sequence[str | None],
+        allowed_cpus: Collection[int],
+        topology: Topology,
+    ) -> None:
+        self.mode = mode
+        self.devices = devices
+        self.allowed = frozenset(allowed_cpus)
+        self.topology = topology
+        self.nodes = topology.nodes()
+        self.usable = {node: cpus & self.allowed for node, cpus in self.nodes.items()}
+
+    def bindings(self) -> tuple[Binding, ...]:
+        if not any(self.usable.values()):
+            raise _Impossible(
+                f"{self.topology.sysfs_root}/devices/system does not describe {_cpus(self.allowed)} "
+                "that this process may use"
+            )
+        ranks_of: dict[int, list[int]] = {}
+        for rank, node in enumerate(self._homes()):
+            ranks_of.setdefault(node, []).append(rank)
+        memory = self.topology.memory_nodes()
+        bound: dict[int, Binding] = {}
+        for home, ranks in ranks_of.items():
+            nodes = self._nodes_of_socket(home) if self.mode is AffinityMode.SOCKET else (home,)
+            for rank, cpus in zip(ranks, self._cpu_sets(home, nodes, ranks), strict=True):
+                gpu = f" of GPU {self.devices[rank]}" if self.devices[rank] else ""
+                bound[rank] = Binding(
+                    cpus=tuple(sorted(cpus)),
+                    memory_nodes=tuple(node for node in nodes if node in memory),
+                    why=f"{_name(nodes)}{gpu}, {_cpus(cpus)}",
+                )
+        return tuple(bound[rank] for rank in sorted(bound))
+
+    def _homes(self) -> list[int]:
+        """The NUMA node that each local rank belongs to."""
+        spread = self._spread() if None in self.devices else []
+        homes = []
+        for rank, device in enumerate(self.devices):
+            node = spread[rank] if device is None else self.topology.node_of_device(device)
+            if node is None:
+                raise _Impossible(
+                    f"the GPU of local rank {rank} is {device}, and {self.topology.sysfs_root}/bus/pci/devices does "
+                    "not say which NUMA node it is on"
+                )
+            homes.append(node)
+        return homes
+
+    def _spread(self) -> list[int]:
+        """Lay all cores in a row and give every rank an equal stretch: a rank is at home where its stretch begins.
+
+        So a node never gets more ranks than it has cores unless the whole host has too few.
+        """
+        row = [node for node, cpus in self.usable.items() for _ in self.topology.cores(cpus)]
+        return [row[rank * len(row) // len(self.devices)] for rank in range(len(self.devices))]
+
+    def _nodes_of_socket(self, home: int) -> tuple[int, ...]:
+        sockets = {node: self.topology.socket_of(min(cpus)) for node, cpus in self.nodes.items() if cpus}
+        socket = sockets.get(home)
+        if socket is None:
+            raise _Impossible(f"the kernel does not say which socket NUMA node {home} is on")
+        return tuple(node for node, other in sockets.items() if other == socket)
+
+    def _cpu_sets(self, home: int, nodes: Sequence[int], ranks: Sequence[int]) -> Sequence[frozenset[int]]:
+        """The CPUs of each of the ranks that are at home on one node."""
+        usable = _union(self.usable.get(node, _NO_CPUS) for node in nodes)
+        if not usable:
+            there = _union(self.nodes.get(node, _NO_CPUS) for node in nodes)
+            raise _Impossible(
+                f"{_ranks(ranks)} would go to {_name(nodes)} ({_cpus(there) if there else 'which has no CPU'}), and "
+                f"this process may use only {_cpus(self.allowed)}"
+            )
+        if self.mode is AffinityMode.EXCLUSIVE:
+            return self._divided_cores(usable, home, len(ranks))
+        if self.mode is AffinityMode.CORE_COMPLEX:
+            complexes = self._complexes(usable, home)
+            return [complexes[index % len(complexes)] for index in range(len(ranks))]
+        return [usable] * len(ranks)
+
+    def _divided_cores(self, cpus: frozenset[int], home: int, parts: int) -> list[frozenset[int]]:
+        """Whole cores in equal parts; what is left over goes to the first ones, a core each."""
+        cores = self.topology.cores(cpus)
+        each, extra = divmod(len(cores), parts)
+        if each == 0:
+            raise _Impossible(
+                f"NUMA node {home} has {_count(len(cores), 'usable core')} ({_cpus(cpus)}) for {parts} workers"
+            )
+        ends = [index * each + min(index, extra) for index in range(parts + 1)]
+        return [_union(cores[first:last]) for first, last in itertools.pairwise(ends)]
+
+    def _complexes(self, cpus: frozenset[int], home: int) -> list[frozenset[int]]:
+        """The groups of CPUs that share a last-level cache, the one with most cores first."""
+        complexes = self.topology.core_complexes(cpus)
+        if not complexes:
+            raise _Impossible(f"the kernel does not say which CPUs of NUMA node {home} share a cache")
+        return sorted(complexes, key=lambda group: (-len(self.topology.cores(group)), -len(group), min(group)))
+
+
+_NO_CPUS: frozenset[int] = frozenset()
+
+
+def _union(sets: Iterable[frozenset[int]]) -> frozenset[int]:
+    return _NO_CPUS.union(*sets)
+
+
+def _name(nodes: Sequence[int]) -> str:
+    return f"NUMA node{'s' if len(nodes) > 1 else ''} {format_list(nodes)}"
+
+
+def _cpus(cpus: Collection[int]) -> str:
+    return f"CPU{'s' if len(cpus) > 1 else ''} {format_list(cpus)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _ranks(ranks: Collection[int]) -> str:
+    return f"local rank{'s' if len(ranks) > 1 else ''} {format_list(ranks)}"
+
+
+def _tell(mode: AffinityMode, bindings: Iterable[Binding]) -> str:
+    together: dict[tuple[int, ...], list[int]] = {}
+    for rank, binding in enumerate(bindings):
+        together.setdefault(binding.cpus, []).append(rank)
+    parts = [f"{_ranks(ranks)} to {_cpus(cpus)}" for cpus, ranks in together.items()]
+    return f"Workers are bound to CPUs (NUMA binding '{mode.value}'): {', '.join(parts)}."
+
+
+def _tell_threads(per_rank: tuple[int, ...], available: str) -> str:
+    if len(set(per_rank)) == 1:
+        value = f"OMP_NUM_THREADS={per_rank[0]} for each worker"
+    else:
+        ranks_of: dict[int, list[int]] = {}
+        for rank, threads in enumerate(per_rank):
+            ranks_of.setdefault(threads, []).append(rank)
+        value = ", ".join(f"OMP_NUM_THREADS={n} for {_ranks(ranks)}" for n, ranks in ranks_of.items())
+    return f"{value}: {len(per_rank)} workers share {available}; set OMP_NUM_THREADS to choose otherwise."

@@ -1,0 +1,137 @@
+"""A template: the process from which warm workers are forked. What it is started with, and what is told about it.
+
+This is the agent's side. The keeper's is ``nursery.py``; what runs in the template and in the workers is in ``warm/``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import msgspec
+
+from tenax._io.ports import Launch
+from tenax._processes.warm import CHANNEL_DESCRIPTOR, FOLDER, VARIABLE
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+AUTO = "auto"
+_UNBUFFERED = "-u"
+_ELF = b"\x7fELF"
+
+
+class Template(msgspec.Struct, frozen=True):
+    """A process to fork workers from."""
+
+    launch: Launch  # as of a worker, with the environment that all of them share
+    modules: list[str]  # to import; "auto": what the script imports
+    late: list[str]  # variables that only a worker has
+    standbys: int  # how many to keep ready for the next start
+    has_own_arguments: bool = False  # each worker has arguments of its own
+
+
+def template_of(
+    launch: Launch, others: Sequence[Launch], modules: str, late: Sequence[str], standbys: int
+) -> Template | str:
+    """The template for workers that are started like this, or why there is none: a reason to go on a sentence with.
+
+    An empty reason: there is nothing to import in advance.
+    """
+    argv = launch.argv or []
+    why = _why_not(argv, [other.argv or [] for other in others])
+    if why:
+        return why
+    if "OMP_NUM_THREADS" in late:
+        return "each of them has an OMP_NUM_THREADS of its own, which libraries read when they are loaded"
+    names = [name.strip() for name in modules.split(",")]
+    if names == [AUTO] and not _imports_of_others(argv, launch.cwd):
+        return ""
+    path = launch.env.get("PYTHONPATH")
+    env = {name: value for name, value in launch.env.items() if name not in late}
+    env["PYTHONPATH"] = FOLDER + (os.pathsep + path if path else "")
+    env[VARIABLE] = str(CHANNEL_DESCRIPTOR)
+    same_cpus = all(other.cpus == launch.cpus for other in others)
+    made = msgspec.structs.replace(launch, env=env, cpus=launch.cpus if same_cpus else ())
+    return Template(made, names, sorted(late), standbys, any(other.argv != launch.argv for other in others))
+
+
+def _imports_of_others(argv: Sequence[str], cwd: str) -> bool:
+    """A glance at the script, so that one without anything to preload starts at once; the template looks properly."""
+    script = argv[_script_at(argv)]
+    if "-m" in argv[:-1] and argv[_script_at(argv) - 1] == "-m":
+        return True
+    try:
+        with open(os.path.join(cwd or os.curdir, script), encoding="utf-8", errors="replace") as file:
+            lines = file.read().splitlines()
+    except OSError:  # a folder, or gone: the worker will say it
+        return os.path.isdir(os.path.join(cwd or os.curdir, script))
+    for line in lines:
+        first, _, rest = line.strip().partition(" ")
+        if first == "from":
+            names = rest.split()[:1]
+        elif first == "import":
+            names = rest.replace(",", " ").split()
+        else:
+            continue
+        if any(name.partition(".")[0] not in sys.stdlib_module_names for name in names):
+            return True
+    return False
+
+
+def _why_not(argv: Sequence[str], others: Sequence[Sequence[str]]) -> str:
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return "that takes Linux 5.3 or later"
+    if not _is_python(argv):
+        return f"{argv[0] if argv else 'a function'} is not a Python interpreter that tenax could prepare"
+    first = _script_at(argv)
+    if first < 0:
+        return "their interpreter is given flags that tenax does not know"
+    if any(list(other[: first + 1]) != list(argv[: first + 1]) for other in others):
+        return "they do not all run the same script"
+    return ""
+
+
+def _is_python(argv: Sequence[str]) -> bool:
+    """An interpreter itself and not a script of that name: a template that did not stop would be a worker too many."""
+    if not argv or not os.path.basename(argv[0]).startswith("python"):
+        return False
+    for folder in [""] if os.sep in argv[0] else os.get_exec_path():
+        try:
+            with open(os.path.join(folder, argv[0]), "rb") as file:
+                return file.read(len(_ELF)) == _ELF
+        except OSError:  # not in this folder
+            continue
+    return False
+
+
+def _script_at(argv: Sequence[str]) -> int:
+    """Where the script's or module's name is; -1 if flags stand in front of it with which we might not be asked."""
+    at = 1
+    while at < len(argv) and argv[at] == _UNBUFFERED:
+        at += 1
+    if at < len(argv) and argv[at] == "-m":
+        at += 1
+    return at if at < len(argv) and not argv[at].startswith("-") else -1
+
+
+def sentences(message: tuple[Any, ...]) -> list[str]:
+    """What the person at the console hears."""
+    match message:
+        case ("warm", seconds, names, left_out):
+            shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+            return [f"workers are forked warm: {shown} imported once, in {seconds:.1f} s", *_left_out(left_out)]
+        case ("cold", left_out):
+            whole = left_out.pop("", "")
+            return [*_left_out(left_out), *([f"workers start cold: {whole}"] if whole else [])]
+        case ("slow", waited, most):
+            return [f"the import takes long: workers have waited {waited:g} s for it, and start cold after {most:g} s"]
+        case ("said", text):
+            return [f"while importing: {line}" for line in text.splitlines() if line.strip()]
+    raise AssertionError(f"the keeper said {message!r}")
+
+
+def _left_out(left_out: dict[str, str]) -> list[str]:
+    return [f"{name} is not preloaded: {why}; each worker imports it itself" for name, why in left_out.items()]

@@ -1,0 +1,206 @@
+"""A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the Trace Event Format. Pure.
+
+The run is the first process: its generations, and what each spent its time on. Every node is a process; its first
+thread is what the node did, the others are its workers. Failures and nodes that were lost are instants, a hang that was
+only reported is a span of the run. Times are microseconds since the beginning of the run.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax._view.history import NodeHistory, RunHistory
+    from tenax._view.status import GenerationStatus
+
+_RUN_PID = 1
+_LONGEST_S = 1e12  # a broken journal may say any number; microseconds must be one that JSON's readers can hold
+_COLOURS = {  # names that the format reserves
+    "waiting": "yellow",
+    "starting": "thread_state_runnable",
+    "training": "good",
+    "working": "good",
+    "stopping": "thread_state_iowait",
+    "lost": "bad",
+    "hang": "bad",
+    "draining": "thread_state_iowait",
+    "failed": "terrible",
+}
+_MARKS = {"failed": " failed", "": ", end not known"}  # how a worker ended, where that must catch the eye
+
+
+def trace_of(history: RunHistory) -> dict[str, Any]:
+    """The whole trace, as JSON can hold it."""
+    trace = _Trace(history)
+    trace.run()
+    for pid, node in enumerate(history.nodes, _RUN_PID + 1):
+        trace.node(pid, node)
+    trace.failures()
+    return {
+        "traceEvents": trace.events,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "run_id": history.run_id,
+            "began_at": str(history.began_at),
+            "outcome": history.outcome,
+            "why": history.why,
+        },
+    }
+
+
+def trace_in_text(history: RunHistory) -> bytes:
+    return msgspec.json.encode(trace_of(history))
+
+
+class _Trace:
+    def __init__(self, history: RunHistory) -> None:
+        self._history = history
+        self.events: list[dict[str, Any]] = []
+
+    def _us(self, at: float) -> int:
+        return round(min(max(0.0, at - self._history.began_at), _LONGEST_S) * 1e6)
+
+    def _name(self, pid: int, tid: int, thread: str, process: str = "") -> None:
+        if process:
+            self._meta("process_name", pid, tid, name=process)
+            self._meta("process_sort_index", pid, tid, sort_index=pid)
+        self._meta("thread_name", pid, tid, name=thread)
+        self._meta("thread_sort_index", pid, tid, sort_index=tid)
+
+    def _meta(self, what: str, pid: int, tid: int, **args: Any) -> None:
+        self.events.append({"name": what, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args})
+
+    def _span(self, name: str, kind: str, pid: int, tid: int, since: float, until: float, **args: Any) -> None:
+        began = self._us(since)
+        event = {
+            "name": name,
+            "cat": kind,
+            "ph": "X",
+            "ts": began,
+            "dur": max(0, self._us(until) - began),
+            "pid": pid,
+            "tid": tid,
+            "args": {key: value for key, value in args.items() if value not in ("", None)},
+        }
+        if kind in _COLOURS:
+            event["cname"] = _COLOURS[kind]
+        self.events.append(event)
+
+    def _instant(self, name: str, kind: str, scope: str, pid: int, tid: int, at: float, **args: Any) -> None:
+        kept = {key: value for key, value in args.items() if value not in ("", None)}
+        self.events.append(
+            {"name": name, "cat": kind, "ph": "i", "s": scope, "ts": self._us(at), "pid": pid, "tid": tid, "args": kept}
+        )
+
+    def run(self) -> None:
+        history = self._history
+        self._name(_RUN_PID, 0, "run", f"run {history.run_id}")
+        self._name(_RUN_PID, 1, "generations")
+        self._name(_RUN_PID, 2, "time spent on")
+        told = {"outcome": history.outcome, "why": history.why, "restarts_used": history.restarts_used}
+        self._span(f"run {history.run_id}", "run", _RUN_PID, 0, history.began_at, history.ended_at, **told)
+        for each in history.generations:
+            self._generation(each)
+        for since, until, kind, number in phases_of(history):
+            self._span(kind, kind, _RUN_PID, 2, since, until, generation=number or None)
+        if history.hangs:
+            self._name(_RUN_PID, 3, "nothing moved")
+        for hang in history.hangs:
+            told = {"generation": hang.generation, "who": hang.who}
+            self._span("nothing moved", "hang", _RUN_PID, 3, hang.since, hang.until, **told)
+
+    def _generation(self, each: GenerationStatus) -> None:
+        end = each.settled_at or each.ended_at or self._history.ended_at
+        self._span(
+            f"generation {each.number}",
+            "generation",
+            _RUN_PID,
+            1,
+            each.formed_at,
+            end,
+            why=each.why,
+            nodes=each.nodes,
+            workers=each.workers,
+            ended_by=each.ended_by,
+            ended_why=each.ended_why,
+            first_step=each.first_step if each.first_step >= 0 else None,
+            last_step=each.last_step if each.last_step >= 0 else None,
+            lost_steps=each.lost_steps or None,
+        )
+
+    def node(self, pid: int, node: NodeHistory) -> None:
+        self._name(pid, 0, "node", node.name)
+        for span in node.spans:
+            self._span(span.what, span.what, pid, 0, span.since, span.until, generation=span.generation or None)
+        if node.gone_at is not None:
+            self._instant(f"{node.name} {node.gone_how}", node.gone_how, "p", pid, 0, node.gone_at, why=node.gone_why)
+        for local_rank in sorted({worker.local_rank for worker in node.workers}):
+            self._name(pid, 1 + local_rank, f"worker {local_rank}")
+        for worker in node.workers:
+            self._span(
+                f"rank {worker.rank}{_MARKS.get(worker.ended, '')}",
+                worker.ended or "worker",
+                pid,
+                1 + worker.local_rank,
+                worker.since,
+                worker.until,
+                generation=worker.generation,
+                process=worker.pid,
+                exit_code=worker.exit_code,
+                ended=worker.ended,
+            )
+
+    def failures(self) -> None:
+        of_workers = {
+            (worker.generation, worker.rank): pid
+            for pid, node in enumerate(self._history.nodes, _RUN_PID + 1)
+            for worker in node.workers
+        }
+        of_hosts = {node.host: pid for pid, node in enumerate(self._history.nodes, _RUN_PID + 1)}
+        for failure in self._history.failures:
+            pid = of_workers.get((failure.generation, failure.rank)) or of_hosts.get(failure.host, _RUN_PID)
+            self._instant(
+                f"rank {failure.rank} failed",
+                "failure",
+                "t" if failure.is_consequence else "g",
+                pid,
+                1 + failure.local_rank if pid != _RUN_PID else 0,
+                failure.at,
+                what=failure.what,
+                cause=failure.cause,
+                host=failure.host,
+                generation=failure.generation,
+            )
+
+
+def phases_of(history: RunHistory) -> list[tuple[float, float, str, int]]:
+    """Since, until, what for, and in which generation: the run's time, one after the other.
+
+    What was lost is drawn at the end of its generation's training, where it was.
+    """
+    found: list[tuple[float, float, str, int]] = []
+    at = history.began_at
+    end = history.ended_at if history.sums_until is None else history.sums_until
+
+    def until(moment: float, kind: str, number: int = 0) -> None:
+        nonlocal at
+        moment = min(max(moment, at), end)
+        if moment > at:
+            found.append((at, moment, kind, number))
+        at = moment
+
+    for each in history.generations:
+        until(each.formed_at, "waiting")
+        trained = each.formed_at + each.spent.starting_s
+        ended = each.ended_at if each.ended_at is not None else end
+        until(trained, "starting", each.number)
+        until(ended - each.spent.lost_s, "training", each.number)
+        until(ended, "lost", each.number)
+        if each.ended_at is not None:
+            until(each.settled_at if each.settled_at is not None else end, "stopping", each.number)
+    if history.generations or history.goodput is not None:
+        until(end, "waiting")
+    return found

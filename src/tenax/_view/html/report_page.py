@@ -1,0 +1,173 @@
+"""The report on one or many runs as a page: how they ended, what failed where, and what it cost. Pure."""
+
+from __future__ import annotations
+
+from tenax._view.chrome_trace import phases_of
+from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
+from tenax._view.html import page as html
+from tenax._view.html import plots
+from tenax._view.time_text import moment_in_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenax._view.history import RunHistory
+    from tenax._view.summary import Count, RunLine, Summary
+
+_STYLE = """
+tbody tr:nth-child(odd) > * { border-bottom: 0; padding-bottom: 0; } tbody th { color: var(--fg); }
+td.below { color: var(--muted); padding-top: 0; }
+td.below div { position: sticky; left: 0; width: min(100%, calc(100vw - 44px)); overflow-wrap: anywhere; }
+"""
+_MOST_STRIPS = 40
+_MOST_ROWS = 2000
+_MOST_BARS = 12
+_MOST_HANGS = 20  # of one run
+_MOST_MARKS = 200
+
+
+def report_page(summary: Summary, histories: Sequence[RunHistory], troubles: Sequence[str] = ()) -> str:
+    """The whole file. ``troubles``: what could not be read."""
+    count = len(summary.runs)
+    title = f"{count} runs" if count != 1 else f"Run {summary.runs[0].run_id}"
+    outcome = f" {html.badge(summary.runs[0].outcome)}" if count == 1 else ""
+    line = goodput_in_words(summary.goodput)
+    parts = [
+        f"<h1>{html.text(title)}{outcome}</h1>",
+        f'<p class="muted">{html.text(_when(summary))}</p>',
+        html.notes(troubles),
+        _facts(summary),
+        f"<h2>Time</h2><p>{html.text(line)}.</p>{plots.time_spent(summary.goodput.spent)}" if line else "",
+        _runs(summary),
+        _plots(summary),
+        _strips(histories),
+        "<footer>Made by tenax from the journals of the runs. This file needs nothing else.</footer>",
+    ]
+    return html.page(f"tenax: {title}", "\n".join(parts), style=_STYLE)
+
+
+def _when(summary: Summary) -> str:
+    if not summary.runs:
+        return "No journal could be read."
+    first = min(run.began_at for run in summary.runs)
+    last = max(run.began_at + run.duration_s for run in summary.runs)
+    return f"From {moment_in_words(first)} to {moment_in_words(last)}."
+
+
+def _facts(summary: Summary) -> str:
+    pairs = [("runs", str(len(summary.runs)))]
+    pairs += [(each.name, str(each.count)) for each in summary.outcomes]
+    spent = summary.goodput.spent
+    if spent.total_s > 0:
+        pairs += [
+            ("time", duration_in_words(spent.total_s)),
+            ("training", percent(spent.training_s, spent.total_s)),
+        ]
+    pairs.append(("restarts", str(sum(run.restarts_used for run in summary.runs))))
+    if summary.goodput.lost_steps:
+        pairs.append(("steps done again", f"{summary.goodput.lost_steps:,}"))
+    return html.facts(pairs)
+
+
+def _runs(summary: Summary) -> str:
+    heads = ("run", "outcome", "duration", "training", "lost", "restarts", "nodes", "workers", "began")
+    shown = summary.runs[-_MOST_ROWS:]
+    rows = [row for each in reversed(shown) for row in _run(each)]
+    more = len(summary.runs) - len(shown)
+    left_out = f'<p class="muted">and {more:,} that began earlier</p>' if more else ""
+    return f"<h2>Runs</h2>{html.table('Runs, newest first', heads, rows)}{left_out}"
+
+
+def _run(run: RunLine) -> list[list[str]]:
+    """A row of figures, and one of words below it."""
+    spent = run.goodput.spent if run.goodput is not None else None
+    trained = percent(spent.training_s, spent.total_s) if spent is not None and spent.total_s > 0 else ""
+    lost = duration_in_words(spent.lost_s) if spent is not None and spent.lost_s > 0 else ""
+    figures = [
+        f'<th scope="row">{html.text(run.run_id)}</th>',
+        f'<td class="n">{html.badge(run.outcome)}</td>',
+        html.cell(duration_in_words(run.duration_s)),
+        html.cell(trained),
+        html.cell(lost),
+        html.cell(run.restarts_used),
+        html.cell(run.nodes),
+        html.cell(run.workers),
+        html.cell(moment_in_words(run.began_at)),
+    ]
+    has_cause = run.outcome == "failed" and run.first_cause  # which says more than why it ended
+    words = [run.why] if run.why and not has_cause else []
+    words += [run.failure_in_words] if run.first_cause else []
+    words += run.hangs[:_MOST_HANGS]
+    words += run.missing
+    words.append(run.place_in_words)
+    below = "<br>".join(html.text(each) for each in words)
+    return [figures, [f'<td class="below" colspan="{len(figures)}"><div>{below}</div></td>']]
+
+
+def _plots(summary: Summary) -> str:
+    figures = [
+        _figure("Why generations ended early", _bars(summary.ends, "lost", "Why generations ended early")),
+        _figure("Hosts that fail often", _bars(summary.hosts, "failed", "Hosts with first causes of failures")),
+        _figure(
+            "Recovery: from the end of a generation that failed until all workers ran again",
+            plots.histogram(summary.recoveries_s, "stopping", _recoveries_in_words(summary)),
+        ),
+        _figure("Time that was not training, by run", _not_training(summary)),
+    ]
+    inner = "".join(figures)
+    return f'<h2>Failures and their cost</h2><div class="two">{inner}</div>' if inner else ""
+
+
+def _figure(caption: str, inner: str) -> str:
+    return f"<figure><figcaption>{html.text(caption)}</figcaption>{inner}</figure>" if inner else ""
+
+
+def _bars(counts: tuple[Count, ...], kind: str, label: str) -> str:
+    rows = [(each.name, float(each.count), str(each.count)) for each in counts[:_MOST_BARS]]
+    more = counts[_MOST_BARS:]
+    if more:
+        rest = sum(each.count for each in more)
+        rows.append((f"{len(more)} others", float(rest), str(rest)))
+    said = ", ".join(f"{name}: {words}" for name, _, words in rows)
+    return plots.bars(rows, kind, f"{label}: {said}")
+
+
+def _recoveries_in_words(summary: Summary) -> str:
+    times = sorted(summary.recoveries_s)
+    if not times:
+        return ""
+    middle = duration_in_words(times[len(times) // 2])
+    return f"{len(times)} recoveries, half of them within {middle}, the longest {duration_in_words(times[-1])}"
+
+
+def _not_training(summary: Summary) -> str:
+    rows = []
+    for run in summary.runs:
+        if run.goodput is not None:
+            spent = run.goodput.spent
+            seconds = spent.total_s - spent.training_s
+            if seconds > 0:
+                rows.append((run.run_id, seconds, f"{duration_in_words(seconds)}, {percent(seconds, spent.total_s)}"))
+    rows.sort(key=lambda each: -each[1])
+    said = ", ".join(f"{name} {words}" for name, _, words in rows[:_MOST_BARS])
+    return plots.bars(rows[:_MOST_BARS], "starting", f"Time that was not training: {said}")
+
+
+def _strips(histories: Sequence[RunHistory]) -> str:
+    drawn = []
+    for history in histories[-_MOST_STRIPS:][::-1]:
+        phases = [(since, until, kind) for since, until, kind, _ in phases_of(history)]
+        if phases:
+            failures = [each.at for each in history.failures if not each.is_consequence][:_MOST_MARKS]
+            label = f"Run {history.run_id}, {len(history.generations)} generations"
+            strip = plots.strip(phases, history.began_at, history.ended_at, failures, label)
+            drawn.append(f"<figure><figcaption>{html.text(history.run_id)}</figcaption>{strip}</figure>")
+    more = len(histories) - _MOST_STRIPS
+    kept = f"; the last {_MOST_STRIPS} runs" if more > 0 else ""
+    if not drawn:
+        return ""
+    return (
+        f'<h2>Timelines</h2><p class="muted">Each from its beginning to its end; &#9660; is a failure{kept}. '
+        f"Colours as above. More of one run: <code>tenax timeline</code>.</p>{''.join(drawn)}"
+    )

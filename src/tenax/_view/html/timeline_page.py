@@ -1,0 +1,275 @@
+"""The timeline of one run as a page: what happened when, on every node, and what it cost. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._view.chrome_trace import phases_of
+from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
+from tenax._view.html import page as html
+from tenax._view.html import plots
+from tenax._view.html.timeline_script import SCRIPT, STYLE
+from tenax._view.time_text import moment_in_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax._view.history import NodeHistory, RunHistory, WorkerSpan
+    from tenax._view.status import FailureStatus, GenerationStatus
+
+# The colour of what a node or a worker did; the word stands beside it.
+_COLOURS = {
+    "joined": "idle",
+    "spare": "idle",
+    "working": "training",
+    "succeeded": "training",
+    "failed": "failed",
+    "stopped": "stopping",
+}
+_MOST_LANES = 20_000
+_MOST_ROWS = 500  # of one table
+_MOST_TRACEBACKS = 20
+_MOST_HANGS = 20  # in words; the lanes have all
+_LONGEST = 20_000  # characters of a traceback
+_WORKERS_SHOWN_AT_FIRST = 64
+
+
+def timeline_page(history: RunHistory) -> str:
+    """The whole file."""
+    parts = [
+        f"<h1>Run {html.text(history.run_id)} {html.badge(history.outcome)}</h1>",
+        f"<p>{html.text(_sentence(history))}</p>" if history.why else "",
+        f'<p class="muted">{html.text(_when(history))}</p>',
+        f'<p class="muted">{html.text(_place(history))}</p>' if _place(history) else "",
+        html.notes((*history.missing, *(each.in_words for each in history.hangs[:_MOST_HANGS]))),
+        _facts(history),
+        _spent(history),
+        _lanes(history),
+        _generations(history),
+        _failures(history),
+        _nodes(history),
+        "<footer>Made by tenax from the journals of the run. This file needs nothing else.</footer>",
+    ]
+    return html.page(f"tenax: run {history.run_id}", "\n".join(parts), style=STYLE, script=SCRIPT)
+
+
+def _sentence(history: RunHistory) -> str:
+    return f"Why: {history.why.removesuffix('.')}."
+
+
+def _when(history: RunHistory) -> str:
+    return f"Began {moment_in_words(history.began_at)}, took {duration_in_words(history.duration_s)}."
+
+
+def _place(history: RunHistory) -> str:
+    return ", ".join(each for each in (history.entrypoint, history.folder and f"in {history.folder}") if each)
+
+
+def _facts(history: RunHistory) -> str:
+    pairs = [("duration", duration_in_words(history.duration_s))]
+    goodput = history.goodput
+    if goodput is not None and goodput.spent.total_s > 0:
+        pairs.append(("training", percent(goodput.spent.training_s, goodput.spent.total_s)))
+    pairs.append(("nodes", str(len(history.nodes))))
+    if history.generations:
+        pairs.append(("workers", str(max(each.workers for each in history.generations))))
+        pairs.append(("generations", str(len(history.generations))))
+    if history.max_restarts:
+        pairs.append(("restarts", f"{history.restarts_used} of {history.max_restarts}"))
+    pairs.append(("failed workers", str(len(history.failures))))
+    if goodput is not None and goodput.lost_steps:
+        pairs.append(("steps done again", f"{goodput.lost_steps:,}"))
+    return html.facts(pairs)
+
+
+def _spent(history: RunHistory) -> str:
+    if history.goodput is None or not history.goodput.spent.total_s > 0:
+        return ""
+    line = goodput_in_words(history.goodput)
+    phases = [(since, until, kind) for since, until, kind, _ in phases_of(history)]
+    failures = [each.at for each in history.failures if not each.is_consequence][:200]
+    label = f"The run from its beginning to its end: {len(history.generations)} generations"
+    strip = plots.strip(phases, history.began_at, history.ended_at, failures, label) if phases else ""
+    return (
+        f"<h2>Time</h2><p>{html.text(line)}.</p>{plots.time_spent(history.goodput.spent)}"
+        f"<figure><figcaption>From left to right; &#9660; is a failure.</figcaption>{strip}</figure>"
+    )
+
+
+# --- lanes ------------------------------------------------------------------------------------------------------------
+
+
+def _lanes(history: RunHistory) -> str:
+    lanes, is_cut = lanes_of(history)
+    workers = sum(1 for lane in lanes if "w" in lane)
+    checked = " checked" if 0 < workers <= _WORKERS_SHOWN_AT_FIRST else ""
+    hidden = "" if workers else " hidden"
+    encoded = msgspec.json.encode({"span": round(history.duration_s, 6), "lanes": lanes})
+    kept = html.notes([f"Only the first {len(lanes)} lanes are drawn; the trace file has all."]) if is_cut else ""
+    return (
+        "<h2>Timeline</h2>"
+        '<div class="tools"><button id="zoom-in" aria-label="zoom in">+</button>'
+        '<button id="zoom-out" aria-label="zoom out">&#8722;</button><button id="zoom-all">everything</button>'
+        f'<label{hidden}><input type="checkbox" id="with-workers"{checked}> workers</label>'
+        '<span class="muted">Drag to move; Ctrl and the wheel, or + and &#8722;, to zoom.</span></div>'
+        f'{kept}<div id="lanes"></div><p id="said" class="muted" aria-live="polite"></p>'
+        '<noscript><p class="note">Without JavaScript there are no lanes; the tables have the same.</p></noscript>'
+        + html.data(encoded, "lanes-data")
+    )
+
+
+def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
+    """What the script draws: ``n``ame, ``s``pans (colour, since, until, words), ``f``ailures, ``w``: of a worker."""
+    began_at = history.began_at
+
+    def t(at: float) -> float:
+        return round(max(0.0, at - began_at), 6)
+
+    lanes: list[dict[str, Any]] = []
+    if history.generations:
+        words = {each.number: f"generation {each.number}" for each in history.generations}
+        phases = [
+            [kind, t(since), t(until), f"{kind}, {words[number]}" if number else kind]
+            for since, until, kind, number in phases_of(history)
+        ]
+        lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _told(each)] for each in _causes(history)]})
+    if history.hangs:
+        spans = [["lost", t(each.since), t(each.until), each.in_words] for each in history.hangs]
+        lanes.append({"n": "nothing moved", "s": spans})
+    failed = {(each.generation, each.rank): each for each in history.failures}
+    for node in history.nodes:
+        if len(lanes) >= _MOST_LANES:
+            return lanes, True
+        spans = [
+            [_COLOURS.get(span.what, span.what), t(span.since), t(span.until), _doing(span.what, span.generation)]
+            for span in node.spans
+        ]
+        lane: dict[str, Any] = {"n": node.name, "s": spans}
+        if node.gone_at is not None and node.gone_how == "lost":  # who was asked to leave has not failed
+            lane["f"] = [[t(node.gone_at), f"{node.gone_how}: {node.gone_why}" if node.gone_why else node.gone_how]]
+        lanes.append(lane)
+        by_rank: dict[int, list[WorkerSpan]] = {}
+        for worker in node.workers:
+            by_rank.setdefault(worker.local_rank, []).append(worker)
+        for local_rank, workers in sorted(by_rank.items()):
+            lane = {"n": f"worker {local_rank}", "w": 1, "s": [_worker(each, t) for each in workers]}
+            known = [failed[key] for each in workers if (key := (each.generation, each.rank)) in failed]
+            if known:
+                lane["f"] = [[t(each.at), _told(each)] for each in known]
+            lanes.append(lane)
+    return lanes, False
+
+
+def _causes(history: RunHistory) -> list[FailureStatus]:
+    return [each for each in history.failures if not each.is_consequence][:1000]
+
+
+def _told(failure: FailureStatus) -> str:
+    return f"rank {failure.rank} on {failure.host} failed: {failure.what[:200]}"
+
+
+def _doing(what: str, generation: int) -> str:
+    return f"{what}, generation {generation}" if generation else what
+
+
+def _worker(each: WorkerSpan, t: Any) -> list[Any]:
+    ended = f" {each.ended}" if each.ended else ", end not known"
+    code = f" ({_code(each.exit_code)})" if each.exit_code else ""
+    words = f"rank {each.rank}{ended}{code}, generation {each.generation}, pid {each.pid}"
+    return [_COLOURS.get(each.ended, "idle"), t(each.since), t(each.until), words]
+
+
+def _code(exit_code: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _after(history: RunHistory, at: float | None) -> str:
+    return "" if at is None else duration_in_words(at - history.began_at)
+
+
+def _generations(history: RunHistory) -> str:
+    if not history.generations:
+        return ""
+    heads = ("generation", "after", "nodes", "workers", "starting", "training", "lost", "steps", "why", "ended")
+    rows = [_generation(history, each) for each in history.generations[:_MOST_ROWS]]
+    return f"<h2>Generations</h2>{html.table('Generations', heads, rows)}{_more(history.generations)}"
+
+
+def _generation(history: RunHistory, each: GenerationStatus) -> list[str]:
+    spent = each.spent
+    steps = "" if each.last_step < 0 else f"{each.first_step:,} to {each.last_step:,}"
+    lost = f"{duration_in_words(spent.lost_s)}" if spent.lost_s > 0 else ""
+    return [
+        html.cell(each.number),
+        html.cell(_after(history, each.formed_at)),
+        html.cell(each.nodes),
+        html.cell(each.workers),
+        html.cell(duration_in_words(spent.starting_s)),
+        html.cell(duration_in_words(spent.training_s)),
+        html.cell(lost),
+        html.cell(steps),
+        html.cell(each.why, "text"),
+        html.cell(each.ended_why or each.ended_by, "text"),
+    ]
+
+
+def _failures(history: RunHistory) -> str:
+    if not history.failures:
+        return ""
+    rows = []
+    for place, each in enumerate(history.failures[:_MOST_ROWS]):
+        traceback = each.traceback[-_LONGEST:] if place < _MOST_TRACEBACKS else ""
+        kept = f"<pre>{html.text(traceback)}</pre>" if traceback else ""
+        what = f"{html.text(each.what)}" + (
+            ' <span class="muted">(a consequence)</span>' if each.is_consequence else ""
+        )
+        shown = f"<details><summary>{what}</summary>{kept}</details>" if kept else what
+        rows.append(
+            [
+                html.cell(each.generation),
+                html.cell(_after(history, each.at)),
+                html.cell(each.rank),
+                html.cell(each.host),
+                html.cell(each.cause),
+                f'<td class="text">{shown}</td>',
+            ]
+        )
+    heads = ("generation", "after", "rank", "host", "cause", "what")
+    return f"<h2>Failures</h2>{html.table('Failures', heads, rows)}{_more(history.failures)}"
+
+
+def _nodes(history: RunHistory) -> str:
+    heads = ("node", "host", "workers", "came after", "time at work", "left")
+    rows = [_node(history, each) for each in history.nodes[:_MOST_ROWS]]
+    return f"<h2>Nodes</h2>{html.table('Nodes', heads, rows)}{_more(history.nodes)}"
+
+
+def _node(history: RunHistory, each: NodeHistory) -> list[str]:
+    worked_s = sum(span.until - span.since for span in each.spans if span.what in ("working", "draining"))
+    left = ""
+    if each.gone_at is not None:
+        left = f"{each.gone_how} after {_after(history, each.gone_at)}" + (
+            f": {each.gone_why}" if each.gone_why else ""
+        )
+    return [
+        html.cell(each.name),
+        html.cell(each.host),
+        html.cell(each.slots),
+        html.cell(_after(history, each.came_at)),
+        html.cell(duration_in_words(worked_s)),
+        html.cell(left, "text"),
+    ]
+
+
+def _more(rows: tuple[Any, ...]) -> str:
+    more = len(rows) - _MOST_ROWS
+    return f'<p class="muted">and {more:,} more</p>' if more > 0 else ""

@@ -1,0 +1,182 @@
+"""The story of a run, as the coordinator saw it: facts and words in sentences for people. Pure.
+
+A node is called by its host's name; where several nodes of a run are on one host, by that and a number.
+"""
+
+from __future__ import annotations
+
+from tenax._core import coordinator as run
+from tenax._core import messages as word
+from tenax._core.events import (
+    GenerationEnded,
+    GenerationFormed,
+    HangFound,
+    HangOver,
+    JoinRefused,
+    LeaveNoticed,
+    LeaveRequested,
+    RunEnded,
+    StacksWanted,
+    Waiting,
+)
+from tenax._view.exit_summary import how_it_ended
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenax._core.coordinator import AnyCoordinatorEvent, Say
+
+_MOST_NAMES = 4
+
+
+class RunStory:
+    """``tell`` every step, in order."""
+
+    def __init__(self, names: Mapping[str, str] = {}) -> None:
+        """``names``: what nodes are called whose arrival is not among the steps."""
+        self._names_given = names
+        self._hosts: dict[str, list[str]] = {}  # host -> its nodes, in the order they came
+        self._host_of: dict[str, str] = {}
+        self._leaving: dict[str, str] = {}  # nodes that said so, and what there is to say when they are gone
+        self._is_over = False
+
+    def tell(self, event: AnyCoordinatorEvent, says: list[Say]) -> list[str]:
+        """What happened, and what was said about it."""
+        if isinstance(event, run.Heard) and isinstance(event.message, word.NodeJoined):
+            self._meet(event.message.node)
+        happened = self._happened(event)
+        if isinstance(event, run.Heard):
+            self._note_leaving(event.node_id, event.message)
+        return ([happened] if happened else []) + self._said(says)
+
+    def _meet(self, node: word.NodeInfo) -> None:
+        if node.node_id not in self._host_of:
+            self._host_of[node.node_id] = node.host
+            self._hosts.setdefault(node.host, []).append(node.node_id)
+
+    def _note_leaving(self, node_id: str, message: word.FromNode) -> None:
+        match message:
+            case word.NodeJoined():
+                self._leaving.pop(node_id, None)
+            case word.NodeDraining():
+                self._leaving[node_id] = "is gone, as it was asked to"
+            case word.NodeLeft():
+                self._leaving[node_id] = ""  # that says it
+
+    def name(self, node_id: str) -> str:
+        if node_id in self._names_given:
+            return self._names_given[node_id]
+        host = self._host_of.get(node_id)
+        if host is None:
+            return f"node {node_id[:8]}"
+        nodes = self._hosts[host]
+        return host if len(nodes) == 1 else f"{host} #{nodes.index(node_id) + 1}"
+
+    def _happened(self, event: AnyCoordinatorEvent) -> str:
+        match event:
+            case run.Heard(_, word.NodeProgress()):
+                return ""  # too often, and told elsewhere
+            case run.Heard(node_id, message):
+                return f"{self.name(node_id)} {_in_words(message)}"
+            case run.NodeLost(node_id) if self._is_over:
+                return f"{self.name(node_id)} is gone"
+            case run.NodeLost(node_id) if node_id in self._leaving:
+                said = self._leaving[node_id]
+                return f"{self.name(node_id)} {said}" if said else ""
+            case run.NodeLost(node_id, why):
+                return f"{self.name(node_id)} was lost: {why}"
+            case run.EarlierCoordinatorGone(node_id):
+                return f"an agent that served the coordinator before is dead: {self.name(node_id)}" if node_id else ""
+            case run.CancelRequested(why):
+                return f"an operator ended the run: {why}"
+            case run.RestartRequested(why):
+                return f"an operator wants a restart: {why}"
+            case run.DrainRequested(node_id, why):
+                return f"an operator wants {self.name(node_id)} to leave: {why}"
+            case run.Opened(generation=0):
+                return "this node begins to serve the coordinator"
+            case run.Opened(generation=generation):
+                return f"this node takes over the coordinator, from generation {generation}"
+            case run.TimeWentBy():
+                return ""
+            case run.Resumed(absent_s):
+                return f"the coordinator did not run for {absent_s:.1f} s; every node gets a full period again"
+        return type(event).__name__
+
+    def _said(self, says: list[Say]) -> list[str]:
+        lines = []
+        for say in says:
+            self._is_over |= isinstance(say.event, RunEnded)
+            if text := _said_in_words(say):
+                lines.append(f"  to {self._names(say.to)}: {text}")
+        return lines
+
+    def _names(self, node_ids: tuple[str, ...]) -> str:
+        shown = [self.name(node_id) for node_id in node_ids[:_MOST_NAMES]]
+        more = len(node_ids) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
+
+
+def _said_in_words(say: Say) -> str:
+    match say.event:
+        case GenerationFormed(part):
+            size = f"node {part.group_rank} of {part.group_world_size}"
+            return f"generation {part.generation}, {size}, {part.world_size} workers in all ({part.why})"
+        case GenerationEnded(generation, why):
+            return f"generation {generation} is over: {why}"
+        case RunEnded(verdict):
+            return f"the run {verdict.outcome.in_words}: {verdict.why}"
+        case JoinRefused(reason):
+            return f"refused: {reason}"
+        case LeaveNoticed(_, host, why):
+            return f"{host} will leave: {why}"
+        case LeaveRequested(why):
+            return f"asked to leave: {why}"
+        case StacksWanted(_, _, why):
+            return f"nothing moves ({why}): where are your workers?"
+        case HangFound(generation, report):
+            from tenax._core.hang_report import reason_of
+
+            who = f"rank {report.places[0].ranks[0]} " if report.places else ""
+            return f"generation {generation} hangs: {who}{reason_of(report)}"
+        case HangOver(generation):
+            return f"generation {generation} moves again"
+        case Waiting(why):
+            return why
+    return ""
+
+
+def _in_words(message: word.FromNode) -> str:
+    match message:
+        case word.NodeJoined(node, generation, is_running, has_succeeded):
+            doing = " and runs" if is_running else " and is done with" if has_succeeded else " and was in"
+            workers = "1 worker" if node.slots == 1 else f"{node.slots} workers"
+            return f"came, with {workers}" + (f"{doing} generation {generation}" if generation else "")
+        case word.WorkersRunning(generation, pids):
+            return f"has started its {'worker' if len(pids) == 1 else f'{len(pids)} workers'}"
+        case word.NodeProgress():
+            return "told how far its workers are"
+        case word.NodeReady():
+            return "is ready for a generation"
+        case word.FailureSeen(generation, failure):
+            how = how_it_ended(failure.exit_code)
+            return f"saw rank {failure.global_rank} fail in generation {generation}: {failure.reason or how}"
+        case word.NodeStopped(generation, failures=failures):
+            found = f", with {len(failures)} failed" if failures else ""
+            return f"has stopped its workers of generation {generation}{found}"
+        case word.NodeSucceeded(generation):
+            return f"has succeeded in generation {generation}"
+        case word.NodeQuiet(generation, sent_at, since, why):
+            return f"sees nothing move in generation {generation} for {sent_at - since:.0f} s ({why})"
+        case word.NodeBusy(generation):
+            return f"sees its workers move in generation {generation}"
+        case word.StacksTaken(generation, _, places):
+            count = sum(len(place.ranks) for place in places)
+            return f"told where its {'worker is' if count == 1 else f'{count} workers are'}"
+        case word.NodeDraining(_, grace_s, why):
+            return f"was asked to leave ({why}); its workers have {grace_s:g} s"
+        case word.NodeWillLeave(_, why, in_s):
+            return f"will be asked to leave{f' in {in_s:g} s' if in_s is not None else ''}: {why}"
+        case word.NodeLeft(why):
+            return f"has left: {why}"

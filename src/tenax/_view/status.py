@@ -1,0 +1,288 @@
+"""The status of a run: one value that the terminal, the page and the metrics show. Pure.
+
+Made of the coordinator's state and of the last facts it heard. Times are seconds since the epoch, so that whoever shows
+it can say ages without asking again. It is compact: a thousand nodes are a thousand short entries.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core.coordinator import Heard, NodePhase, RunPhase
+from tenax._core.hang_suspicion import hang_in_words, places_in_words
+from tenax._core.ledger import Goodput, Spent
+from tenax._core.messages import NodeDraining
+from tenax._view.exit_summary import how_it_ended
+from tenax._view.run_messages import RunStory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord, Say
+    from tenax._core.ledger import GenerationEntry
+    from tenax._core.model import Failure
+
+    RecentStep = tuple[float, AnyCoordinatorEvent, list[Say]]
+
+_MOST_EVENTS = 100
+_MOST_FAILURES = 64
+
+
+class Value(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Base of what is shown."""
+
+
+class NodeStatus(Value, frozen=True):
+    """One node, with its workers in short: of local rank i, ``pids[i]``, ``steps[i]`` and so on."""
+
+    node_id: str
+    name: str  # what people call it
+    host: str
+    state: str  # joined, waiting, spare, starting, working, stopping, draining, done, leaving
+    since: float
+    slots: int = 1
+    rank: int = -1  # of the node in the generation; -1: not in it
+    first_rank: int = -1  # of its workers
+    pids: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()  # the last step that each worker has said; -1: none
+    phases: tuple[str, ...] = ()  # what each says that it does besides training
+    step_at: float | None = None  # when the last of them was said
+    failed: tuple[int, ...] = ()  # local ranks
+    is_coordinator: bool = False  # its agent serves this run
+
+
+class FailureStatus(Value, frozen=True):
+    """One failure in short; the whole story is in the report."""
+
+    rank: int
+    local_rank: int
+    host: str
+    generation: int
+    exit_code: int
+    at: float
+    what: str  # "exit code 1: RuntimeError: boom"
+    cause: str = ""
+    is_consequence: bool = False
+    proof: str = ""  # the line that shows the cause
+    traceback: str = ""
+    log_file: str = ""
+
+
+class GenerationStatus(Value, frozen=True):
+    number: int
+    why: str
+    nodes: int
+    workers: int
+    formed_at: float
+    running_at: float | None = None
+    ended_at: float | None = None
+    settled_at: float | None = None
+    ended_by: str = ""
+    ended_why: str = ""
+    spent: Spent = Spent()
+    first_step: int = -1
+    last_step: int = -1
+    lost_steps: int = 0
+
+
+class EventStatus(Value, frozen=True):
+    at: float
+    text: str
+    moment: float = 0.0  # on the coordinator's own clock, which nobody sets: it only grows
+
+
+class RunStatus(Value, frozen=True, omit_defaults=False):
+    run_id: str
+    now: float
+    phase: str  # gathering, recovering, running, ending, paused, over
+    doing: str  # the same in a sentence: who is waited for, and how long
+    generation: int
+    world_size: int
+    min_nodes: int
+    max_nodes: int
+    restarts_used: int
+    max_restarts: int
+    membership_changes: int
+    drains: int
+    requests: int
+    nodes: tuple[NodeStatus, ...]
+    generations: tuple[GenerationStatus, ...]
+    generations_forgotten: int
+    failures: tuple[FailureStatus, ...]  # of this generation, first cause first
+    earlier: tuple[FailureStatus, ...]  # the first cause of each generation that was tried again
+    events: tuple[EventStatus, ...]  # the last, oldest first
+    goodput: Goodput
+    outcome: str = ""  # once it is over
+    why: str = ""
+    hang: str = ""  # that nothing moves, for how long, and who is elsewhere, if that is suspected or found
+    hang_since: float | None = None  # the same for who counts by himself: nothing has moved since then
+    hang_where: str = ""  # ... and who is elsewhere
+    mark: str = ""  # another one: something has changed
+
+
+def status_of(
+    state: CoordinatorState, recent: Iterable[RecentStep], doing: str, now: float, wall_offset: float
+) -> RunStatus:
+    """``wall_offset``: what to add to the coordinator's clock to get seconds since the epoch."""
+    settings, verdict = state.settings, state.verdict
+    failed = _failed_by_host_rank(state)
+    recent = list(recent)
+    draining = _draining_since(recent)
+    return RunStatus(
+        run_id=settings.run_id,
+        now=now + wall_offset,
+        phase=state.phase.value,
+        doing=doing,
+        generation=state.generation,
+        world_size=state.world_size,
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        restarts_used=state.restarts_used,
+        max_restarts=settings.max_restarts,
+        membership_changes=state.membership_changes,
+        drains=state.drains,
+        requests=state.requests,
+        nodes=tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values()),
+        generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
+        generations_forgotten=state.ledger.forgotten,
+        failures=tuple(failure_status(each, wall_offset) for each in state.failures[:_MOST_FAILURES]),
+        earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
+        events=tuple(_events(state, recent, wall_offset)),
+        goodput=_goodput(state, now),
+        outcome=verdict.outcome.value if verdict is not None else "",
+        why=verdict.why if verdict is not None else "",
+        hang=hang_in_words(state, now),
+        hang_since=state.hang.since + wall_offset if state.hang is not None else None,
+        hang_where=places_in_words(state.hang) if state.hang is not None else "",
+    )
+
+
+def _goodput(state: CoordinatorState, now: float) -> Goodput:
+    """Of a run that an earlier coordinator has ended only the verdict knows."""
+    verdict = state.verdict
+    if verdict is not None and verdict.goodput is not None:
+        return verdict.goodput
+    return state.ledger.goodput(now)
+
+
+def _failed_by_host_rank(state: CoordinatorState) -> dict[int, int]:
+    """Global rank -> local rank, of this generation's failures."""
+    return {failure.global_rank: failure.local_rank for failure in state.failures}
+
+
+def _draining_since(recent: Iterable[RecentStep]) -> dict[str, float]:
+    """When each node said that it was asked to leave, as far as that is remembered."""
+    since: dict[str, float] = {}
+    for at, event, _ in recent:
+        if isinstance(event, Heard) and isinstance(event.message, NodeDraining):
+            since.setdefault(event.node_id, at)  # over a new link it says so again
+    return since
+
+
+def _node(
+    state: CoordinatorState,
+    record: NodeRecord,
+    failed: dict[int, int],
+    draining: dict[str, float],
+    wall_offset: float,
+) -> NodeStatus:
+    info = record.info
+    since = draining.get(info.node_id, record.since) if record.is_draining else record.since
+    is_member = info.node_id in state.members and record.part is not None
+    first_rank = record.part.first_global_rank if is_member and record.part is not None else -1
+    slots = info.slots if record.progress else 0  # a node may say any number: nothing is made so large in vain
+    steps, phases = [-1] * slots, [""] * slots
+    for each in record.progress:
+        if 0 <= each.local_rank < slots:
+            steps[each.local_rank], phases[each.local_rank] = each.last_step, each.phase
+    last_at = max((each.last_at for each in record.progress if each.last_step >= 0), default=None)
+    ours = range(first_rank, first_rank + info.slots) if is_member else range(0)
+    return NodeStatus(
+        node_id=info.node_id,
+        name=record.label,
+        host=info.host,
+        state=state_of_node(state, record),
+        since=since + wall_offset,
+        slots=info.slots,
+        rank=state.members[info.node_id] if is_member else -1,
+        first_rank=first_rank,
+        pids=record.pids,
+        steps=tuple(steps) if record.progress else (),
+        phases=tuple(phases) if any(phases) else (),
+        step_at=None if last_at is None else last_at + wall_offset,
+        failed=tuple(sorted(failed[rank] for rank in ours if rank in failed)) if failed else (),
+        is_coordinator=info.node_id == state.settings.serving_node or len(state.nodes) == state.settings.max_nodes == 1,
+    )
+
+
+def state_of_node(state: CoordinatorState, record: NodeRecord) -> str:
+    if record.is_draining:
+        return "draining"
+    match record.phase:
+        case NodePhase.JOINED:
+            return "joined"
+        case NodePhase.READY:
+            if state.phase is RunPhase.OVER:
+                return "leaving"
+            return "spare" if state.phase is RunPhase.RUNNING else "waiting"
+        case NodePhase.DONE:
+            return "done"
+        case NodePhase.STALE:
+            return "stopping"
+    if state.phase is RunPhase.ENDING:
+        return "stopping"
+    return "starting" if record.info.node_id in state.unstarted else "working"
+
+
+def generation_status(entry: GenerationEntry, now: float, wall_offset: float) -> GenerationStatus:
+    def wall(at: float | None) -> float | None:
+        return None if at is None else at + wall_offset
+
+    return GenerationStatus(
+        number=entry.number,
+        why=entry.why,
+        nodes=entry.nodes,
+        workers=entry.workers,
+        formed_at=entry.formed_at + wall_offset,
+        running_at=wall(entry.running_at),
+        ended_at=wall(entry.ended_at),
+        settled_at=wall(entry.settled_at),
+        ended_by=entry.ended_by,
+        ended_why=entry.ended_why,
+        spent=entry.spent(now),
+        first_step=entry.first_step,
+        last_step=entry.last_step,
+        lost_steps=entry.lost_steps,
+    )
+
+
+def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
+    evidence = failure.evidence
+    code = failure.exit_code
+    how = how_it_ended(code)
+    what = failure.reason or evidence.message or evidence.out_of_memory
+    return FailureStatus(
+        rank=failure.global_rank,
+        local_rank=failure.local_rank,
+        host=failure.host,
+        generation=failure.generation,
+        exit_code=code,
+        at=failure.seen_at + wall_offset,
+        what=f"{how}: {what}" if what else how,
+        cause=evidence.cause,
+        is_consequence=evidence.is_consequence,
+        proof=evidence.proof,
+        traceback=evidence.traceback,
+        log_file=evidence.log_file,
+    )
+
+
+def _events(state: CoordinatorState, recent: Iterable[RecentStep], wall_offset: float) -> list[EventStatus]:
+    story = RunStory({node_id: record.label for node_id, record in state.nodes.items()})
+    told = [
+        EventStatus(at + wall_offset, text.strip(), at)
+        for at, event, says in recent
+        for text in story.tell(event, says)
+    ]
+    return told[-_MOST_EVENTS:]

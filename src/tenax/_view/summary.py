@@ -1,0 +1,201 @@
+"""The summary of one or many runs: how they ended, what failed, where, and what it cost. Pure.
+
+One value for the page, for the terminal and for whoever wants to read it with a program.
+"""
+
+from __future__ import annotations
+
+from tenax._core.ledger import Goodput
+from tenax._core.text import one_line
+from tenax._view.failure_kind import kind_of
+from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
+from tenax._view.history import plus
+from tenax._view.status import Value
+from tenax._view.time_text import moment_in_words
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tenax._view.history import RunHistory
+
+_MOST_SHOWN = 10
+_MOST_RUNS = 20  # in a terminal
+_MOST_HANGS = 3  # of one run in a terminal
+# Why generations end besides failures of workers.
+_OTHER_ENDS = {
+    "loss": "a node was lost",
+    "drain": "a node was asked to leave",
+    "join": "a node joined",
+    "request": "an operator wanted a restart",
+    "latecomer": "a node came back late",
+}
+_ENDS_OF_RUNS = frozenset({"succeeded", "failed", "cancelled", "abandoned", "broken", "success", "cancel"})
+
+
+class Count(Value, frozen=True):
+    name: str
+    count: int
+
+
+class RunLine(Value, frozen=True):
+    """One run in short."""
+
+    run_id: str
+    began_at: float
+    duration_s: float
+    outcome: str  # empty: not known
+    why: str
+    nodes: int
+    workers: int
+    generations: int
+    restarts_used: int
+    goodput: Goodput | None
+    cause: str = ""  # the kind of the first cause of its last failure
+    first_cause: str = ""  # the same in full
+    is_cause_known: bool = True  # False: that is only the first of those that lost a peer
+    hangs: tuple[str, ...] = ()  # sentences about those that were only reported
+    entrypoint: str = ""
+    folder: str = ""
+    missing: tuple[str, ...] = ()
+
+    @property
+    def failure_in_words(self) -> str:
+        """The first cause; nobody is blamed where it is not known. Empty: nothing failed."""
+        if not self.first_cause:
+            return ""
+        # A run that was stopped, or went well, did not end by what had failed before.
+        if self.outcome == "failed":
+            return f"{'first cause' if self.is_cause_known else 'cause not known; first victim'}: {self.first_cause}"
+        return f"last failure{'' if self.is_cause_known else ', cause not known; first victim'}: {self.first_cause}"
+
+    @property
+    def place_in_words(self) -> str:
+        """What ran, since when, and where more of it lies."""
+        parts = (self.entrypoint, f"began {moment_in_words(self.began_at)}", self.folder and f"in {self.folder}")
+        return ", ".join(each for each in parts if each)
+
+
+class Summary(Value, frozen=True):
+    runs: tuple[RunLine, ...]  # oldest first
+    outcomes: tuple[Count, ...]
+    ends: tuple[Count, ...]  # why generations ended before their run did, most frequent first
+    hosts: tuple[Count, ...]  # where first causes were, most frequent first
+    recoveries_s: tuple[float, ...]  # from the end of a generation that failed until all workers of the next ran
+    goodput: Goodput  # of all runs together
+
+
+def summary_of(histories: Sequence[RunHistory]) -> Summary:
+    ends: dict[str, int] = {}
+    hosts: dict[str, int] = {}
+    outcomes: dict[str, int] = {}
+    recoveries: list[float] = []
+    goodput = Goodput()
+    for history in histories:
+        _add(outcomes, history.outcome or "no end known")
+        for name in _ends_of(history):
+            _add(ends, name)
+        for host in _failed_hosts(history):
+            _add(hosts, host)
+        recoveries += _recoveries_of(history)
+        if history.goodput is not None:
+            goodput = plus(goodput, history.goodput)
+    return Summary(
+        runs=tuple(_line(history) for history in histories),
+        outcomes=_counts(outcomes),
+        ends=_counts(ends),
+        hosts=_counts(hosts),
+        recoveries_s=tuple(recoveries),
+        goodput=goodput,
+    )
+
+
+def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
+    """For a terminal. ``places``: where more can be read."""
+    lines = []
+    if len(summary.runs) > _MOST_RUNS:
+        lines.append(f"the last {_MOST_RUNS} of {len(summary.runs)} runs:")
+    for run in summary.runs[-_MOST_RUNS:]:
+        lines.append(f"{run.run_id}: {run.outcome or 'no end known'}{f' ({run.why})' if run.why else ''}")
+        lines.append(f"  {run.place_in_words}")
+        if run.goodput is not None and (cost := goodput_in_words(run.goodput)):
+            lines.append(f"  {cost}")
+        lines += [f"  {each}" for each in run.hangs[:_MOST_HANGS]]
+        if (more := len(run.hangs) - _MOST_HANGS) > 0:
+            lines.append(f"  nothing moved {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
+        if run.failure_in_words:
+            lines.append(f"  {run.failure_in_words}")
+        lines += [f"  note: {each}" for each in run.missing]
+    if len(summary.runs) != 1:
+        lines += ["", _all_in_words(summary)]
+    for title, counts in (("generations ended early", summary.ends), ("hosts with failures", summary.hosts)):
+        if counts:
+            shown = ", ".join(f"{each.name} {each.count}" for each in counts[:_MOST_SHOWN])
+            more = len(counts) - _MOST_SHOWN
+            lines.append(f"{title}: {shown}{f' and {more} more' if more > 0 else ''}")
+    return "\n".join(map(one_line, [*lines, *places])) + "\n"
+
+
+def _all_in_words(summary: Summary) -> str:
+    count = len(summary.runs)
+    ended = ", ".join(f"{each.count} {each.name}" for each in summary.outcomes)
+    spent = summary.goodput.spent
+    took = duration_in_words(spent.total_s)
+    trained = f"; {percent(spent.training_s, spent.total_s)} of {took} was training" if spent.total_s > 0 else ""
+    return f"{count} runs: {ended}{trained}" if count else "no runs"
+
+
+def _line(history: RunHistory) -> RunLine:
+    first = history.first_cause
+    return RunLine(
+        run_id=history.run_id,
+        began_at=history.began_at,
+        duration_s=history.duration_s,
+        outcome=history.outcome,
+        why=history.why,
+        nodes=len(history.nodes),
+        workers=max((each.workers for each in history.generations), default=sum(n.slots for n in history.nodes)),
+        generations=len(history.generations),
+        restarts_used=history.restarts_used,
+        goodput=history.goodput,
+        cause=kind_of(first) if first is not None else "",
+        first_cause=f"rank {first.rank} on {first.host}: {first.what}" if first is not None else "",
+        is_cause_known=first is None or not first.is_consequence,
+        hangs=tuple(each.in_words for each in history.hangs),
+        entrypoint=history.entrypoint,
+        folder=history.folder,
+        missing=history.missing,
+    )
+
+
+def _ends_of(history: RunHistory) -> list[str]:
+    causes = {each.generation: kind_of(each) for each in reversed(history.failures)}  # the first of each stands last
+    found = []
+    for each in history.generations:
+        if each.ended_by == "failure" or (each.ended_by == "failed" and each.number in causes):
+            found.append(causes.get(each.number, "a worker failed"))
+        elif each.ended_by and each.ended_by not in _ENDS_OF_RUNS:
+            found.append(_OTHER_ENDS.get(each.ended_by, each.ended_by))
+    return found
+
+
+def _failed_hosts(history: RunHistory) -> list[str]:
+    """Of each generation the host of the first cause, and hosts that were lost."""
+    firsts = {each.generation: each.host for each in reversed(history.failures) if not each.is_consequence}
+    return [*firsts.values(), *(node.host for node in history.nodes for _ in range(node.times_lost))]
+
+
+def _recoveries_of(history: RunHistory) -> list[float]:
+    found = []
+    for earlier, later in zip(history.generations, history.generations[1:], strict=False):
+        if earlier.ended_by in ("failure", "loss") and earlier.ended_at is not None and later.running_at is not None:
+            found.append(max(0.0, later.running_at - earlier.ended_at))
+    return found
+
+
+def _add(counted: dict[str, int], name: str) -> None:
+    counted[name] = counted.get(name, 0) + 1
+
+
+def _counts(counted: dict[str, int]) -> tuple[Count, ...]:
+    return tuple(Count(name, count) for name, count in sorted(counted.items(), key=lambda each: (-each[1], each[0])))

@@ -1,0 +1,272 @@
+"""SelfReport: what an agent with hooks says about itself, in TorchElastic's events and metrics.
+
+An agent that is run by events has a journal, from which the same is derived (``tenax._node.sinks.Views``). Hooks keep
+no journal, so here it is said where it happens. Nothing is built when nobody listens, and no handler can hold up or
+harm the agent: each stands behind an outlet.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import weakref
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenax._node.sinks import Outlets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from tenax._core.commands import EndWorker
+    from tenax._core.events import ScopeExpired
+    from tenax.agent.server.api import RunResult, Worker, WorkerGroup
+    from tenax.events import Event, EventSource
+    from tenax.events._status import Moment, Origin
+    from tenax.multiprocessing.errors import ProcessFailure
+
+Hook = TypeVar("Hook", bound="Callable[..., Any]")
+_GROUP = "torchelastic"
+
+
+def measured(hook: Hook) -> Hook:
+    """A metric for each call of this hook: whether it succeeded, and how long it took."""
+    return measured_as(hook.__qualname__)(hook)
+
+
+def measured_as(name: str) -> Callable[[Hook], Hook]:
+    """The same under another name."""
+
+    def decorate(hook: Hook) -> Hook:
+        @wraps(hook)
+        def timed(self: SelfReport, *args: Any, **kwargs: Any) -> Any:
+            began_at = time.monotonic()
+            end = "failure"
+            try:
+                result = hook(self, *args, **kwargs)
+                end = "success"
+                return result
+            finally:
+                self._measure(f"{name}.{end}", 1)
+                self._measure(f"{name}.duration.ms", int((time.monotonic() - began_at) * 1000))
+
+        return timed  # type: ignore[return-value]
+
+    return decorate
+
+
+class SelfReport:
+    """Part of ``SimpleElasticAgent``."""
+
+    _worker_group: WorkerGroup
+    _remaining_restarts: int
+
+    def __init__(self, outlets: Outlets | None = None, tells_its_end: bool = False) -> None:
+        self._outlets = outlets
+        self._at_exit: weakref.finalize[..., Any] | None = None
+        self._tells_its_end = tells_its_end
+        self._began_at = time.monotonic()
+
+    # --- outlets ------------------------------------------------------------------------------------------------------
+
+    def _open_outlets(self) -> Outlets:
+        """When the first thing is said. An agent with a ``run`` of its own may never close them: then the exit does."""
+        if self._outlets is None:
+            self._outlets = Outlets(self._worker_group.spec.event_log_handler)
+            self._at_exit = weakref.finalize(self, self._outlets.close)
+        return self._outlets
+
+    def _close_outlets(self) -> None:
+        outlets = self._forget_outlets()
+        for line in outlets.close() if outlets is not None else []:
+            self._say(line)
+
+    def _forget_outlets(self) -> Outlets | None:
+        outlets, self._outlets = self._outlets, None
+        if self._at_exit is not None:
+            self._at_exit.detach()
+        return outlets
+
+    def _say(self, line: str) -> None:
+        """These agents have no console of their own; a handler that lost something is worth a line all the same."""
+        from tenax._failures.plain_text import one_line
+
+        sys.stderr.write(f"tenax: {one_line(line)}\n")
+
+    def _measure(self, name: str, value: int) -> None:
+        outlets = self._open_outlets()
+        if not outlets.has_metrics:
+            return
+        from tenax.metrics import MetricData
+
+        outlets.emit(MetricData(time.time(), _GROUP, name, value))
+        for line in outlets.troubles():
+            self._say(line)
+
+    def _record(self, make: Callable[[], Event]) -> None:
+        outlets = self._open_outlets()
+        if not outlets.has_events:
+            return
+        outlets.record(make())
+        for line in outlets.troubles():
+            self._say(line)
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def get_event_succeeded(self) -> Event:
+        """That this agent has come to its end. For a launcher to record."""
+        from tenax.events import EventSource
+
+        return self._construct_event("SUCCEEDED", EventSource.AGENT)
+
+    @property
+    def _total_execution_time(self) -> int:
+        """Seconds that this agent has existed."""
+        return int(time.monotonic() - self._began_at)
+
+    def _record_end_of_agent(self, result: RunResult) -> None:
+        if result.is_failed():
+            first = min(result.failures.values(), key=lambda failure: failure.timestamp, default=None)
+            why = "" if first is None else str(first.message)
+            self._record(lambda: self._construct_event("FAILED", _source("AGENT"), raw_error=why))
+        else:
+            self._record(self.get_event_succeeded)
+
+    def get_event_failed(self) -> Event:
+        """That this agent cannot go on, with the exception that is being handled. For a launcher to record."""
+        import traceback
+
+        from tenax.events import EventSource
+
+        return self._construct_event("FAILED", EventSource.AGENT, raw_error=traceback.format_exc())
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:
+        """An event about how long this took, also when it failed."""
+        began_at = time.perf_counter()
+        try:
+            yield
+        finally:
+            duration_ms = (time.perf_counter() - began_at) * 1000
+            self._record(lambda: self._construct_event(state, _source("AGENT"), duration_ms=duration_ms))
+
+    def _construct_event(
+        self,
+        state: str,
+        source: EventSource,
+        worker: Worker | None = None,
+        raw_error: str | None = None,
+        duration_ms: float | None = None,
+        exit_code: int | None = None,
+        worker_pid: int | None = None,
+    ) -> Event:
+        """An event in TorchElastic's form. ``source`` follows from whether there is a worker."""
+        del source
+        from tenax.events._status import WorkerOfGroup, agent_event, worker_event
+
+        origin, moment = self._where_and_when()
+        if worker is None:
+            return agent_event(state, origin, moment, raw_error=raw_error, duration_ms=duration_ms)
+        which = WorkerOfGroup(
+            local_rank=worker.local_rank,
+            global_rank=worker.global_rank,
+            role_rank=worker.role_rank,
+            role_world_size=worker.role_world_size,
+            worker_id=None if worker.id is None else str(worker.id),
+            pid=worker_pid,
+            exit_code=exit_code,
+        )
+        return worker_event(state, origin, moment, which, raw_error=raw_error, duration_ms=duration_ms)
+
+    def _where_and_when(self) -> tuple[Origin, Moment]:
+        from tenax.events._status import Moment, Origin
+
+        group = self._worker_group
+        spec = group.spec
+        handler = spec.rdzv_handler
+        origin = Origin(
+            run_id=handler.get_run_id() if handler is not None else "",
+            role=spec.role,
+            hostname=os.uname().nodename,
+            rdzv_backend=self._backend_name(),
+            entry_point=spec.get_entrypoint_name(),
+        )
+        moment = Moment(
+            timestamp_ms=int(time.time() * 1000),
+            total_run_time_s=self._total_execution_time,
+            group_rank=group.group_rank,
+            group_world_size=group.group_world_size,
+            restarts_used=spec.max_restarts - self._remaining_restarts,
+        )
+        return origin, moment
+
+    def _record_watchdog(self, name: str, about: ScopeExpired | EndWorker | None) -> None:
+        """What the watchdog of the workers sees and does. Comes from the thread that watches them."""
+
+        def make() -> Event:
+            from tenax.events._status import agent_event
+            from tenax.events._view import watchdog_details
+
+            return agent_event("RUNNING", *self._where_and_when(), name=name, more=watchdog_details(name, about))
+
+        self._record(make)
+
+    def _record_start(self, worker: Worker) -> None:
+        self._record(lambda: self._construct_event("START", _source("WORKER"), worker))
+
+    def _backend_name(self) -> str:
+        """A handler of others need not have one."""
+        get_backend = getattr(self._worker_group.spec.rdzv_handler, "get_backend", None)
+        return str(get_backend()) if get_backend is not None else ""
+
+    def _record_worker_events(self, result: RunResult) -> None:
+        """How each worker ended, from the final result."""
+        for worker in self._worker_group.workers:
+            failure = result.failures.get(worker.global_rank)
+            state = "TERMINATED" if result.failures and failure is None else result.state.value
+            self._record_end(state, worker, failure, has_ended_well=not result.failures)
+
+    def _record_end(self, state: str, worker: Worker, failure: ProcessFailure | None, *, has_ended_well: bool) -> None:
+        self._record(
+            lambda: self._construct_event(
+                state,
+                _source("WORKER"),
+                worker,
+                raw_error=json.dumps(failure.error_file_data) if failure is not None else None,
+                exit_code=failure.exitcode if failure is not None else 0 if has_ended_well else None,
+                worker_pid=failure.pid if failure is not None else None,
+            )
+        )
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def _record_look(self, state: str) -> None:
+        """After every look at the workers."""
+        role = self._worker_group.spec.role
+        self._measure(f"workers.{role}.remaining_restarts", self._remaining_restarts)
+        self._measure(f"workers.{role}.{state.lower()}", 1)
+
+    def _record_metrics(self, result: RunResult) -> None:
+        """When the workers are done."""
+        spec = self._worker_group.spec
+        has_failed, has_retried = result.is_failed(), self._remaining_restarts < spec.max_restarts
+        self._record_flakiness_metric(has_failed)
+        self._measure(f"workers.{spec.role}.run_total", 1)
+        for end, is_so in (("success", not has_failed), ("failed", has_failed)):
+            self._measure(f"workers.{spec.role}.run_{end}_with_retries", int(is_so and has_retried))
+            self._measure(f"workers.{spec.role}.run_{end}_no_retries", int(is_so and not has_retried))
+
+    def _record_flakiness_metric(self, is_failed: bool = False) -> None:
+        """0: no restart was needed. 100: it failed."""
+        spec = self._worker_group.spec
+        flakiness = 100 - 100 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
+        self._measure(f"workers.{spec.role}.flakiness", 100 if is_failed else int(flakiness))
+
+
+def _source(name: str) -> EventSource:
+    from tenax.events import EventSource
+
+    return EventSource[name]

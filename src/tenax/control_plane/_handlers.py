@@ -1,0 +1,156 @@
+"""Handlers: what a worker can be asked, by name.
+
+Three are built in: ``ping``, ``dump_traceback`` (where every Python thread is right now) and ``status`` (who it is, and
+how far). Nothing of the environment is told except what ranks are made of. Others are registered by the script; each
+call of one of those runs in a thread of its own, and each handler has so many at a time: one that hangs holds up
+nobody but those who ask for the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+
+import msgspec
+
+from tenax._io.http.message import INTERNAL_ERROR, NOT_FOUND, PLAIN, Request, Response, json, text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    Handler = Callable[["HandlerRequest"], Any]
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+_NUMBERS = {
+    "rank": "RANK",
+    "local_rank": "LOCAL_RANK",
+    "world_size": "WORLD_SIZE",
+    "generation": "TENAX_GENERATION",
+    "restarts": "TORCHELASTIC_RESTART_COUNT",
+}
+
+
+class HandlerRequest(msgspec.Struct, frozen=True):
+    """What a handler gets: its name, the parameters ``name=value``, and the body."""
+
+    name: str
+    params: dict[str, str] = {}
+    body: bytes = b""
+
+    def get_param(self, name: str) -> str:
+        """The parameter, or empty text."""
+        return self.params.get(name, "")
+
+
+def register_handler(name: str, fn: Callable[[HandlerRequest], Any]) -> None:
+    """Let this worker be asked ``name``; ``fn(request)`` makes the answer.
+
+    It returns text, bytes, None for an empty answer, or anything else that can be told as JSON. What it raises is told
+    to whoever asked and harms nothing. It runs in a thread of its own, next to the training. A second one under the
+    same name replaces the first.
+    """
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} cannot be the name of a handler; expected up to 100 letters, digits, '_', '-' and '.'"
+        )
+    if name in _BUILT_IN:
+        raise ValueError(f"the handler {name!r} is built in; choose another name")
+    _registered[name] = fn
+
+
+def report_step(step: int) -> None:
+    """How far the training is, for ``status``. Costs next to nothing; call it after every step."""
+    global _step  # noqa: PLW0603 - one training per process
+    _step = (int(step), time.monotonic())
+
+
+def handler_names() -> list[str]:
+    """What can be asked, the built-in ones first."""
+    return [*_BUILT_IN, *sorted(_registered)]
+
+
+def is_registered(name: str) -> bool:
+    return name in _registered
+
+
+def call_handler(name: str, request: Request) -> Response:
+    """The answer of one handler, whatever becomes of it."""
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]()
+    fn = _registered.get(name)
+    if fn is None:
+        return text(NOT_FOUND, f"there is no handler {name!r}; there are {', '.join(handler_names())}")
+    try:
+        return _as_response(fn(HandlerRequest(name, request.params, request.body)))
+    except BaseException as error:  # the script's own code, and its exit() as well; whoever asked is told
+        return text(INTERNAL_ERROR, f"the handler {name!r} raised {_line(error)}")
+
+
+def _as_response(answer: Any) -> Response:
+    if answer is None:
+        return Response()
+    if isinstance(answer, Response):
+        return answer
+    if isinstance(answer, str):
+        return Response(body=answer.encode("utf-8", "backslashreplace"), content_type=PLAIN)
+    if isinstance(answer, bytes | bytearray | memoryview):
+        return Response(body=bytes(answer), content_type="application/octet-stream")
+    return json(200, answer)
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0]
+
+
+# --- built in ---------------------------------------------------------------------------------------------------------
+
+
+def _ping() -> Response:
+    return Response(body=b"pong")
+
+
+def _dump_traceback() -> Response:
+    import traceback
+
+    names = {thread.ident: thread for thread in threading.enumerate()}
+    own = threading.get_ident()
+    # The main thread first: it is the one that people ask about.
+    frames = sorted(sys._current_frames().items(), key=lambda each: each[0] != threading.main_thread().ident)
+    parts = []
+    for ident, frame in frames:
+        if ident == own:
+            continue  # it is busy with this very answer
+        thread = names.get(ident)
+        title = "a thread that Python did not start" if thread is None else f"thread {thread.name!r}"
+        parts.append(f"{title} ({ident}), most recent call last:\n{''.join(traceback.format_stack(frame))}")
+    return text(200, "\n".join(parts).rstrip("\n"))
+
+
+def _status() -> Response:
+    told: dict[str, Any] = {name: _number(variable) for name, variable in _NUMBERS.items()}
+    step, at = _step
+    told["pid"] = os.getpid()
+    told["uptime_s"] = round(time.monotonic() - _began_at, 3)
+    told["step"] = step
+    told["seconds_since_step"] = None if at is None else round(time.monotonic() - at, 3)
+    return json(200, told)
+
+
+def _number(variable: str) -> int | None:
+    written = os.environ.get(variable, "")
+    return int(written) if written.isascii() and written.isdecimal() else None
+
+
+_BUILT_IN: dict[str, Callable[[], Response]] = {
+    "ping": _ping,
+    "dump_traceback": _dump_traceback,
+    "status": _status,
+}
+_registered: dict[str, Handler] = {}
+_step: tuple[int | None, float | None] = (None, None)
+_began_at = time.monotonic()

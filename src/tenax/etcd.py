@@ -1,0 +1,19 @@
+"""A client for etcd: what ``tenax.store.EtcdStore`` and the rendezvous backends take, and the errors they raise."""
+
+from tenax._io.etcd.blocking import BlockingEtcd
+from tenax._io.etcd.client import EtcdClient
+from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
+from tenax._io.etcd.settings import EtcdSettings, etcd_settings
+
+__all__ = [
+    "BlockingEtcd",
+    "EtcdClient",
+    "EtcdCompacted",
+    "EtcdError",
+    "EtcdFull",
+    "EtcdRefused",
+    "EtcdRejected",
+    "EtcdSettings",
+    "EtcdUnavailable",
+    "etcd_settings",
+]

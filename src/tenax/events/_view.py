@@ -1,0 +1,299 @@
+"""The event view: what the steps of an agent machine mean as events. Pure; fed with every step, it only remembers.
+
+What always holds (tests cite the numbers):
+
+V1  A rendezvous is told when it is over: with RENDEZVOUS and ASSIGN_WORKER_RANKS when it gave us a part, and with
+    RENDEZVOUS alone when this node waited in vain. A verdict on workers that had run is no rendezvous.
+V2  START is told once for each worker that came to life, and every START has exactly one end: SUCCEEDED, FAILED,
+    TERMINATED, or UNHEALTHY when the worker was still alive as far as anybody knows. It comes before the next
+    RENDEZVOUS.
+V3  A worker that could not be started is FAILED, without a START.
+V4  A failure is told when what could be found out about it is known, with the time at which the worker ended.
+V5  The last event is the agent's own end, told once: SUCCEEDED or FAILED.
+V6  If scopes are watched, the first event says so and the last but one that they are no longer; in between, each one
+    that expired is told, and each worker that is ended for it.
+
+TorchElastic tells the ends of the last group of workers only; here each generation tells its own.
+"""
+
+from __future__ import annotations
+
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import Phase, global_rank
+from tenax._core.model import Outcome, WorkerPhase
+from tenax.events._status import Moment, Origin, WorkerOfGroup, agent_event, error_as_json, worker_event
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenax._core.agent import AgentState
+    from tenax._core.commands import AnyCommand
+    from tenax._core.events import AnyEvent
+    from tenax._core.model import AgentSettings, Failure, Verdict, WorkerRecord
+    from tenax.events.api import Event
+
+_OVER_HERE = (Phase.JOINING, Phase.DONE, Phase.ENDED)  # nothing more will be found out about the generation's workers
+
+
+class EventView:
+    """``take`` every step of one run, from the first to the last.
+
+    ``wall_offset``: what to add to the agent's clock to get seconds since the epoch. ``has_watchdog``: whether scopes
+    are watched.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        entrypoint: str,
+        host: str,
+        rdzv_backend: str,
+        wall_offset: float,
+        has_watchdog: bool = False,
+    ) -> None:
+        self._has_watchdog = has_watchdog
+        self._origin = Origin(settings.run_id, settings.role, host, rdzv_backend, entrypoint)
+        self._wall_offset = wall_offset
+        self._began_at: float | None = None
+        self._joins_since: float | None = None  # None: is not joining
+        self._is_over = False
+        # Of this generation:
+        self._generation = 0
+        self._ordered_at = 0.0
+        self._started_at: dict[int, float] = {}  # local rank ->
+        self._told_end: set[int] = set()
+        self._why_ended = ""
+
+    def take(self, at: float, event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list[Event]:
+        """One step and the state after it. Returns what it means, in the order in which it happened."""
+        if self._is_over:
+            return []
+        found: list[Event] = []
+        if self._began_at is None:
+            self._began_at = at
+            if self._has_watchdog:
+                found.append(self._of_watchdog(at, "watchdog started", state))
+        if isinstance(event, fact.ScopeExpired):
+            found.append(self._of_watchdog(at, "timer expired", state, event))
+        if state.generation != self._generation:
+            found += self._formed(at, state)
+        for command in commands:
+            if isinstance(command, order.SignalWorkers | order.KillNode):
+                self._why_ended = self._why_ended or command.why
+            if isinstance(command, order.EndWorker):
+                found.append(self._of_watchdog(at, "kill worker process", state, command))
+        found += self._starts(at, state)
+        found += self._ends(at, state)
+        for command in commands:
+            match command:
+                case order.Tell(word.NodeReady()):
+                    self._joins_since = at
+                case order.Finish(verdict):
+                    found += self._finished(at, verdict, state)
+        return found
+
+    # --- the group ----------------------------------------------------------------------------------------------------
+
+    def _formed(self, at: float, state: AgentState) -> list[Event]:
+        """The generation and our ranks in it come in one message: nothing is spent on the second."""
+        self._generation, self._ordered_at = state.generation, at
+        self._started_at, self._told_end, self._why_ended = {}, set(), ""
+        why = state.assignment.why if state.assignment is not None else ""
+        return [
+            self._of_rendezvous(at, state, "", {"why": why}),
+            agent_event(
+                "ASSIGN_WORKER_RANKS",
+                self._origin,
+                self._moment(at, at, state),
+                duration_ms=0.0,
+                more={"generation": state.generation},
+            ),
+        ]
+
+    def _of_rendezvous(self, at: float, state: AgentState, error: str, more: Mapping[str, object]) -> Event:
+        since, self._joins_since = self._joins_since, None
+        return agent_event(
+            "RENDEZVOUS",
+            self._origin,
+            self._moment(at, at, state),
+            raw_error=error or None,
+            duration_ms=_ms(at if since is None else since, at),
+            more={"generation": state.generation, **more},
+        )
+
+    # --- workers ------------------------------------------------------------------------------------------------------
+
+    def _starts(self, at: float, state: AgentState) -> list[Event]:
+        found = []
+        for rank, worker in state.workers.items():
+            if worker.pid and rank not in self._started_at:
+                self._started_at[rank] = at
+                found.append(self._of_worker("START", at, at, worker, state, duration_ms=_ms(self._ordered_at, at)))
+        return found
+
+    def _ends(self, at: float, state: AgentState) -> list[Event]:
+        is_over_here = state.phase in _OVER_HERE
+        found = []
+        for rank, worker in state.workers.items():
+            if rank in self._told_end:
+                continue
+            if worker.phase is WorkerPhase.ENDED and (is_over_here or rank not in state.unexamined):
+                found.append(self._of_end(at, worker, state))
+            elif is_over_here and rank in self._started_at:
+                found.append(self._of_unseen_end(at, worker, state))
+            else:
+                continue
+            self._told_end.add(rank)
+        return found
+
+    def _of_end(self, at: float, worker: WorkerRecord, state: AgentState) -> Event:
+        failure = next((each for each in state.failures if each.local_rank == worker.local_rank), None)
+        ended_at = worker.ended_at
+        duration_ms = self._ran_ms(worker, ended_at)
+        if failure is not None:
+            error = self._error(failure)
+            return self._of_worker(
+                "FAILED", at, ended_at, worker, state, exit_code=failure.exit_code, error=error, duration_ms=duration_ms
+            )
+        by_itself = not worker.asked_to_end and worker.exit_code == 0
+        return self._of_worker(
+            "SUCCEEDED" if by_itself else "TERMINATED",
+            at,
+            ended_at,
+            worker,
+            state,
+            exit_code=worker.exit_code,
+            duration_ms=duration_ms,
+            more={} if by_itself else {"why": self._why_ended},
+        )
+
+    def _of_unseen_end(self, at: float, worker: WorkerRecord, state: AgentState) -> Event:
+        """Nobody said how it ended. If the node is clear it is gone all the same."""
+        why = state.verdict.why if state.verdict is not None and not state.cleared else self._why_ended
+        return self._of_worker(
+            "TERMINATED" if state.cleared else "UNHEALTHY",
+            at,
+            at,
+            worker,
+            state,
+            duration_ms=self._ran_ms(worker, at),
+            more={"why": why},
+        )
+
+    def _ran_ms(self, worker: WorkerRecord, until: float) -> float | None:
+        since = self._started_at.get(worker.local_rank)
+        return None if since is None else _ms(since, until)
+
+    def _error(self, failure: Failure) -> str:
+        evidence = failure.evidence
+        code = failure.exit_code
+        message = evidence.message or evidence.out_of_memory or failure.reason
+        if not message:
+            message = f"it was ended by signal {-code}" if code < 0 else f"it exited with code {code}"
+        began_at = failure.seen_at if evidence.raised_at is None else evidence.raised_at
+        return error_as_json(message, evidence.traceback or evidence.stacks, began_at + self._wall_offset)
+
+    def _of_worker(
+        self,
+        name: str,
+        at: float,
+        happened_at: float,
+        worker: WorkerRecord,
+        state: AgentState,
+        *,
+        exit_code: int | None = None,
+        error: str | None = None,
+        duration_ms: float | None = None,
+        more: Mapping[str, object] = {},
+    ) -> Event:
+        part = state.assignment
+        rank = worker.local_rank
+        return worker_event(
+            name,
+            self._origin,
+            self._moment(at, happened_at, state),
+            WorkerOfGroup(
+                local_rank=rank,
+                global_rank=global_rank(state, rank),
+                role_rank=(part.first_role_rank if part is not None else 0) + rank,
+                role_world_size=part.role_world_size if part is not None else 1,
+                worker_id=str(worker.pid) if worker.pid else None,
+                pid=worker.pid or None,
+                exit_code=exit_code,
+            ),
+            raw_error=error,
+            duration_ms=duration_ms,
+            more={"generation": state.generation, **more},
+        )
+
+    # --- the watchdog -------------------------------------------------------------------------------------------------
+
+    def _of_watchdog(
+        self, at: float, name: str, state: AgentState, about: fact.ScopeExpired | order.EndWorker | None = None
+    ) -> Event:
+        more = watchdog_details(name, about)
+        return agent_event("RUNNING", self._origin, self._moment(at, at, state), name=name, more=more)
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def _finished(self, at: float, verdict: Verdict, state: AgentState) -> list[Event]:
+        self._is_over = True
+        is_success = verdict.outcome is Outcome.SUCCEEDED
+        error = "" if is_success else verdict.why
+        found = []
+        is_about_workers = state.generation > 0 and verdict.outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+        if self._joins_since is not None and not is_about_workers:
+            found.append(self._of_rendezvous(at, state, error, {"why": verdict.why}))
+        more: dict[str, object] = {
+            "generation": state.generation,
+            "outcome": verdict.outcome.value,
+            "why": verdict.why,
+            "signal": verdict.signal or None,
+        }
+        began_at = at if self._began_at is None else self._began_at
+        if self._has_watchdog:
+            found.append(self._of_watchdog(at, "watchdog stopped", state))
+        found.append(
+            agent_event(
+                "SUCCEEDED" if is_success else "FAILED",
+                self._origin,
+                self._moment(at, at, state, max(verdict.restarts_used, state.restarts_used)),
+                raw_error=error or None,
+                duration_ms=_ms(began_at, at),
+                more=more,
+            )
+        )
+        return found
+
+    def _moment(self, at: float, happened_at: float, state: AgentState, restarts_used: int | None = None) -> Moment:
+        part = state.assignment
+        began_at = at if self._began_at is None else self._began_at
+        return Moment(
+            timestamp_ms=int((happened_at + self._wall_offset) * 1000),
+            total_run_time_s=max(0, int(at - began_at)),
+            group_rank=part.group_rank if part is not None else None,
+            group_world_size=part.group_world_size if part is not None else None,
+            restarts_used=state.restarts_used if restarts_used is None else restarts_used,
+        )
+
+
+def _ms(since: float, until: float) -> float:
+    """Rounded to microseconds; beyond that a clock says nothing."""
+    return round(max(0.0, until - since) * 1000, 3)
+
+
+def watchdog_details(name: str, about: fact.ScopeExpired | order.EndWorker | None) -> dict[str, object]:
+    """The nested metadata of TorchElastic's four events of a watchdog, with its keys."""
+    details: dict[str, object] = {"watchdog_event": name}
+    if about is not None:
+        details |= {
+            "worker_pid": about.pid,
+            "scope_id": about.scope,
+            "expiration_time": about.expiration_time,
+            "signal": about.signal,
+            "generation": about.generation,
+        }
+    return details

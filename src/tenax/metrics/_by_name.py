@@ -1,0 +1,150 @@
+"""Handlers by name: the text that ``initialize_metrics`` and ``tenax run --metrics`` take becomes handlers.
+
+    console                     lines on stdout
+    null                        nothing
+    jsonl[:PATH]                a file of JSON lines; without a path, metrics.jsonl
+    prometheus[:[HOST:]PORT]    a page for a Prometheus server
+    statsd[:HOST[:PORT]]        datagrams; dogstatsd: with tags
+    otel[:ENDPOINT]             OTLP over HTTP; without an endpoint, what OpenTelemetry's variables or the program say
+
+Others come from packages, under the entry point group ``tenax.metric_handlers``.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tenax._core.text import hide_passwords
+from tenax._io import handler_names
+from tenax._io.handler_names import UnknownHandler
+from tenax.metrics.api import ConsoleMetricHandler, MetricHandler, NullMetricHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import TypeVar
+
+    T = TypeVar("T")
+    Make = Callable[[str], MetricHandler]
+
+GROUP = "tenax.metric_handlers"
+_KIND = "metric handler"
+_MOST_PORT = 65535
+
+
+def make_handlers(
+    text: str, labels: Mapping[str, str] | None = None, env: Mapping[str, str] | None = None
+) -> list[MetricHandler]:
+    """The handlers of this list, ready to take values. Raises ``UnknownHandler`` with a sentence, and leaves none open.
+
+    ``labels`` are what every value has in common, such as the run: for those of our own handlers that know labels.
+    """
+    makers = _own_makers(labels or {}, os.environ if env is None else env)
+    made: list[MetricHandler] = handler_names.make_handlers(text, _KIND, makers, GROUP, "emit")
+    return made
+
+
+def check_names(text: str, env: Mapping[str, str] | None = None) -> None:
+    """Raises ``UnknownHandler`` for what can be seen to be wrong with this list. Makes and opens nothing.
+
+    A name that is nobody's or cannot be loaded, and what follows the colon of our own.
+    """
+    env = os.environ if env is None else env
+    handler_names.check_names(text, _KIND, _own_makers({}, env), GROUP)
+    readers: dict[str, Callable[[str], object]] = {
+        "prometheus": _page_address,
+        "statsd": _host_and_port,
+        "dogstatsd": _host_and_port,
+        "otel": lambda endpoint: _otlp_destination(endpoint, env),
+    }
+    for name, argument in handler_names.parse_names(text):
+        if name in readers:
+            _in_words(name, readers[name])(argument)
+
+
+def _own_makers(labels: Mapping[str, str], env: Mapping[str, str]) -> dict[str, Make]:
+    def json_lines(path: str) -> MetricHandler:
+        from tenax.metrics._json_lines import JsonLinesMetricHandler
+
+        return JsonLinesMetricHandler(path or "metrics.jsonl", labels)
+
+    def prometheus(argument: str) -> MetricHandler:
+        from tenax.metrics._prometheus import DEFAULT_PORT, PrometheusMetricHandler
+
+        host, port = _page_address(argument)
+        return PrometheusMetricHandler(DEFAULT_PORT if port is None else port, host or "127.0.0.1", labels)
+
+    def statsd(argument: str, tags: bool = False) -> MetricHandler:
+        from tenax.metrics._statsd import DEFAULT_PORT, StatsdMetricHandler
+
+        host, port = _host_and_port(argument)
+        return StatsdMetricHandler(host or "127.0.0.1", port or DEFAULT_PORT, tags=tags, labels=labels)
+
+    def open_telemetry(endpoint: str) -> MetricHandler:
+        from tenax.metrics._opentelemetry import OpenTelemetryMetricHandler
+
+        return OpenTelemetryMetricHandler(_otlp_destination(endpoint, env), labels)
+
+    makers: dict[str, Make] = {
+        "console": lambda _: ConsoleMetricHandler(),
+        "null": lambda _: NullMetricHandler(),
+        "jsonl": json_lines,
+        "prometheus": prometheus,
+        "statsd": statsd,
+        "dogstatsd": lambda argument: statsd(argument, tags=True),
+        "otel": open_telemetry,
+    }
+    return {name: _in_words(name, make) for name, make in makers.items()}
+
+
+def _in_words(name: str, make: Callable[[str], T]) -> Callable[[str], T]:
+    """What goes wrong becomes one sentence with the handler's name in it."""
+
+    def made(argument: str) -> T:
+        written = hide_passwords(f"{name}:{argument}" if argument else name)
+        try:
+            return make(argument)
+        except ImportError as error:
+            raise UnknownHandler(
+                f"the metric handler {written!r} needs a package that is not installed ({error.name}): "
+                f"pip install 'tenax[{name}]'"
+            ) from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise UnknownHandler(f"the metric handler {written!r} cannot be made: {reason}") from error
+
+    return made
+
+
+def _otlp_destination(endpoint: str, env: Mapping[str, str]) -> str:
+    """An endpoint; empty: the global meter provider. Raises ValueError where values would vanish without a word."""
+    from tenax.metrics._opentelemetry import has_global_provider
+    from tenax.metrics._otlp_address import otlp_address
+
+    found = otlp_address(endpoint, "metrics", env)
+    if not found and not has_global_provider():
+        raise ValueError(
+            "nothing says where to send values; write an endpoint such as otel:http://localhost:4318, set "
+            "OTEL_EXPORTER_OTLP_ENDPOINT, or set a meter provider before"
+        )
+    return found
+
+
+def _page_address(text: str) -> tuple[str, int | None]:
+    """A number alone is a port here: the host is rarely said."""
+    return _host_and_port(f":{text}" if text.isdigit() else text)
+
+
+def _host_and_port(text: str) -> tuple[str, int | None]:
+    """``HOST``, ``HOST:PORT``, ``:PORT``, ``[::1]:PORT``. Raises ValueError."""
+    host, port = text, ""
+    if text.startswith("["):
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    elif ":" in text:
+        host, _, port = text.rpartition(":")
+    if not port:
+        return host, None
+    if not port.isdecimal() or int(port) > _MOST_PORT:
+        raise ValueError(f"{port!r} is no port; expected a number up to {_MOST_PORT}")
+    return host, int(port)

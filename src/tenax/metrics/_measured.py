@@ -1,0 +1,70 @@
+"""What is measured: every name that the agent's view gives, its kind, and what it means.
+
+A table, for handlers that explain their numbers and for the guide. ``{…}`` stands for what differs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tenax.metrics._reading import COUNTER, DURATION, GAUGE
+
+
+class Measured(NamedTuple):
+    """One name."""
+
+    group: str
+    name: str
+    kind: str
+    meaning: str
+
+
+# TorchElastic's names come from functions of its agent. These are the spans of time here that stand for them.
+CALLS = {
+    "SimpleElasticAgent.run": "The whole run of this node. A run whose workers failed is a success of the agent.",
+    "SimpleElasticAgent._rendezvous": "From being ready until a generation was formed.",
+    "SimpleElasticAgent._assign_worker_ranks": "Ranks come with the generation, so it takes 0 ms.",
+    "SimpleElasticAgent._initialize_workers": "From being ready until all workers of the generation were started.",
+    "SimpleElasticAgent._restart_workers": "From the order to stop until all workers of the next one were started.",
+    "LocalElasticAgent._start_workers": "From the order to start until all workers were started.",
+    "LocalElasticAgent._stop_workers": "From the order to stop until no process of the workers was left.",
+    "LocalElasticAgent._monitor_workers": "How long the workers of a generation were watched; once per generation.",
+}
+
+_OF_TORCHELASTIC = (
+    ("workers.{role}.remaining_restarts", GAUGE, "Restarts that are left of the run's budget."),
+    ("workers.{role}.{state}", GAUGE, "1 for the state that this node's workers are in, 0 for the one they left."),
+    ("workers.{role}.flakiness", GAUGE, "At the end: the share of the budget that was used, in percent; failed: 100."),
+    ("workers.{role}.run_total", COUNTER, "1 at the end of a run that succeeded or failed."),
+    ("workers.{role}.run_success_with_retries", COUNTER, "1 if it succeeded after a restart, else 0."),
+    ("workers.{role}.run_success_no_retries", COUNTER, "1 if it succeeded without a restart, else 0."),
+    ("workers.{role}.run_failed_with_retries", COUNTER, "1 if it failed after a restart, else 0."),
+    ("workers.{role}.run_failed_no_retries", COUNTER, "1 if it failed without a restart, else 0."),
+)
+
+_OF_TENAX = (
+    ("generation", GAUGE, "The number of the generation."),
+    ("world_size", GAUGE, "Workers of the generation on all nodes."),
+    ("nodes", GAUGE, "Nodes of the generation."),
+    ("restarts_used", GAUGE, "Restarts that the whole run has used."),
+    ("running", GAUGE, "1 while this node's workers all run; 0 before that, and from the end of their generation on."),
+    ("running_s", COUNTER, "Seconds that the workers of a generation ran, told when it ends."),
+    ("forming_ms", DURATION, "From being ready until a generation was formed."),
+    ("recovery_ms", DURATION, "From the first failure until workers run again, over as many attempts as it took."),
+    ("membership_change_ms", DURATION, "The same for a generation that ended because a node came or went."),
+    ("worker_failures.{kind}", COUNTER, "Workers of this node that failed by themselves."),
+    ("run_ended.{outcome}", COUNTER, "1 when the run is over for this node."),
+)
+
+STATES = ("healthy", "failed", "stopped", "succeeded", "unknown")
+FAILURE_KINDS = ("not_started", "late", "out_of_memory", "exception", "signal", "exit_code", "result")
+
+MEASURED = (
+    *(
+        Measured("torchelastic", f"{call}.{what}", kind, meaning)
+        for call, meaning in CALLS.items()
+        for what, kind in (("success", COUNTER), ("failure", COUNTER), ("duration.ms", DURATION))
+    ),
+    *(Measured("torchelastic", *row) for row in _OF_TORCHELASTIC),
+    *(Measured("tenax", *row) for row in _OF_TENAX),
+)

@@ -1,0 +1,132 @@
+"""Prometheus: the last values as a page that a Prometheus server reads, ``GET /metrics``.
+
+A counter is the sum of its values and ends in ``_total``. A duration is a summary in seconds: ``_sum`` and ``_count``.
+A gauge is its last value. The group is the first part of the name; what differs from function to function or role to
+role is a label.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import cache
+
+from tenax.metrics._page_server import PageServer
+from tenax.metrics._prometheus_text import CONTENT_TYPE, in_braces, in_text, plain
+from tenax.metrics._reading import COUNTER, DURATION, GAUGE, read
+from tenax.metrics.api import MetricHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tenax.metrics._reading import Reading
+    from tenax.metrics.api import MetricData
+
+DEFAULT_PORT = 9464
+_MOST_SERIES = 10_000
+_TYPES = {COUNTER: "counter", GAUGE: "gauge", DURATION: "summary"}
+_ENDINGS = {COUNTER: "_total", GAUGE: "", DURATION: ""}
+_OF_CALLS = {
+    COUNTER: "Calls of a function of the agent, by how they ended.",
+    DURATION: "How long calls of a function took.",
+}
+
+
+class PrometheusMetricHandler(MetricHandler):
+    """Serves the page at once. ``labels`` are on every line. Raises OSError if it cannot listen there."""
+
+    def __init__(
+        self, port: int = DEFAULT_PORT, host: str = "127.0.0.1", labels: Mapping[str, str] | None = None
+    ) -> None:
+        self._labels = dict(labels or {})
+        self._families: dict[str, _Family] = {}
+        self._series = 0
+        self._lock = threading.Lock()
+        self._server = PageServer(self.page, path="/metrics", content_type=CONTENT_TYPE, host=host, port=port)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    @property
+    def where(self) -> str:
+        return self._server.url
+
+    def emit(self, metric_data: MetricData) -> None:
+        reading = read(metric_data)
+        name = _family_name(metric_data.group_name, reading)
+        labels = in_braces({**self._labels, **reading.labels})
+        with self._lock:
+            family = self._families.get(name) or _Family(reading.kind)
+            if family.kind != reading.kind:
+                raise ValueError(
+                    f"the metric {metric_data.name!r} is a {reading.kind}, but {name!r} is a {family.kind} already; "
+                    "give it another name"
+                )
+            is_new = labels not in family.series
+            if is_new and self._series >= _MOST_SERIES:
+                raise ValueError(
+                    f"there are {_MOST_SERIES} series already, and {metric_data.name!r} would be one more; "
+                    "put what varies without end into a value, not into a name"
+                )
+            family.add(labels, reading.value)
+            self._families[name] = family
+            self._series += is_new
+
+    def page(self) -> str:
+        """The text that is served."""
+        with self._lock:
+            return "".join(family.text(name) for name, family in sorted(self._families.items()))
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class _Family:
+    """All series of one name, by their labels as they are written."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.series: dict[str, tuple[float, int]] = {}  # the value or the sum, and how many
+
+    def add(self, labels: str, value: float) -> None:
+        total, count = self.series.get(labels, (0, 0))
+        if self.kind == GAUGE:
+            total = 0
+        elif not value >= 0:
+            raise ValueError(f"a {self.kind} only grows; it cannot take the value {value}")
+        self.series[labels] = (total + value, count + 1)
+
+    def text(self, name: str) -> str:
+        lines = [*_help(name), f"# TYPE {name} {_TYPES[self.kind]}"]
+        for labels, (value, count) in sorted(self.series.items()):
+            if self.kind == DURATION:
+                lines += [f"{name}_sum{labels} {in_text(value)}", f"{name}_count{labels} {count}"]
+            else:
+                lines.append(f"{name}{labels} {in_text(value)}")
+        return "\n".join(lines) + "\n"
+
+
+def _help(name: str) -> list[str]:
+    meaning = _meanings().get(name)
+    return [f"# HELP {name} {meaning}"] if meaning else []
+
+
+@cache
+def _meanings() -> dict[str, str]:
+    """By the name of the family."""
+    from tenax.metrics._measured import MEASURED
+    from tenax.metrics.api import MetricData
+
+    found: dict[str, str] = {}
+    for row in MEASURED:
+        reading = read(MetricData(0, row.group, row.name, 0))
+        is_call = "function" in reading.labels  # of all of them together
+        meaning = _OF_CALLS[reading.kind] if is_call else row.meaning
+        found[_family_name(row.group, reading)] = meaning
+    return found
+
+
+def _family_name(group: str, reading: Reading) -> str:
+    unit = f"_{reading.unit}" if reading.unit else ""
+    return plain(f"{group}_{reading.name}{unit}{_ENDINGS[reading.kind]}")

@@ -1,0 +1,68 @@
+"""Changes: what one node is about to do to the shared state, in words. Pure: two states in, sentences out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tenax.rendezvous._dynamic.state import Standing, State
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.rendezvous._dynamic.state import Node
+
+_NAMES_SHOWN = 8
+
+
+class Change(NamedTuple):
+    text: str
+    is_achieved: bool = False  # something has come to its end, and well
+
+
+def changes(before: State | None, after: State, node_id: str) -> list[Change]:
+    """What it means when this node writes ``after`` in place of ``before``. The node's name goes before each text."""
+    found = [*_of_standing(before, after, node_id), *_of_others(before, after, node_id)]
+    is_same_round = before is not None and before.round == after.round
+    if after.complete and not (is_same_round and before is not None and before.complete):
+        nodes = "1 node" if len(after.members) == 1 else f"{len(after.members)} nodes"
+        found.append(Change(f"completes round {after.round} with {nodes}", is_achieved=True))
+    if after.closed and not (before is not None and before.closed):
+        found.append(Change(f"closes the run: {after.closed}", is_achieved=True))
+    return found
+
+
+def _of_standing(before: State | None, after: State, node_id: str) -> list[Change]:
+    was, now = _place(before, node_id), _place(after, node_id)
+    if was == now:
+        return []
+    found = []
+    if was is not None and (now is None or was[0] != now[0]):
+        found.append(Change(f"leaves the {was[0]} of round {was[1]}"))
+    if now is not None:
+        found.append(Change(f"joins the {now[0]} of round {now[1]}"))
+    return found
+
+
+def _place(state: State | None, node_id: str) -> tuple[str, int] | None:
+    node = state.node(node_id) if state is not None else None
+    if state is None or node is None:
+        return None
+    match node.standing:
+        case Standing.WAITING:
+            return "wait list", state.round + 1 if state.complete else state.round
+        case Standing.RUNNING if not state.complete:  # of the round before the one that gathers
+            return "participants", state.round - 1
+        case _:
+            return "participants", state.round
+
+
+def _of_others(before: State | None, after: State, node_id: str) -> list[Change]:
+    """Nobody but the node itself takes it out, unless it is silent or did not come."""
+    still_there = {node.id for node in after.nodes} | {node_id}
+    gone = [node for node in (before.nodes if before is not None else ()) if node.id not in still_there]
+    return [Change(f"takes out {_names(gone)}: no sign of life, or not there in time")] if gone else []
+
+
+def _names(nodes: list[Node]) -> str:
+    names = [f"{node.addr} ({node.id[:8]})" for node in nodes[:_NAMES_SHOWN]]
+    more = [f"and {len(nodes) - _NAMES_SHOWN} more"] if len(nodes) > _NAMES_SHOWN else []
+    return ", ".join(names + more)

@@ -1,0 +1,315 @@
+"""Decisions of one node in a dynamic rendezvous: from the shared state and what it saw to what it does next.
+
+Nothing here reads, writes, waits or knows a clock. The caller reads the state, asks, and writes what it is told to; if
+somebody else wrote in between it asks again, so every answer must be right for the state that it was given.
+
+What always holds (tests cite the numbers):
+
+D1  A round completes once, with at least ``min_nodes`` and at most ``max_nodes`` members.
+D2  Rounds only grow, also for a node that remembers more than the state does.
+D3  A node that was in the group before goes before one that was not. Members keep the order of their ranks, and
+    newcomers take the places of those who left.
+D4  Known members form the next round as soon as the living ones among them are there. Only strangers hear a last call.
+D5  A node for which there is no place waits as a spare: without a deadline, and without disturbing the group.
+D6  A group in which somebody died, or beside which somebody waits who fits in, is to be formed again: see ``pending``.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax.rendezvous._dynamic.state import Node, Standing, State
+from tenax.rendezvous._dynamic.watch import View
+from tenax.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+
+# A living member may have to end its workers first, whose time for that is by default as long as a last call.
+_PATIENCE_IN_LAST_CALLS = 2
+_NAMES_SHOWN = 8
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """What every node of a run agrees on beforehand, and how long this one waits."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    join_s: float
+    last_call_s: float
+
+    @property
+    def patience_s(self) -> float:
+        """How long the living members of the last round are waited for."""
+        return _PATIENCE_IN_LAST_CALLS * self.last_call_s
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Write this state in place of the one that was read, then ask again."""
+
+    state: State
+    why: str
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Read again later."""
+
+    why: str
+    is_spare: bool = False
+
+
+class Done(msgspec.Struct, frozen=True):
+    """We are in."""
+
+    round: int
+    rank: int
+    world_size: int
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """We will not get in."""
+
+    error: RendezvousError
+
+
+Decision = Put | Wait | Done | Refused
+
+
+class Joiner:
+    """One attempt of one node to get into a round after ``last_round``, the last one that it was in."""
+
+    def __init__(self, node_id: str, addr: str, terms: Terms, last_round: int, now: float) -> None:
+        self.last_round = last_round
+        self._id = node_id
+        self._addr = addr
+        self._terms = terms
+        self._waits_since = now
+        self._is_spare = False
+
+    def decide(self, state: State | None, view: View, now: float) -> Decision:
+        known = self._with_our_memory(state, view)
+        decision = self._decide(known, view)
+        if isinstance(decision, Wait):
+            self._is_spare = decision.is_spare
+            if self._is_spare:
+                self._waits_since = now
+        if isinstance(decision, (Put, Wait)) and now - self._waits_since >= self._terms.join_s:
+            return Refused(RendezvousTimeoutError(self._too_late(known)))
+        return decision
+
+    def _with_our_memory(self, state: State | None, view: View) -> State:
+        """The state without the dead, and never behind what we have been part of (D2)."""
+        terms = self._terms
+        if state is None:
+            return State(terms.run_id, terms.min_nodes, terms.max_nodes, round=self.last_round + 1)
+        state = without(state, view.dead - {self._id})
+        if all(node.id == self._id for node in state.nodes):  # nobody is there who could have other terms
+            state = msgspec.structs.replace(state, min_nodes=terms.min_nodes, max_nodes=terms.max_nodes)
+        if state.round < self.last_round or (state.round == self.last_round and not state.complete):
+            # The state was lost and begun anew, without us.
+            return msgspec.structs.replace(state, round=self.last_round + 1, complete=False)
+        return state
+
+    def _decide(self, state: State, view: View) -> Decision:
+        if state.closed:
+            return self._on_closed(state)
+        ours, theirs = (self._terms.min_nodes, self._terms.max_nodes), (state.min_nodes, state.max_nodes)
+        if ours != theirs:
+            return Refused(RendezvousStateError(_other_terms(state.run_id, ours, theirs)))
+        if not state.complete:
+            return self._on_gathering(state, view)
+        return self._on_complete(state)
+
+    def _on_closed(self, state: State) -> Refused:
+        if self._is_spare:
+            return Refused(RendezvousGracefulExitError(f"this spare node was not needed: {state.closed}"))
+        return Refused(RendezvousClosedError(f"the run {state.run_id!r} is over: {state.closed}"))
+
+    def _on_complete(self, state: State) -> Decision:
+        present = [node for node in state.nodes if node.id in state.members]
+        if self._id in state.members:
+            if state.round > self.last_round and any(node.id == self._id for node in present):
+                return Done(state.round, state.members[self._id], len(state.members))
+            return self._open(state, "a member of the last round is back")
+        if not present:  # D6, seen by a newcomer: nobody else is left to notice
+            return self._open(state, "nobody of the last round is left")
+        if not self._stands(state, Standing.WAITING):
+            return Put(self._standing(state, Standing.WAITING), "there is a group already; wait for the next round")
+        if len(present) >= state.max_nodes:
+            return Wait(f"the group is full with {len(present)} nodes; this one is a spare", is_spare=True)
+        return Wait(f"the {len(present)} nodes of round {state.round} have not let us in yet")
+
+    def _open(self, state: State, why: str) -> Put:
+        opened = msgspec.structs.replace(state, round=state.round + 1, complete=False)
+        return Put(self._completed_if_ready(self._standing(opened, Standing.JOINED), View()), why)
+
+    def _on_gathering(self, state: State, view: View) -> Decision:
+        if self._stands(state, Standing.JOINED):
+            missing = _missing(state, view, self._terms)
+            return Wait(missing) if missing else Put(complete(state), "everybody who is awaited is there")
+        if self._id in state.members or _room(state, view, self._terms) > 0:
+            joined = self._standing(state, Standing.JOINED)
+            return Put(self._completed_if_ready(joined, view), f"join round {state.round}")
+        if not self._stands(state, Standing.WAITING):
+            return Put(self._standing(state, Standing.WAITING), "every place is taken or kept for a member")
+        return Wait("every place is taken or kept for a member; this node is a spare", is_spare=True)
+
+    def _completed_if_ready(self, state: State, view: View) -> State:
+        """Whoever fills the last place also completes the round, with the same write."""
+        return state if _missing(state, view, self._terms) else complete(state)
+
+    def _stands(self, state: State, standing: Standing) -> bool:
+        node = state.node(self._id)
+        return node is not None and node.standing is standing
+
+    def _standing(self, state: State, standing: Standing) -> State:
+        node = state.node(self._id)
+        if node is None:
+            nodes = (*state.nodes, Node(self._id, self._addr, standing))
+        else:
+            changed = msgspec.structs.replace(node, standing=standing, beat=node.beat + 1)
+            nodes = tuple(changed if each is node else each for each in state.nodes)
+        return msgspec.structs.replace(state, nodes=nodes)
+
+    def _too_late(self, state: State) -> str:
+        if state.complete:
+            return (
+                f"the group of the run {state.run_id!r} did not let this node in within {self._terms.join_s:g} s; "
+                "do the other nodes look for waiting nodes (num_nodes_waiting)?"
+            )
+        joined = [node for node in state.nodes if node.standing is Standing.JOINED]
+        return (
+            f"{len(joined)} of at least {state.min_nodes} nodes came to round {state.round} of the run "
+            f"{state.run_id!r} within {self._terms.join_s:g} s: {_names(joined)}; start the missing ones, or allow "
+            "fewer nodes"
+        )
+
+
+# --- readings of a state ----------------------------------------------------------------------------------------------
+
+
+def _awaited_members(state: State, view: View, terms: Terms) -> list[Node]:
+    """Living members of the last round that have not come yet. Places are kept for them, for a while (D3)."""
+    return state.with_standing(Standing.RUNNING) if view.gathering_s < terms.patience_s else []
+
+
+def _room(state: State, view: View, terms: Terms) -> int:
+    """Places for those who were not in the last round."""
+    kept = len(_awaited_members(state, view, terms))
+    return state.max_nodes - kept - len(state.with_standing(Standing.JOINED))
+
+
+def _missing(state: State, view: View, terms: Terms) -> str:
+    """What a gathering round still waits for; nothing: it is to be completed now. The dead are not in ``state``."""
+    joined = state.with_standing(Standing.JOINED)
+    if len(joined) >= state.max_nodes:
+        return ""
+    if len(joined) < state.min_nodes:
+        return f"{len(joined)} of at least {state.min_nodes} nodes are there: {_names(joined)}"
+    awaited = _awaited_members(state, view, terms)
+    if awaited:
+        return f"members of the last round are on their way: {_names(awaited)}"
+    if view.enough_s >= terms.last_call_s:
+        return ""
+    waiting = state.with_standing(Standing.WAITING)
+    if waiting:
+        return f"nodes that waited are on their way: {_names(waiting)}"
+    if any(node.id in state.members for node in joined):  # D4
+        return ""
+    return f"{len(joined)} nodes are there; others may still come: last call for {terms.last_call_s:g} s"
+
+
+def _names(nodes: list[Node]) -> str:
+    names = [node.addr or node.id[:8] for node in nodes[:_NAMES_SHOWN]]
+    more = [f"and {len(nodes) - _NAMES_SHOWN} more"] if len(nodes) > _NAMES_SHOWN else []
+    return ", ".join(names + more) or "nobody"
+
+
+def _other_terms(run_id: str, ours: tuple[int, int], theirs: tuple[int, int]) -> str:
+    return (
+        f"this node wants {ours[0]} to {ours[1]} nodes, but those of the run {run_id!r} agreed on {theirs[0]} to "
+        f"{theirs[1]}; give every node the same numbers, or use another run id"
+    )
+
+
+def pending(state: State | None, view: View, node_id: str, round_: int) -> int:
+    """How many changes of the group are due: what ``num_nodes_waiting`` answers to an agent that polls (D6).
+
+    Counted are nodes that wait and would fit in, members that died, and, if the others have moved on to another round,
+    those who gather there. Spares do not count: letting them in would change nothing. After the run was closed nothing
+    counts: no group can form any more. ``round_`` is the round that the node is in; 0: none, then all who wait count.
+    """
+    if state is None:
+        return 1 if round_ else 0
+    if state.closed:
+        return 0
+    alive = [node for node in state.nodes if node.id not in view.dead or node.id == node_id]
+    waiting = sum(node.standing is Standing.WAITING for node in alive)
+    if not round_:
+        return waiting
+    present = {node.id for node in alive if node.id in state.members}
+    if not state.complete or state.round != round_ or node_id not in present:
+        return max(1, sum(node.standing is Standing.JOINED for node in alive))
+    lost = len(state.members) - len(present)
+    return lost + min(waiting, max(0, state.max_nodes - len(present)))
+
+
+def ends_with(state: State | None, round_: int) -> bool:
+    """Whether a node whose work ends in this round ends the run: nobody has formed a later group."""
+    return state is not None and round_ > 0 and round_ == (state.round if state.complete else state.round - 1)
+
+
+# --- changes of a state -----------------------------------------------------------------------------------------------
+
+
+def complete(state: State) -> State:
+    """The round with everybody who joined, up to the most that are allowed; the others wait."""
+    joined = state.with_standing(Standing.JOINED)
+    survivors = sorted((node for node in joined if node.id in state.members), key=lambda node: state.members[node.id])
+    newcomers = [node for node in joined if node.id not in state.members]
+    chosen = [node.id for node in (survivors + newcomers)[: state.max_nodes]]
+    members = ranks(state.members, chosen)
+    nodes = tuple(
+        msgspec.structs.replace(node, standing=Standing.RUNNING if node.id in members else Standing.WAITING)
+        for node in state.nodes
+        if node.standing is not Standing.RUNNING  # of an older round: it did not come, and will notice
+    )
+    return msgspec.structs.replace(state, complete=True, members=members, nodes=nodes)
+
+
+def ranks(before: dict[str, int], chosen: list[str]) -> dict[str, int]:
+    """Ranks for the chosen, who are in the order of preference (D3).
+
+    Those who had one keep their order. Newcomers take the ranks of those who left, lowest first, then come at the end.
+    """
+    kept = {each: before[each] for each in chosen if each in before}
+    holes = sorted(set(before.values()) - set(kept.values()))
+    newcomers = [each for each in chosen if each not in before]
+    places = dict(kept)
+    for index, each in enumerate(newcomers):
+        places[each] = holes[index] if index < len(holes) else len(before) + index
+    return {each: rank for rank, each in enumerate(sorted(places, key=places.__getitem__))}
+
+
+def without(state: State, gone: frozenset[str] | set[str]) -> State:
+    """The state without these nodes. The list of members stays what it was: it is what was agreed."""
+    if not any(node.id in gone for node in state.nodes):
+        return state
+    return msgspec.structs.replace(state, nodes=tuple(node for node in state.nodes if node.id not in gone))
+
+
+def beaten(state: State, node_id: str) -> State | None:
+    """The state with one more heartbeat of this node; None if it is not in there."""
+    node = state.node(node_id)
+    if node is None:
+        return None
+    newer = msgspec.structs.replace(node, beat=node.beat + 1)
+    return msgspec.structs.replace(state, nodes=tuple(newer if each is node else each for each in state.nodes))
+
+
+def closed(state: State, why: str) -> State:
+    return state if state.closed else msgspec.structs.replace(state, closed=why)

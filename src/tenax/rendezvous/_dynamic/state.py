@@ -1,0 +1,142 @@
+"""The state of a dynamic rendezvous: the one document that all nodes of a run share.
+
+    gathering round 1 -> round 1 complete -> gathering round 2 -> round 2 complete -> ...      closed: for good
+
+What always holds (tests cite the numbers):
+
+S1  A document that is not ours is never acted upon: ``decode`` raises, and runs nothing that it reads.
+S2  The ranks of a round are 0 .. n-1, each once.
+S3  Every node is listed once, under an id that no other start of a node has.
+S4  There is no time in it. A node shows that it lives by counting; how long it was silent, each observer measures.
+
+It travels as JSON with a version, and everything in it has a limit.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Annotated
+
+import msgspec
+
+from tenax._core.bounds import DECODE_ERRORS
+from tenax.rendezvous.api import RendezvousStateError
+
+FORMAT = "tenax.rendezvous"
+VERSION = 1
+MOST_BYTES = 4 << 20
+_MOST_NODES = 20_000
+_LARGEST = (1 << 53) - 1  # what every JSON reader keeps exactly
+_SHOWN = 24
+
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
+Positive = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
+
+
+class Standing(enum.Enum):
+    WAITING = "waiting"  # asks to be let in; beside a full group it is a spare
+    JOINED = "joined"  # is in the round that gathers
+    RUNNING = "running"  # is a member of the last complete round
+
+
+class Node(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One node that is present."""
+
+    id: Id
+    addr: Annotated[str, msgspec.Meta(max_length=255)]  # for people
+    standing: Standing
+    beat: Count = 0  # it lives as long as this changes
+
+
+class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything that nodes agree on."""
+
+    run_id: str
+    min_nodes: Positive
+    max_nodes: Positive
+    round: Positive = 1  # the one that gathers or, if complete, runs
+    complete: bool = False
+    closed: Annotated[str, msgspec.Meta(max_length=1000)] = ""  # why nobody can join any more; empty: one can
+    members: Annotated[dict[Id, Count], msgspec.Meta(max_length=_MOST_NODES)] = {}  # of the last complete round: ranks
+    nodes: Annotated[tuple[Node, ...], msgspec.Meta(max_length=_MOST_NODES)] = ()  # in the order in which they came
+    format: str = FORMAT
+    version: int = VERSION
+
+    def node(self, node_id: str) -> Node | None:
+        return next((node for node in self.nodes if node.id == node_id), None)
+
+    def with_standing(self, standing: Standing) -> list[Node]:
+        return [node for node in self.nodes if node.standing is standing]
+
+
+class _Header(msgspec.Struct):
+    """What every version of the document has."""
+
+    format: str = ""
+    version: int = 0
+
+
+_state_decoder = msgspec.json.Decoder(State)
+_header_decoder = msgspec.json.Decoder(_Header)
+
+
+def encode(state: State) -> bytes:
+    return msgspec.json.encode(state)
+
+
+def decode(blob: bytes, run_id: str) -> State:
+    """The state that these bytes say; RendezvousStateError if they are not a state of this run."""
+    fault = _fault_of_size(blob)
+    if not fault:
+        try:
+            header = _header_decoder.decode(blob)
+            fault = _fault_of_header(header)
+            if not fault:
+                state = _state_decoder.decode(blob)
+                fault = _fault_of_state(state, run_id)
+                if not fault:
+                    return state
+        except DECODE_ERRORS as error:
+            fault = f"it cannot be read: {error}" if blob[:1] == b"{" else _guess(blob)
+    raise RendezvousStateError(
+        f"what is stored as the rendezvous state of the run {run_id!r} is not ours: {fault}; choose a run id that "
+        "nobody else uses, or remove that state"
+    )
+
+
+def _fault_of_size(blob: bytes) -> str:
+    if not isinstance(blob, bytes):
+        return f"it is a {type(blob).__name__} instead of bytes"
+    return f"it has {len(blob)} bytes, more than {MOST_BYTES}" if len(blob) > MOST_BYTES else ""
+
+
+def _guess(blob: bytes) -> str:
+    if blob[:1] == b"\x80":
+        return "it is a pickle, as agents of TorchElastic write it, and those cannot share a run with tenax"
+    return f"it begins with {bytes(blob[:_SHOWN])!r}"
+
+
+def _fault_of_header(header: _Header) -> str:
+    if header.format != FORMAT:
+        return f"it calls itself {header.format[:_SHOWN]!r} instead of {FORMAT!r}"
+    if header.version != VERSION:
+        return f"its version is {header.version}, this release of tenax speaks version {VERSION}"
+    return ""
+
+
+def _fault_of_state(state: State, run_id: str) -> str:
+    """What types cannot say."""
+    if state.run_id != run_id:
+        return f"it belongs to the run {state.run_id[:_SHOWN]!r}"
+    if state.max_nodes < state.min_nodes:
+        return f"it wants at least {state.min_nodes} and at most {state.max_nodes} nodes"
+    if len({node.id for node in state.nodes}) != len(state.nodes):
+        return "it lists a node twice"
+    if sorted(state.members.values()) != list(range(len(state.members))):
+        return "its ranks are not 0, 1, 2 ... each once"
+    if any(node.id not in state.members for node in state.with_standing(Standing.RUNNING)):
+        return "a node runs in it that is not a member"
+    if state.complete and (not state.members or state.with_standing(Standing.JOINED)):
+        return "its round is complete, but not everybody has a place"
+    return ""

@@ -1,0 +1,126 @@
+"""The etcd engine as a rendezvous handler: from parameters to settings, and the blocking methods for old hooks."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core.authority import AuthorityTerms
+from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
+from tenax._io.etcd.gateway import ROOT
+from tenax.rendezvous._engine_handler import AskedRendezvousHandler
+from tenax.rendezvous._etcd_options import etcd_settings_from
+from tenax.rendezvous._tcp_handler import linked_settings, seconds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax._io.etcd.managed import ManagedSettings
+    from tenax._io.etcd.settings import EtcdSettings
+    from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
+
+
+# Options of torchrun that this engine does not need, and the value that a launcher sets by itself.
+_UNUSED = {
+    "timeout": 900,
+    "close_timeout": None,
+    "heartbeat_timeout": None,
+    "read_timeout": None,
+    "use_libuv": None,
+    "etcd_prefix": None,
+    "is_host": None,
+    "store_type": None,
+}
+
+
+class EtcdEngineHandler(AskedRendezvousHandler):
+    """Nodes meet through etcd, and none of them is special; who asks, through a backend there."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        super().__init__(params)
+        self.settings = etcd_rendezvous_settings(params)
+
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> EtcdRendezvous:
+        return EtcdRendezvous(self.settings, master_addr or "", master_port or 0)
+
+    def _make_asked(self) -> RendezvousHandler:
+        from tenax.rendezvous.dynamic_rendezvous import create_handler
+        from tenax.rendezvous.etcd_rendezvous_backend import create_backend
+
+        backend, store = create_backend(self._params)
+        return create_handler(store, backend, self._params)
+
+
+def etcd_rendezvous_settings(params: RendezvousParameters) -> EtcdRendezvousSettings:
+    """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
+    if not params.endpoint:
+        raise ValueError(
+            "the rendezvous backend 'etcd' needs to know where etcd is; name its members with "
+            "--rdzv-endpoint HOST:PORT,HOST:PORT,..."
+        )
+    etcd = etcd_settings_from(params)
+    if etcd.tls is not None:
+        etcd.tls.for_client()  # say now what is wrong with the files
+    linked = linked_settings(params, AuthorityTerms().lease)
+    managed = _managed(params, etcd, linked["secret"])
+    if managed is not None and managed.password:
+        etcd = msgspec.structs.replace(etcd, user=ROOT, password=managed.password, waits_for_users=True)
+    link_tls = bool(params.get_as_bool("link_tls", True))
+    settings = EtcdRendezvousSettings(
+        **linked,
+        etcd=etcd,
+        outage_s=seconds(params, "outage_timeout", AuthorityTerms().outage_s),
+        managed=managed,
+        link_port=_link_port(params, linked["store_port"]),
+        link_tls=link_tls,
+        unused=tuple(name for name, default in _UNUSED.items() if params.get(name) not in (None, "", default)),
+        tls=etcd.tls if link_tls and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca else None,
+    )
+    if settings.tls is not None:
+        from tenax._engines.etcd.link_tls import OwnCertificate
+
+        OwnCertificate(settings.tls)  # say now why other nodes would not accept it
+    if managed is not None and settings.link_port:
+        for host in managed.hosts:
+            if settings.link_port in (host.client_port, host.peer_port):
+                raise ValueError(
+                    f"the rendezvous option 'link_port' is {settings.link_port}, which the managed etcd on {host.name} "
+                    "needs; choose another"
+                )
+    return settings
+
+
+def _link_port(params: RendezvousParameters, store_port: int) -> int:
+    link_port = params.get_as_int("link_port", 0) or 0
+    if not 0 <= link_port < 65536:
+        raise ValueError(f"the rendezvous option 'link_port' is {link_port}; expected a port below 65536")
+    if link_port and link_port == store_port:
+        raise ValueError(
+            f"the rendezvous options 'link_port' and 'store_port' are both {link_port}; expected two ports, since one "
+            "node may need both"
+        )
+    return link_port
+
+
+def _managed(params: RendezvousParameters, etcd: EtcdSettings, secret: bytes) -> ManagedSettings | None:
+    if not params.get_as_bool("managed", False):
+        if params.get("managed_only"):
+            raise ValueError(
+                "the rendezvous option 'managed_only' is given without managed=true; give both, or neither"
+            )
+        return None
+    from tenax._io.etcd.managed import managed_settings
+
+    if etcd.user:
+        raise ValueError(
+            "tenax sets up the users of etcd members that it manages; leave out the rendezvous options user and "
+            "password, and give token_file"
+        )
+    if secret and etcd.tls is not None and etcd.tls.cert and etcd.tls.ca:
+        from tenax._engines.etcd.link_tls import OwnCertificate
+
+        if name := OwnCertificate(etcd.tls).common_name:
+            raise ValueError(
+                f"the certificate {etcd.tls.cert} has the Common Name {name!r}, and etcd with users accepts none with "
+                "a Common Name; issue one without, or leave out the secret (token, token_file, TENAX_RDZV_TOKEN)"
+            )
+    only = str(params.get("managed_only") or "")
+    return managed_settings(params.endpoint, params.run_id, tls=etcd.tls, only=only, secret=secret)

@@ -1,0 +1,92 @@
+"""Rendezvous options that say how to reach etcd, as a user may write them in ``--rdzv-conf``."""
+
+from __future__ import annotations
+
+import os
+
+from tenax._engines.secret import read_private_file
+from tenax._io.etcd.settings import EtcdSettings, etcd_settings
+from tenax._io.tls import TlsFiles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tenax.rendezvous.api import RendezvousParameters
+
+PASSWORD_VARIABLE = "TENAX_ETCD_PASSWORD"  # noqa: S105 - the variable's name
+_TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
+_MOST_PASSWORD_BYTES = 4096
+
+
+_TLS_OPTIONS = ("ssl_cert", "ssl_cert_key", "ca_cert")
+_OLD_TLS_OPTIONS = ("cert", "key", "cacert")  # of torchrun's older etcd backend
+# What only the engine honours. Where nodes meet without it, nothing would become of these.
+_ENGINE_OPTIONS = (
+    *("token", "token_file", "managed", "managed_only", "link_port", "link_tls", "outage_timeout"),
+    *("scale_up", "node_name", "node_order", "store_port", "store_allow"),
+)
+
+
+def etcd_settings_from(params: RendezvousParameters) -> EtcdSettings:
+    """``protocol`` (http or https), ``ssl_cert``, ``ssl_cert_key``, ``ca_cert`` (or ``cert``, ``key``, ``cacert``),
+    ``user``, and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Raises ValueError with one
+    sentence."""
+    files = _tls_files(params)
+    protocol = str(params.get("protocol") or "").strip().lower()
+    if protocol not in ("", "http", "https"):
+        raise ValueError(f"the protocol of the rendezvous is {protocol!r}; expected 'http' or 'https'")
+    endpoint = params.endpoint or "localhost"
+    if protocol:
+        endpoint = ",".join(_with_scheme(each, protocol) for each in endpoint.split(",") if each.strip())
+    user = str(params.get("user") or "")
+    tls = files if files != TlsFiles() else None
+    return etcd_settings(endpoint, user=user, password=_password(params, user), tls=tls)
+
+
+def _tls_files(params: RendezvousParameters) -> TlsFiles:
+    given = [[name for name in names if params.get(name)] for names in (_TLS_OPTIONS, _OLD_TLS_OPTIONS)]
+    if all(given):
+        raise ValueError(
+            f"the rendezvous options {given[0][0]!r} and {given[1][0]!r} name TLS files by two sets of names; use "
+            f"{', '.join(_TLS_OPTIONS)}"
+        )
+    names = _OLD_TLS_OPTIONS if given[1] else _TLS_OPTIONS
+    files = TlsFiles(*(str(params.get(name) or "") for name in names))
+    if files.key and not files.cert:
+        raise ValueError(f"the rendezvous option {names[1]!r} is given without {names[0]!r}; give both, or neither")
+    return files
+
+
+def refuse_engine_options(params: RendezvousParameters) -> None:
+    """Raise ValueError if an option was given that means nothing where nodes meet through keys in etcd alone."""
+    given = [name for name in _ENGINE_OPTIONS if params.get(name) not in (None, "")]
+    if os.environ.get(_TOKEN_VARIABLE):
+        given.append(_TOKEN_VARIABLE)
+    if given:
+        raise ValueError(
+            f"{', '.join(given)} would have no effect: the nodes of an agent with hooks or handlers of its own meet "
+            "through keys in etcd; remove it, and restrict who may use etcd with its users (user, password_file) or "
+            "certificates (ssl_cert, ssl_cert_key, ca_cert)"
+        )
+
+
+def _with_scheme(endpoint: str, protocol: str) -> str:
+    """The protocol of an endpoint that says none. One that says another one is refused with the others."""
+    return endpoint.strip() if "://" in endpoint else f"{protocol}://{endpoint.strip()}"
+
+
+def _password(params: RendezvousParameters, user: str) -> str:
+    password, path = params.get("password"), params.get("password_file")
+    if password and path:
+        raise ValueError("both rendezvous options 'password' and 'password_file' are given; expected one of them")
+    if password:
+        return str(password)
+    if not path:
+        return os.environ.get(PASSWORD_VARIABLE, "") if user else ""
+    try:
+        text = read_private_file(str(path), "password_file", _MOST_PASSWORD_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the file of the rendezvous option 'password_file' is not text: {error.reason}") from None
+    found = text.strip("\r\n")
+    if not found or len(text) > _MOST_PASSWORD_BYTES:
+        raise ValueError(f"the file {str(path)!r} of the option 'password_file' is empty or too long for a password")
+    return found

@@ -1,0 +1,118 @@
+"""The tcp engine as a rendezvous handler: from parameters to settings, and the blocking methods for old hooks."""
+
+from __future__ import annotations
+
+import os
+
+from tenax._core.bounds import MAX_SECONDS, name_problem
+from tenax._core.lease import LeaseTerms
+from tenax._engines.secret import TLS_OPTIONS, configured_secret, user_secret
+from tenax._engines.store_address import store_allow
+from tenax._engines.tcp.engine import TcpRendezvous, TcpSettings
+from tenax._io.endpoint import Endpoint
+from tenax._io.tls import TlsFiles
+from tenax.rendezvous._engine_handler import AskedRendezvousHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from tenax.rendezvous.api import RendezvousHandler, RendezvousParameters
+
+
+class TcpRendezvousHandler(AskedRendezvousHandler):
+    """Nodes meet at an endpoint that one of them serves; who asks, at a store there."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        super().__init__(params)
+        self.settings = tcp_settings(params)
+
+    def _make_engine(self, master_addr: str | None, master_port: int | None) -> TcpRendezvous:
+        return TcpRendezvous(self.settings, master_addr or "", master_port or 0)
+
+    def _make_asked(self) -> RendezvousHandler:
+        from tenax.rendezvous.c10d_rendezvous_backend import create_backend
+        from tenax.rendezvous.dynamic_rendezvous import create_handler
+
+        backend, store = create_backend(self._params)
+        return create_handler(store, backend, self._params)
+
+
+def tcp_settings(params: RendezvousParameters) -> TcpSettings:
+    """What the engine needs, from what a user may write in ``--rdzv-conf``. Raises ValueError with one sentence."""
+    if not params.endpoint:
+        raise ValueError("a run of several nodes needs a place to meet; name it with --rdzv-endpoint HOST[:PORT]")
+    tls = TlsFiles(*(str(params.get(key, "") or "") for key in TLS_OPTIONS))
+    linked = linked_settings(params, LeaseTerms())
+    uses_user_secret = not linked["secret"] and Endpoint.parse(params.endpoint).is_loopback
+    settings = TcpSettings(**linked, tls=tls if tls != TlsFiles() else None, uses_user_secret=uses_user_secret)
+    if uses_user_secret:
+        _check_user_secret()  # report now what is wrong with it
+    if settings.tls is not None:
+        settings.tls.for_client()  # say now what is wrong with the files
+    TcpRendezvous(settings)  # ... and with the endpoint
+    return settings
+
+
+def _check_user_secret() -> None:
+    try:
+        user_secret(create=False)
+    except OSError as error:
+        raise ValueError(str(error)) from error
+
+
+def linked_settings(params: RendezvousParameters, terms: LeaseTerms) -> dict[str, Any]:
+    """What is the same for every engine with links. ``terms`` are its own, where the user says nothing."""
+    beat_s = seconds(params, "keep_alive_interval", terms.beat_s)
+    attempts = seconds(params, "keep_alive_max_attempt", terms.lease_s / terms.beat_s)
+    if attempts < 2:
+        raise ValueError(
+            f"the rendezvous option 'keep_alive_max_attempt' is {attempts:g}; expected at least 2 beats before a node "
+            "is given up"
+        )
+    store_port = params.get_as_int("store_port", 0) or 0
+    if not 0 <= store_port < 65536:
+        raise ValueError(f"the rendezvous option 'store_port' is {store_port}; expected a port below 65536")
+    scale_up = str(params.get("scale_up", "now"))
+    if scale_up not in ("now", "restart"):
+        raise ValueError(f"the rendezvous option 'scale_up' is {scale_up!r}; expected 'now' or 'restart'")
+    disabled = os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1"
+    return {
+        "endpoint": params.endpoint,
+        "run_id": params.run_id,
+        "min_nodes": params.min_nodes,
+        "max_nodes": params.max_nodes,
+        "secret": configured_secret(params),
+        "terms": LeaseTerms(beat_s, min(beat_s * attempts, MAX_SECONDS)),
+        "join_timeout_s": seconds(params, "join_timeout", 600.0),
+        "last_call_s": seconds(params, "last_call_timeout", 5.0, least=0.0),
+        "scale_up": scale_up == "now",
+        "node_rank": params.get_as_int("rank", -1) or 0 if params.get("rank") is not None else -1,
+        "node_name": _name(params, "node_name", "TENAX_NODE_NAME"),
+        "node_order": _name(params, "node_order", "TENAX_NODE_ORDER"),
+        "local_addr": params.local_addr or "",
+        "store_port": store_port,
+        "use_agent_store": bool(params.get_as_bool("use_agent_store", not disabled)),
+        "store_allow": store_allow(params),
+    }
+
+
+def seconds(params: RendezvousParameters, key: str, default: float, least: float = 0.001) -> float:
+    value = params.get(key)
+    if value is None:
+        return default
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        seconds = -1.0
+    if not least <= seconds < 1e9:
+        raise ValueError(f"the rendezvous option {key!r} is {value!r}; expected a positive number")
+    return seconds
+
+
+def _name(params: RendezvousParameters, key: str, variable: str) -> str:
+    """Return a name that this node sends to the others."""
+    name = str(params.get(key, "") or os.environ.get(variable, ""))
+    if problem := name_problem(name):
+        raise ValueError(f"the rendezvous option {key!r} (or the variable {variable}) cannot be used: {problem}")
+    return name

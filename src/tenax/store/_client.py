@@ -1,0 +1,325 @@
+"""TCPStore: a store on another host, or in another process, that speaks PyTorch's TCPStore protocol.
+
+It works with our server and with both of torch's (2.5 and later). What torch's client does not promise:
+
+1. No method takes longer than its timeout, whatever the server does: one deadline covers connecting, sending, waiting
+   and receiving. On a timeout the connection is dropped; the next call makes a new one.
+2. A change has happened at the server when the method returns: the wire does not acknowledge some of them, so we ask.
+3. What only reads is tried once more when the connection was lost; a change is not, because it may have happened.
+
+Thread-safe, but calls wait for one another, as in torch: ``clone`` it for a thread that waits.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+from tenax.store import _wire as wire
+from tenax.store._api import (
+    DEFAULT_TIMEOUT_S,
+    QueueEmptyError,
+    Store,
+    StoreConnectionError,
+    StoreTimeoutError,
+    as_amount,
+    as_bytes,
+    as_text,
+    in_words,
+    pairs,
+    seconds,
+)
+from tenax.store._connection import Connection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
+    from tenax.store._api import Timeout
+    from tenax.store._own_server import OwnServer
+
+    T = TypeVar("T")
+
+_MOST_LISTED = 1 << 24  # keys, whatever the server announces
+_PING = bytes([wire.PING])
+
+
+class TCPStore(Store):
+    """The constructor is torch's. It connects, and waits for a server that is not there yet."""
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: Timeout = DEFAULT_TIMEOUT_S,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,  # noqa: ARG002 - torch's choice between two servers; there is one here
+    ) -> None:
+        """``is_master``: serve the store from a thread of this process, as long as this object or a clone of it lives.
+
+        With a ``world_size``, every client counts itself, and a master that is to ``wait_for_workers`` waits for all.
+        ``multi_tenant``: if somebody serves that port already, a master becomes a mere client.
+        """
+        super().__init__(timeout)
+        self.host = host_name
+        self.port = port
+        self._mutex = threading.Lock()
+        self._connection: Connection | None = None
+        self._is_closed = False
+        self._process = os.getpid()
+        self._server: OwnServer | None = None
+        deadline = time.monotonic() + self._timeout_s
+        if is_master:
+            from tenax.store._own_server import OwnServer
+
+            self._server = OwnServer.start(host_name, port, world_size or 0, multi_tenant, master_listen_fd)
+            if self._server is not None:
+                self.port = self._server.port
+        try:
+            self._connect(deadline)
+            if world_size is not None:
+                self._count_in(world_size if wait_for_workers else 0, deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"the store at {host}:{self.port}"
+
+    def clone(self) -> TCPStore:
+        """Another connection to the same server."""
+        twin = TCPStore(self.host, self.port, timeout=self._timeout_s)
+        twin._server = self._server
+        return twin
+
+    def close(self) -> None:
+        """Close the connection, also for a thread that still waits on it. A server of ours goes with its last user."""
+        self._notice_fork()
+        self._is_closed = True
+        connection = self._connection
+        if connection is not None:
+            connection.interrupt()
+        with self._mutex:
+            self._drop()
+            self._server = None
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        request = bytes([wire.SET]) + _name(key) + wire.text(as_bytes(value))
+        self._change(request, f"set {key!r}")
+
+    def get(self, key: str) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        self._wait([key], deadline, self._timeout_s)
+        return self._ask(
+            bytes([wire.GET]) + _name(key), f"get {key!r}", lambda answer: answer.receive_text(deadline), deadline
+        )
+
+    def add(self, key: str, amount: int) -> int:
+        request = bytes([wire.ADD]) + _name(key) + wire.I64.pack(as_amount(amount))
+        return self._ask_number(request, f"add to {key!r}", is_read=False)
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        request = (
+            bytes([wire.COMPARE_SET])
+            + _name(key)
+            + wire.text(as_bytes(expected_value))
+            + wire.text(as_bytes(desired_value))
+        )
+        return self._ask(
+            request, f"compare and set {key!r}", lambda answer: answer.receive_text(deadline), deadline, is_read=False
+        )
+
+    def append(self, key: str, value: str | bytes) -> None:
+        request = bytes([wire.APPEND]) + _name(key) + wire.text(as_bytes(value))
+        self._change(request, f"append to {key!r}")
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask_number(bytes([wire.DELETE_KEY]) + _name(key), f"delete {key!r}", is_read=False))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        deadline = time.monotonic() + self._timeout_s
+        self._wait(keys, deadline, self._timeout_s)
+        return self._ask(
+            bytes([wire.MULTI_GET]) + _names(keys),
+            f"get {in_words(keys)}",
+            lambda answer: [answer.receive_text(deadline) for _ in keys],
+            deadline,
+        )
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        fields = [_name(key) + wire.text(as_bytes(value)) for key, value in pairs(keys, values)]
+        request = bytes([wire.MULTI_SET]) + wire.I64.pack(len(fields)) + b"".join(fields)
+        self._change(request, f"set {in_words(keys)}")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        deadline = time.monotonic() + self._timeout_s
+        request = bytes([wire.CHECK]) + _names(keys)
+        answer = self._ask(request, f"check {in_words(keys)}", lambda answer: answer.receive(1, deadline), deadline)
+        return answer == wire.READY
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        limit_s = self._limit_s(timeout)
+        self._wait(keys, time.monotonic() + limit_s, limit_s)
+
+    def num_keys(self) -> int:
+        return self._ask_number(bytes([wire.GETNUMKEYS]), "count the keys")
+
+    def list_keys(self) -> list[str]:
+        deadline = time.monotonic() + self._timeout_s
+
+        def receive(answer: Connection) -> list[bytes]:
+            count = answer.receive_number(deadline)
+            if not 0 <= count <= _MOST_LISTED:
+                raise StoreConnectionError(f"it announced {count} keys")
+            return [answer.receive_text(deadline) for _ in range(count)]
+
+        names = self._ask(bytes([wire.LIST_KEYS]), "list the keys", receive, deadline)
+        return [as_text(name[len(wire.KEY_PREFIX) :]) for name in names if name.startswith(wire.KEY_PREFIX)]
+
+    # --- queues -------------------------------------------------------------------------------------------------------
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        request = bytes([wire.QUEUE_PUSH]) + _name(key) + wire.text(as_bytes(value))
+        self._change(request, f"push into the queue {key!r}")
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        request = bytes([wire.QUEUE_POP]) + _name(key)
+
+        def receive(answer: Connection) -> bytes | None:
+            return answer.receive_text(deadline) if answer.receive_number(deadline) else None
+
+        while True:
+            if block:
+                self._wait([key], deadline, self._timeout_s)
+            value = self._ask(request, f"pop from the queue {key!r}", receive, deadline, is_read=False)
+            if value is not None:
+                return value
+            if not block:
+                raise QueueEmptyError(f"the queue {key!r} is empty.")
+
+    def queue_len(self, key: str) -> int:
+        return self._ask_number(bytes([wire.QUEUE_LEN]) + _name(key), f"measure the queue {key!r}")
+
+    # --- together -----------------------------------------------------------------------------------------------------
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        limit_s = self._limit_s(timeout)
+        deadline = time.monotonic() + limit_s
+        request = bytes([wire.BARRIER]) + _name(key) + wire.I64.pack(world_size)
+        late = f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s."
+        self._ask(
+            request, f"wait at {key!r}", lambda answer: answer.receive(1, deadline), deadline, is_read=False, late=late
+        )
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _limit_s(self, timeout: Timeout | None) -> float:
+        return self._timeout_s if timeout is None else seconds(timeout)
+
+    def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
+        late = f"waited {limit_s:g} s in vain for {in_words(keys)} in {self}."
+        self._ask(
+            bytes([wire.WAIT]) + _names(keys),
+            f"wait for {in_words(keys)}",
+            lambda answer: answer.receive(1, deadline),
+            deadline,
+            late=late,
+        )
+
+    def _change(self, request: bytes, what: str) -> None:
+        """A request that has no answer. The ping behind it has one, when the request was done."""
+        deadline = time.monotonic() + self._timeout_s
+        self._ask(request + _PING + b"done", what, lambda answer: answer.receive(4, deadline), deadline, is_read=False)
+
+    def _ask_number(self, request: bytes, what: str, *, is_read: bool = True) -> int:
+        deadline = time.monotonic() + self._timeout_s
+        return self._ask(request, what, lambda answer: answer.receive_number(deadline), deadline, is_read=is_read)
+
+    def _ask(
+        self,
+        request: bytes,
+        what: str,
+        receive: Callable[[Connection], T],
+        deadline: float,
+        *,
+        is_read: bool = True,
+        late: str = "",
+    ) -> T:
+        """Send a request and take its answer."""
+        late = late or f"{self} did not answer in time when asked to {what}."
+        self._notice_fork()
+        if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise StoreTimeoutError(f"another thread used {self} for too long; clone a store for each thread.")
+        try:
+            was_connected = self._connection is not None
+            try:
+                return self._ask_once(request, receive, deadline)
+            except StoreConnectionError:
+                if not (is_read and was_connected):
+                    raise
+                return self._ask_once(request, receive, deadline)
+        except StoreTimeoutError as error:
+            raise StoreTimeoutError(late) from error
+        except StoreConnectionError as error:
+            raise StoreConnectionError(f"{self} was lost when asked to {what}: {error}.") from error
+        finally:
+            self._mutex.release()
+
+    def _ask_once(self, request: bytes, receive: Callable[[Connection], T], deadline: float) -> T:
+        if self._is_closed:
+            raise StoreConnectionError("it was closed here")
+        try:
+            if self._connection is None:
+                self._connection = Connection.open(self.host, self.port, deadline, patiently=False)
+            self._connection.send(request, deadline)
+            return receive(self._connection)
+        except BaseException:  # even a Ctrl-C: the answer would be taken for that of the next request
+            self._drop()
+            raise
+
+    def _notice_fork(self) -> None:
+        """A forked copy leaves the connection, and a lock that another thread may have held, to its parent."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._mutex = threading.Lock()
+            if self._connection is not None:
+                self._connection.forget()
+                self._connection = None
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _connect(self, deadline: float) -> None:
+        try:
+            self._connection = Connection.open(self.host, self.port, deadline, patiently=True)
+        except StoreTimeoutError as error:
+            raise StoreTimeoutError(f"{self} could not be reached within {self._timeout_s:g} s: {error}.") from error
+        except StoreConnectionError as error:
+            raise StoreConnectionError(f"{self} could not be reached: {error}.") from error
+
+    def _count_in(self, world_size: int, deadline: float) -> None:
+        request = bytes([wire.ADD]) + wire.text(wire.WORKER_COUNT_KEY) + wire.I64.pack(1)
+        self._ask(request, "count us in", lambda answer: answer.receive_number(deadline), deadline, is_read=False)
+        if self._server is not None and world_size and not self._server.wait_for_workers(deadline):
+            raise StoreTimeoutError(f"not all of {world_size} came to {self} within {self._timeout_s:g} s.")
+
+
+def _name(key: str) -> bytes:
+    return wire.text(wire.KEY_PREFIX + as_bytes(key))
+
+
+def _names(keys: Sequence[str]) -> bytes:
+    return wire.texts([wire.KEY_PREFIX + as_bytes(key) for key in keys])

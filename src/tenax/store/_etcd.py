@@ -1,0 +1,420 @@
+"""EtcdStore: a store in etcd, which outlives every process that uses it.
+
+What stands where is said in ``etcd_keys``. Its laws:
+
+1. Every change happens exactly once, and those of one handle in their order, also when etcd's answer was lost and the
+   client asked again (``etcd_writer`` has the reasons). So no count is lost or counted twice, however many count.
+2. A change that raises ``StoreConnectionError`` may have happened, or may still happen until the next change of this
+   handle. That is the only thing that is not exact.
+3. Nobody polls: who waits, watches. What was set while the connection was away is seen; a key that was set and deleted
+   again counts as set.
+4. ``multi_set`` is one transaction up to 60 keys. More are several, in the order of the keys.
+
+Every question to etcd has at least 5 s, however short the timeout: leaders change.
+
+Keys stay in etcd until somebody deletes them. Values of more than 256 KiB are stored in parts, up to what etcd's quota
+(2 GiB, unless it was set) has room for. A handle that is not closed leaves its marker behind, about 100 bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from binascii import hexlify
+from functools import partial
+
+from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdUnavailable
+from tenax._io.etcd.operations import Compare, Delete, Put, Range, Transaction
+from tenax.store._api import (
+    DEFAULT_TIMEOUT_S,
+    QueueEmptyError,
+    Store,
+    StoreConnectionError,
+    StoreError,
+    StoreTimeoutError,
+    as_amount,
+    as_bytes,
+    in_words,
+    pairs,
+    seconds,
+)
+from tenax.store._etcd_keys import EtcdKeys
+from tenax.store._etcd_values import PART_BYTES, EtcdValues
+from tenax.store._etcd_writer import EtcdWriter, Step
+from tenax.store._table import NotANumber, Table, as_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Any, TypeVar
+
+    from tenax._io.etcd.blocking import BlockingEtcd
+    from tenax._io.etcd.operations import KeyValue, Operation, RangeAnswer
+    from tenax.store._api import Timeout
+
+    A = TypeVar("A")
+
+_LEAST_PATIENCE_S = 5.0
+_FAREWELL_S = 1.0
+_KEYS_AT_ONCE = 60  # etcd takes 128 operations in one transaction; a key may need two, and the marker is one
+_SMALL_BYTES = 2 << 10  # of a value that stays with its key when many are stored together
+
+
+class EtcdStore(Store):
+    """The constructor is TorchElastic's. ``owns_client``: the client is closed with the store, not by the caller.
+
+    Thread-safe: whoever waits holds up nobody; changes of one handle wait for one another. May be taken along into a
+    forked process.
+    """
+
+    def __init__(
+        self,
+        etcd_client: BlockingEtcd,
+        etcd_store_prefix: str,
+        timeout: Timeout | None = None,
+        *,
+        owns_client: bool = False,
+    ) -> None:
+        super().__init__(DEFAULT_TIMEOUT_S if timeout is None else timeout)
+        self._client = etcd_client
+        self._owns_client = owns_client
+        self._keys = EtcdKeys(etcd_store_prefix)
+        self._process = os.getpid()
+        self._own_writer = self._new_writer()
+        self._is_closed = False
+
+    @property
+    def prefix(self) -> str:
+        """What all keys begin with in etcd; it ends with a slash."""
+        return self._keys.prefix
+
+    def __str__(self) -> str:
+        return f"the store under {self.prefix!r} in etcd"
+
+    def clone(self) -> EtcdStore:
+        """Another handle, over the same client, which stays whose it is."""
+        return EtcdStore(self._client, self.prefix, self._timeout_s)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        try:
+            if self._process == os.getpid():  # the marker of a forked copy's parent is in use
+                self._own_writer.forget(lambda operation: self._client.call(operation, patience_s=_FAREWELL_S))
+        except EtcdError:
+            pass  # whatever the reason, the marker stays: the one thing that a handle may leave behind
+        finally:
+            self._is_closed = True
+            if self._owns_client:
+                self._client.close()
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        name, data = self._keys.value(key), as_bytes(value)
+        with self._values(f"set {key!r}") as values:
+            stored = values.stage(data)
+
+            def put(found: RangeAnswer | None) -> Step[None]:
+                if found is None:  # most keys are set once: guess that it is new, and save the look
+                    return Step(None, (Put(name, stored),), (Compare(name, "create", 0),))
+                return Step(None, (Put(name, stored), *_remains(values, found)))
+
+            self._writer.change(values.ask, Range(name), put)
+            values.keep(stored)
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, num: int) -> int:
+        """Count a key up, from 0 if it is new; returns the sum. Exact, however many count at once."""
+        name, amount = self._keys.value(key), as_amount(num)
+
+        def count(found: RangeAnswer | None) -> Step[int]:
+            """Guesses that the key is new, and saves the look."""
+            table = Table()
+            if found is not None and found.kvs:
+                table.put(b"", found.kvs[0].value)
+            total = table.add(b"", amount)
+            mod_revision = found.kvs[0].mod_revision if found is not None and found.kvs else 0
+            return Step(total, (Put(name, b"%d" % total),), (Compare(name, "mod", mod_revision),))
+
+        try:
+            return self._writer.change(self._asking(f"add to {key!r}"), Range(name), count)
+        except NotANumber as error:
+            raise StoreError(f"the key {key!r} cannot be counted up: {error}.") from error
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        name, expected, desired = self._keys.value(key), as_bytes(expected_value), as_bytes(desired_value)
+        with self._values(f"compare and set {key!r}") as values:
+            stored: list[bytes] = []
+
+            def put(found: RangeAnswer | None) -> Step[tuple[bytes, bool]] | None:
+                if found is None:
+                    return None
+                old = values.load(found.kvs[0]) if found.kvs else b""
+                if old is None:
+                    return None
+                if not found.kvs and expected:
+                    return Step((expected, False))
+                if old != expected and found.kvs:
+                    return Step((old, False))
+                if not stored:
+                    stored.append(values.stage(desired))
+                guard = _unchanged(name, found)
+                return Step((desired, True), (Put(name, stored[0]), *_remains(values, found)), (guard,))
+
+            answer, is_stored = self._writer.change(values.ask, Range(name), put)
+            if is_stored:
+                values.keep(stored[0])
+        return answer
+
+    def append(self, key: str, value: str | bytes) -> None:
+        name, data = self._keys.value(key), as_bytes(value)
+        with self._values(f"append to {key!r}") as values:
+
+            def put(found: RangeAnswer | None) -> Step[bytes] | None:
+                old = values.load(found.kvs[0]) if found is not None and found.kvs else b""
+                if found is None or old is None:
+                    return None
+                stored = values.stage(old + data)
+                return Step(stored, (Put(name, stored), *_remains(values, found)), (_unchanged(name, found),))
+
+            values.keep(self._writer.change(values.ask, Range(name), put))
+
+    def delete_key(self, key: str) -> bool:
+        name = self._keys.value(key)
+        with self._values(f"delete {key!r}") as values:
+
+            def delete(found: RangeAnswer | None) -> Step[bool] | None:
+                if found is None:
+                    return None
+                if not found.kvs:
+                    return Step(False)
+                return Step(True, (Delete(name), *_remains(values, found)), (_unchanged(name, found),))
+
+            return self._writer.change(values.ask, Range(name), delete)
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        deadline = time.monotonic() + self._timeout_s
+        with self._values(f"get {in_words(keys)}") as values:
+            while True:
+                found = self._first_of(keys, values.ask, keys_only=False)
+                if all(found):
+                    loaded = [self._value_of(key, kv, values) for key, kv in zip(keys, found, strict=True)]
+                    if None not in loaded:
+                        return [each or b"" for each in loaded]
+                else:
+                    self._wait(keys, deadline, self._timeout_s)
+
+    def _value_of(self, key: str, kv: KeyValue | None, values: EtcdValues) -> bytes | None:
+        """A queue of that name makes a key exist, without a value."""
+        return values.load(kv) if kv is not None and kv.key == self._keys.value(key) else b""
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        new = {self._keys.value(key): as_bytes(value) for key, value in pairs(keys, values)}
+        is_small = sum(map(len, new.values())) <= PART_BYTES
+        names = list(new)
+        with self._values(f"set {in_words(keys)}") as parts:
+            for some in _batches(names):
+                stored = {name: parts.stage(new[name], PART_BYTES if is_small else _SMALL_BYTES) for name in some}
+                old = parts.ask(Transaction(then=tuple(Range(name) for name in some))).answers
+                operations = [Put(name, value) for name, value in stored.items()]
+                remains = [delete for found in old for delete in _remains(parts, found)]
+                self._writer.change(
+                    parts.ask, Range(some[0], keys_only=True), _always(Step(None, (*operations, *remains)))
+                )
+                for each in stored.values():
+                    parts.keep(each)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        return all(self._first_of(keys, self._asking(f"check {in_words(keys)}"), keys_only=True))
+
+    def wait(  # type: ignore[override]  # what the others accept is accepted, by name and by place
+        self, keys: Sequence[str], override_timeout: Timeout | None = None, timeout: Timeout | None = None
+    ) -> None:
+        """Wait until every one of these keys has been set. The timeout has two names: TorchElastic's and torch's."""
+        limit_s = self._limit_s(timeout if override_timeout is None else override_timeout)
+        self._wait(keys, time.monotonic() + limit_s, limit_s)
+
+    def num_keys(self) -> int:
+        return len(self.list_keys())
+
+    def list_keys(self) -> list[str]:
+        ask = self._asking("list the keys")
+        found = ask(Range(self._keys.start, self._keys.end, keys_only=True)).kvs
+        return [key for kv in found if (key := self._keys.users_key(kv.key)) is not None]
+
+    # --- queues -------------------------------------------------------------------------------------------------------
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        start, end = self._keys.queue(key)
+        with self._values(f"push into the queue {key!r}") as values:
+            stored = values.stage(as_bytes(value))
+            unique = os.urandom(8).hex()
+
+            def push(found: RangeAnswer | None) -> Step[None] | None:
+                """Behind all that was pushed before we looked; who pushes at the same time may come first or last."""
+                if found is None:
+                    return None
+                return Step(None, (Put(self._keys.queued(key, found.revision, unique), stored),))
+
+            self._writer.change(values.ask, Range(start, end, count_only=True), push)
+            values.keep(stored)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        deadline = time.monotonic() + self._timeout_s
+        start, end = self._keys.queue(key)
+        with self._values(f"pop from the queue {key!r}") as values:
+
+            def pop(found: RangeAnswer | None) -> Step[tuple[bytes | None, int]] | None:
+                if found is None:
+                    return None
+                if not found.kvs:
+                    return Step((None, found.revision))
+                first = found.kvs[0]
+                value = values.load(first)
+                if value is None:
+                    return None
+                return Step((value, 0), (Delete(first.key), *_remains(values, found)), (_unchanged(first.key, found),))
+
+            while True:
+                value, revision = self._writer.change(values.ask, Range(start, end, limit=1), pop)
+                if value is not None:
+                    return value
+                if not block:
+                    raise QueueEmptyError(f"the queue {key!r} is empty.")
+                if not self._has_changed((start, end), revision, deadline):
+                    raise StoreTimeoutError(
+                        f"nobody pushed anything into the queue {key!r} of {self} within {self._timeout_s:g} s."
+                    )
+
+    def queue_len(self, key: str) -> int:
+        count: int = self._asking(f"measure the queue {key!r}")(Range(*self._keys.queue(key), count_only=True)).count
+        return count
+
+    # --- together -----------------------------------------------------------------------------------------------------
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        limit_s = self._limit_s(timeout)
+        deadline = time.monotonic() + limit_s
+        name = self._keys.value(key)
+        number = self.add(key, 1)
+        ask = self._asking(f"wait at {key!r}")
+        try:
+            while number < world_size:
+                found = ask(Range(name))
+                number = as_number(found.kvs[0].value if found.kvs else b"0")
+                if number < world_size and not self._has_changed((name, b""), found.revision, deadline):
+                    raise StoreTimeoutError(
+                        f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s."
+                    )
+        except NotANumber as error:
+            raise StoreError(f"the barrier {key!r} was spoilt by somebody who set it: {error}.") from error
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _limit_s(self, timeout: Timeout | None) -> float:
+        return self._timeout_s if timeout is None else seconds(timeout)
+
+    def _first_of(self, keys: Sequence[str], ask: Callable[[Any], Any], *, keys_only: bool) -> list[KeyValue | None]:
+        """Of each key what makes it exist: its value, or the first in its queue."""
+        found: list[KeyValue | None] = []
+        for some in _batches(keys):
+            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=keys_only) for key in some)
+            found += [each.kvs[0] if each.kvs else None for each in ask(Transaction(then=ranges)).answers]
+        return found
+
+    def _wait(self, keys: Sequence[str], deadline: float, limit_s: float) -> None:
+        """One after the other, all from the same moment on: none that was set in between is missed."""
+        missing = list(dict.fromkeys(keys))
+        ask = self._asking(f"wait for {in_words(keys)}")
+        since = 0
+        while missing:
+            some = missing[:_KEYS_AT_ONCE]
+            ranges = tuple(Range(*self._keys.existence(key), limit=1, keys_only=True) for key in some)
+            answer = ask(Transaction(then=ranges))
+            since = since or answer.revision
+            here = {key for key, each in zip(some, answer.answers, strict=True) if each.kvs}
+            missing = [key for key in missing if key not in here]
+            if not missing or missing[0] not in some:
+                continue
+            if not self._has_changed(self._keys.existence(missing[0]), since, deadline):
+                raise StoreTimeoutError(f"waited {limit_s:g} s in vain for {in_words(missing)} in {self}.")
+            del missing[0]
+
+    def _has_changed(self, where: tuple[bytes, bytes], since: int, deadline: float) -> bool:
+        """Watch until something is put there after the revision ``since``. False: it is late."""
+        from_revision = since + 1
+        while (left_s := deadline - time.monotonic()) > 0:
+            try:
+                changes = self._usable_client().wait_for_change(*where, from_revision, left_s)
+            except EtcdCompacted:  # the past is forgotten; what it led to is not
+                found = self._ask("watch", deadline, Range(*where, limit=1))
+                if found.kvs:
+                    return True
+                from_revision = found.revision + 1
+            except EtcdError as error:
+                raise self._failure("watch", error) from error
+            else:
+                if any(change.kind == "put" for change in changes):
+                    return True
+                if changes:
+                    from_revision = changes[-1].kv.mod_revision + 1
+        return False
+
+    def _values(self, what: str) -> EtcdValues:
+        return EtcdValues(self._keys, self._asking(what))
+
+    def _asking(self, what: str) -> Callable[[Any], Any]:
+        """A function that asks etcd, for an operation that begins now."""
+        return partial(self._ask, what, time.monotonic() + self._timeout_s)
+
+    def _ask(self, what: str, deadline: float, operation: Operation[A]) -> A:
+        patience_s = max(_LEAST_PATIENCE_S, deadline - time.monotonic())
+        try:
+            return self._usable_client().call(operation, patience_s=patience_s)
+        except EtcdError as error:
+            raise self._failure(what, error) from error
+
+    def _failure(self, what: str, error: EtcdError) -> StoreError:
+        if not isinstance(error, EtcdUnavailable):
+            return StoreError(f"{self} could not {what}: {error}.")
+        fate = "" if error.is_certain else "; whether it happened is not known"
+        return StoreConnectionError(f"{self} could not {what}: {error}{fate}.")
+
+    def _usable_client(self) -> BlockingEtcd:
+        if self._is_closed:
+            raise StoreConnectionError(f"{self} was closed here.")
+        return self._client
+
+    @property
+    def _writer(self) -> EtcdWriter:
+        """A forked copy is a writer of its own."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._own_writer = self._new_writer()
+        return self._own_writer
+
+    def _new_writer(self) -> EtcdWriter:
+        return EtcdWriter(self._keys.writer(hexlify(os.urandom(16)).decode()))
+
+
+def _always(step: Step[A]) -> Callable[[RangeAnswer | None], Step[A]]:
+    """A plan that does not depend on what is found."""
+    return lambda _: step
+
+
+def _remains(values: EtcdValues, found: RangeAnswer) -> tuple[Delete, ...]:
+    """What goes together with the value that was found."""
+    return values.remains(found.kvs[0].value) if found.kvs else ()
+
+
+def _unchanged(name: bytes, found: RangeAnswer) -> Compare:
+    """The condition that there is still what was found. (Of a key that is not there the revision is 0.)"""
+    return Compare(name, "mod", found.kvs[0].mod_revision if found.kvs else 0)
+
+
+def _batches(names: Sequence[A]) -> Iterator[Sequence[A]]:
+    for start in range(0, len(names), _KEYS_AT_ONCE):
+        yield names[start : start + _KEYS_AT_ONCE]

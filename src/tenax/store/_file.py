@@ -1,0 +1,140 @@
+"""FileStore: a store for the processes of one host, in one file (``log_file`` has its format).
+
+A file cannot tell when it changes, so whoever waits looks again and again: after half a millisecond at first, after 20
+milliseconds in the end. Everything that does not wait costs one look at the file, or one record at its end.
+
+A process that is killed, at any moment, does not harm the others; one that is stopped while it writes makes the other
+writers wait until their timeout, and no reader. The file must be on a file system of this host: the locks of network
+file systems do not deserve that trust.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import contextmanager
+
+from tenax.store._api import DEFAULT_TIMEOUT_S, StoreError, StoreTimeoutError
+from tenax.store._local import LocalStore
+from tenax.store._log_file import LogFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from typing import TypeVar
+
+    from tenax.store._api import Timeout
+    from tenax.store._table import Table
+
+    T = TypeVar("T")
+
+_FIRST_PAUSE_S = 0.0005
+_LONGEST_PAUSE_S = 0.02
+_CLOSED_KEY = b"closed"  # how many have closed the store; not a user's key, which begins with a slash
+
+
+class FileStore(LocalStore):
+    """Thread-safe, and may be taken along into a forked process."""
+
+    def __init__(
+        self, path: str | os.PathLike[str], world_size: int = -1, timeout: Timeout = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """With a ``world_size`` the file is removed when so many have closed the store."""
+        super().__init__(timeout)
+        self.path = os.fspath(path)
+        self._world_size = world_size
+        self._mutex = threading.Lock()
+        self._process = os.getpid()
+        self._is_closed = False
+        try:
+            self._file = LogFile(self.path)
+        except OSError as error:
+            raise StoreError(f"the store {self.path!r} cannot be opened: {error.strerror}.") from error
+
+    def __str__(self) -> str:
+        return f"the store {self.path!r}"
+
+    def clone(self) -> FileStore:
+        """Another handle, which is not counted when it is closed."""
+        return FileStore(self.path, -1, self._timeout_s)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        if self._world_size > 0:
+            world_size = self._world_size
+
+            def leave(table: Table) -> None:
+                if table.add(_CLOSED_KEY, 1) >= world_size:
+                    self._file.remove()
+
+            self._change(leave)
+        self._is_closed = True
+        self._file.close()
+
+    # --- the table ----------------------------------------------------------------------------------------------------
+
+    def _change(self, change: Callable[[Table], T]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        with self._open_file(deadline) as file:
+            _pausing(file.try_lock, deadline, f"another process has kept {self} locked for {self._timeout_s:g} s.")
+            try:
+                result = change(file.table)
+                file.commit()
+            except BaseException:
+                file.roll_back()
+                raise
+            finally:
+                file.unlock()
+        return result
+
+    def _look(self, look: Callable[[Table], T]) -> T:
+        with self._open_file(time.monotonic() + self._timeout_s) as file:
+            file.catch_up()
+            return look(file.table)
+
+    def _wait_until(self, look: Callable[[Table], T | None], deadline: float) -> T | None:
+        pause_s = _FIRST_PAUSE_S
+        result = self._look(look)
+        while result is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if self._file.has_news():
+                result = self._look(look)
+        return result
+
+    @contextmanager
+    def _open_file(self, deadline: float) -> Iterator[LogFile]:
+        """The file, for this thread alone."""
+        if self._is_closed:
+            raise StoreError(f"{self} was closed.")
+        if self._process != os.getpid():  # a forked copy shares its parent's lock until it opens the file itself
+            self._process = os.getpid()
+            self._mutex = threading.Lock()
+            self._file.close()
+            self._file = LogFile(self.path)
+        if not self._mutex.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise StoreTimeoutError(f"another thread has kept {self} for {self._timeout_s:g} s.")
+        try:
+            yield self._file
+        except StoreError:
+            raise
+        except OSError as error:
+            raise StoreError(f"{self} cannot be used any more: {error.strerror}.") from error
+        finally:
+            self._mutex.release()
+
+
+def _pausing(attempt: Callable[[], bool], deadline: float, complaint: str) -> None:
+    """Try until it works."""
+    pause_s = _FIRST_PAUSE_S
+    while not attempt():
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise StoreTimeoutError(complaint)
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

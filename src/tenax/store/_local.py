@@ -1,0 +1,179 @@
+"""LocalStore: the methods of a store whose whole table its processes can see: in memory, or in a file.
+
+How one gets at the table is the subclass's matter: ``_change`` it alone, ``_look`` at it, ``_wait_until`` somebody's
+change makes something so. What the operations mean is here, and the same for both.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+
+from tenax.store._api import (
+    QueueEmptyError,
+    Store,
+    StoreError,
+    StoreTimeoutError,
+    as_amount,
+    as_bytes,
+    as_text,
+    in_words,
+    pairs,
+    seconds,
+)
+from tenax.store._table import NotANumber, Table, as_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
+    from tenax.store._api import Timeout
+
+    T = TypeVar("T")
+
+_PREFIX = b"/"  # of users' keys; what has none is ours
+
+
+class LocalStore(Store):
+    """See the module. Thread-safe."""
+
+    @abstractmethod
+    def _change(self, change: Callable[[Table], T]) -> T:
+        """Run this with the table in our hands alone, and let the others see what it did."""
+
+    @abstractmethod
+    def _look(self, look: Callable[[Table], T]) -> T:
+        """Run this, which changes nothing, with the newest table."""
+
+    @abstractmethod
+    def _wait_until(self, look: Callable[[Table], T | None], deadline: float) -> T | None:
+        """``_look`` now and whenever something has changed, until there is a result. None when it is late."""
+
+    # --- values -------------------------------------------------------------------------------------------------------
+
+    def set(self, key: str, value: str | bytes) -> None:
+        name, data = _name(key), as_bytes(value)
+        self._change(lambda table: table.put(name, data))
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, amount: int) -> int:
+        name, amount = _name(key), as_amount(amount)
+        try:
+            return self._change(lambda table: table.add(name, amount))
+        except NotANumber as error:
+            raise StoreError(f"the key {key!r} cannot be counted up: {error}.") from error
+
+    def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
+        name, expected, desired = _name(key), as_bytes(expected_value), as_bytes(desired_value)
+        return self._change(lambda table: table.compare_set(name, expected, desired))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        name, data = _name(key), as_bytes(value)
+        self._change(lambda table: table.append(name, data))
+
+    def delete_key(self, key: str) -> bool:
+        name = _name(key)
+        return self._change(lambda table: table.drop(name))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        names = [_name(key) for key in keys]
+
+        def values(table: Table) -> list[bytes] | None:
+            if not all(map(table.has, names)):
+                return None
+            return [table.values.get(name, b"") for name in names]
+
+        found = self._wait_until(values, time.monotonic() + self._timeout_s)
+        if found is None:
+            raise self._missed(keys, self._timeout_s)
+        return found
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        named = [(_name(key), as_bytes(value)) for key, value in pairs(keys, values)]
+
+        def put_all(table: Table) -> None:
+            for name, value in named:
+                table.put(name, value)
+
+        self._change(put_all)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        names = [_name(key) for key in keys]
+        return self._look(lambda table: all(map(table.has, names)))
+
+    def wait(self, keys: Sequence[str], timeout: Timeout | None = None) -> None:
+        limit_s = self._limit_s(timeout)
+        missing = {_name(key) for key in keys}
+
+        def have_come(table: Table) -> bool | None:
+            missing.difference_update([name for name in missing if table.has(name)])
+            return not missing or None
+
+        if not self._wait_until(have_come, time.monotonic() + limit_s):
+            raise self._missed([key for key in keys if _name(key) in missing], limit_s)
+
+    def num_keys(self) -> int:
+        return len(self.list_keys())
+
+    def list_keys(self) -> list[str]:
+        names = self._look(lambda table: list(table.values))
+        return [as_text(name[len(_PREFIX) :]) for name in names if name.startswith(_PREFIX)]
+
+    # --- queues -------------------------------------------------------------------------------------------------------
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        name, data = _name(key), as_bytes(value)
+        self._change(lambda table: table.push(name, data))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        name = _name(key)
+
+        def pop(table: Table) -> bytes | None:
+            return table.pop(name) if table.queue_length(name) else None
+
+        deadline = time.monotonic() + self._timeout_s
+        while (value := self._change(pop)) is None:
+            if not block:
+                raise QueueEmptyError(f"the queue {key!r} is empty.")
+            if not self._wait_until(lambda table: table.queue_length(name) or None, deadline):
+                raise StoreTimeoutError(
+                    f"nobody pushed anything into the queue {key!r} of {self} within {self._timeout_s:g} s."
+                )
+        return value
+
+    def queue_len(self, key: str) -> int:
+        name = _name(key)
+        return self._look(lambda table: table.queue_length(name))
+
+    # --- together -----------------------------------------------------------------------------------------------------
+
+    def barrier(self, key: str, world_size: int, timeout: Timeout | None = None) -> None:
+        limit_s = self._limit_s(timeout)
+        name = _name(key)
+        deadline = time.monotonic() + limit_s
+        self.add(key, 1)
+
+        def is_complete(table: Table) -> bool | None:
+            return as_number(table.values.get(name, b"0")) >= world_size or None
+
+        try:
+            if self._wait_until(is_complete, deadline):
+                return
+        except NotANumber as error:
+            raise StoreError(f"the barrier {key!r} was spoilt by somebody who set it: {error}.") from error
+        raise StoreTimeoutError(f"not all of {world_size} came to the barrier {key!r} of {self} within {limit_s:g} s.")
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _limit_s(self, timeout: Timeout | None) -> float:
+        return self._timeout_s if timeout is None else seconds(timeout)
+
+    def _missed(self, keys: Sequence[str], limit_s: float) -> StoreTimeoutError:
+        return StoreTimeoutError(f"waited {limit_s:g} s in vain for {in_words(keys)} in {self}.")
+
+
+def _name(key: str) -> bytes:
+    return _PREFIX + as_bytes(key)

@@ -1,0 +1,553 @@
+"""Protocol: the server's half of one TCPStore connection, without I/O: bytes in, bytes out.
+
+``Session.receive`` takes bytes however they were cut and returns the answer to every request that is whole by now.
+What a request of one session means for another (a wait that ends) lies in ``KeyValues.woken``, to be taken and sent.
+
+P1  The first bytes must be the greeting. A stranger has a ``fault`` at the first byte that is not part of it.
+P2  A session with a ``fault`` takes and answers nothing more. Its owner sends what there is and closes the connection.
+P3  A request has its whole effect, when its last byte is there, or none: many keys are set together.
+P4  Announced lengths are checked before anything is kept for them. A session holds at most one unfinished request and,
+    beyond ``unread_bytes``, one answer: then it ``is_paused`` until its owner has sent that and calls ``resume``.
+P5  Parsing never begins again from the start: the work is proportional to the bytes, however they were cut.
+P6  A session waits for one set of keys at a time; a later WAIT or BARRIER takes the place of the earlier.
+
+The meaning of every command is that of torch's libuv server, without its faults. There, a COMPARE_SET that stores
+nothing ends waits for the key, a queue that is pushed to twice counts for two of the keys that a client waits for, and
+half a MULTI_SET is visible.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from tenax.store import _wire as wire
+from tenax.store._key_values import KeyValues, Refused, Waiter
+from tenax.store._table import NotANumber
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Handler = Callable[["Session", bytes, int], int]
+
+_u64: Callable[[bytes, int], tuple[int]] = wire.U64.unpack_from
+_i64: Callable[[bytes, int], tuple[int]] = wire.I64.unpack_from
+_u8_u64: Callable[[bytes, int], tuple[int, int]] = struct.Struct("<BQ").unpack_from
+_pack_u64 = wire.U64.pack
+_pack_i64 = wire.I64.pack
+_SET = wire.SET
+_PING = bytes([wire.PING])
+_SHORTEST_RUN = 4  # SETs of the same shape that make it worth while to unpack them as such
+_ITEM_COST = 48  # what Python needs to keep one item of a list, besides its bytes
+
+
+class _Incomplete(Exception):
+    """There must be ``needed`` bytes before another look is worth while; what lies before ``keep_from`` is done."""
+
+    def __init__(self, needed: int, keep_from: int = -1) -> None:
+        self.needed = needed
+        self.keep_from = keep_from
+
+
+class _List:
+    """The items of a long request that are there already."""
+
+    __slots__ = ("bytes", "count", "finish", "has_values", "items")
+
+    def __init__(self, count: int, has_values: bool, finish: Callable[[Session, list[bytes]], None]) -> None:
+        self.count = count
+        self.has_values = has_values  # every other item is a value
+        self.finish = finish  # what to do when all are there
+        self.items: list[bytes] = []
+        self.bytes = 0
+
+
+class Session(Waiter):
+    """One connection. Close it when the connection is gone."""
+
+    __slots__ = (
+        "_answer_bytes",
+        "_awaited",
+        "_limits",
+        "_list",
+        "_missing",
+        "_most_key",
+        "_most_unread",
+        "_most_value",
+        "_needed",
+        "_out",
+        "_table",
+        "_tail",
+        "fault",
+        "held_bytes",
+        "is_known",
+        "is_paused",
+        "is_used",
+    )
+
+    def __init__(self, table: KeyValues) -> None:
+        self.fault = ""  # why the connection must be closed
+        self.is_known = False  # the greeting was right
+        self.is_used = False  # there was a request other than a ping
+        self.is_paused = False
+        self.held_bytes = 0  # of requests that are not finished
+        self._table = table
+        self._limits = table.limits
+        self._most_key = table.limits.key_bytes
+        self._most_value = table.limits.value_bytes
+        self._most_unread = table.limits.unread_bytes
+        self._tail = bytearray()  # the beginning of a request
+        self._needed = 0  # bytes in the tail before another look is worth while
+        self._list: _List | None = None
+        self._out: list[bytes] = []
+        self._answer_bytes = 0  # in ``out``, of answers that may be longer than their request
+        self._awaited: Iterable[bytes] = ()
+        self._missing = 0  # how many of the awaited keys have not been seen
+
+    def receive(self, data: bytes) -> bytes:
+        """Take what came; returns what to send back."""
+        if not self._tail and not self.is_paused and not self.fault:
+            return self._work(data)
+        if self.fault:
+            return b""
+        self._tail += data
+        if self.is_paused or len(self._tail) < self._needed:
+            self._count_held()
+            return b""
+        return self._work(self._take_tail())
+
+    def resume(self) -> bytes:
+        """The answers were sent: go on with the requests that came after them."""
+        self.is_paused = False
+        return self._work(self._take_tail())
+
+    def take(self) -> bytes:
+        """What there is to send."""
+        out = self._out
+        if not out:
+            return b""
+        answer = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return answer
+
+    def close(self) -> None:
+        self._stop_waiting()
+        self._tail.clear()
+        self._list = None
+        self._count_held()
+
+    # --- the stream of requests ---------------------------------------------------------------------------------------
+
+    def _work(self, data: bytes) -> bytes:
+        handlers = _HANDLERS
+        size = len(data)
+        start = at = 0
+        try:
+            if not self.is_used:
+                if not self.is_known:
+                    at = self._greet(data)
+                while data[at : at + 1] == _PING:
+                    start = at
+                    at = self._ping(data, at + 1)
+                self.is_used = at < size
+            elif self._list is not None:
+                at = self._take_items(data, 0)
+            while at < size:
+                start = at
+                at = handlers[data[at]](self, data, at + 1)
+                if self._answer_bytes > self._most_unread:
+                    self.is_paused = True
+                    break
+            start = at
+        except _Incomplete as more:
+            if more.keep_from >= 0:
+                start = more.keep_from
+            self._needed = more.needed - start
+        except struct.error:  # not even the next number is all there
+            self._needed = size - start + 1
+        except (Refused, NotANumber) as refusal:
+            self.fault = str(refusal)
+            self._list = None
+            start = size
+        if start < size:
+            self._tail += data[start:]
+        if start < size or self.held_bytes or self._list is not None:
+            self._count_held()
+        self._answer_bytes = 0
+        out = self._out
+        if len(out) == 1:
+            return out.pop()
+        return self.take() if out else b""
+
+    def _take_tail(self) -> bytes:
+        data = bytes(self._tail)
+        self._tail.clear()
+        return data
+
+    def _count_held(self) -> None:
+        held = len(self._tail)
+        if self._list is not None:
+            held += self._list.bytes + _ITEM_COST * len(self._list.items)
+        self._table.held_bytes += held - self.held_bytes
+        self.held_bytes = held
+
+    def _greet(self, data: bytes) -> int:
+        greeting = wire.GREETING
+        if data[: len(greeting)] != greeting[: len(data)]:
+            raise Refused("it did not greet as a client of a store does")
+        if len(data) < len(greeting):
+            raise _Incomplete(len(greeting))
+        self.is_known = True
+        return len(greeting)
+
+    # --- fields -------------------------------------------------------------------------------------------------------
+
+    def _key(self, data: bytes, at: int) -> tuple[bytes, int]:
+        """A key, and where it ends. Whoever reads no number after it must check that the end is there."""
+        (length,) = _u64(data, at)
+        if length > self._most_key:
+            raise Refused(f"a key of {length} bytes is too long")
+        at += 8
+        return data[at : at + length], at + length
+
+    def _value(self, data: bytes, at: int) -> tuple[bytes, int]:
+        (length,) = _u64(data, at)
+        if length > self._most_value:
+            raise Refused(f"a value of {length} bytes is too long")
+        at += 8
+        end = at + length
+        if end > len(data):
+            raise _Incomplete(end)
+        return data[at:end], end
+
+    def _only_key(self, data: bytes, at: int) -> tuple[bytes, int]:
+        key, end = self._key(data, at)
+        if end > len(data):
+            raise _Incomplete(end)
+        return key, end
+
+    def _begin_list(
+        self, data: bytes, at: int, finish: Callable[[Session, list[bytes]], None], has_values: bool = False
+    ) -> int:
+        (count,) = _u64(data, at)
+        if count > self._limits.keys_per_request:
+            raise Refused(f"{count} keys in a request are too many")
+        self._list = _List(count * 2 if has_values else count, has_values, finish)
+        return self._take_items(data, at + 8)
+
+    def _take_items(self, data: bytes, at: int) -> int:
+        """Take the items that are there; when all are, do what was asked."""
+        request = self._list
+        assert request is not None
+        begin = at
+        at, needed = self._parse_items(data, at, request)
+        request.bytes += at - begin
+        if request.bytes + _ITEM_COST * len(request.items) > self._limits.request_bytes:
+            raise Refused(f"a request of {request.bytes} bytes is too long")
+        if needed:
+            raise _Incomplete(needed, at)
+        self._list = None
+        request.finish(self, request.items)
+        return at
+
+    def _parse_items(self, data: bytes, at: int, request: _List) -> tuple[int, int]:
+        """Where the last whole item ends, and up to where the next one goes, if it is not all there."""
+        items, size = request.items, len(data)
+        append, unpack = items.append, _u64
+        most, other_most = self._most_key, self._most_value if request.has_values else self._most_key
+        if len(items) % 2:
+            most, other_most = other_most, most
+        for _ in range(request.count - len(items)):
+            start = at + 8
+            if start > size:
+                return at, start
+            (length,) = unpack(data, at)
+            if length > most:
+                raise Refused(f"a key or value of {length} bytes is too long")
+            end = start + length
+            if end > size:
+                return at, end
+            append(data[start:end])
+            at = end
+            most, other_most = other_most, most
+        return at, 0
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _set(self, data: bytes, at: int) -> int:
+        """A SET, and all others that follow at once: nothing is answered, so clients send them in long runs.
+
+        Here calls are what costs, hence no ``_key``, no ``_value``, and no ``put`` when the value is as long as before.
+        """
+        size, command_and_length, unpack = len(data), _u8_u64, _u64
+        most_key, most_value, table = self._most_key, self._most_value, self._table
+        values, waiters = table.values, table.waiters
+        last_size = 0
+        at -= 1
+        try:
+            while True:
+                command, key_size = command_and_length(data, at)
+                if command != _SET:
+                    return at
+                if key_size > most_key:
+                    raise Refused(f"a key of {key_size} bytes is too long")
+                end = at + 9 + key_size
+                key = data[at + 9 : end]
+                (value_size,) = unpack(data, end)
+                if value_size > most_value:
+                    raise Refused(f"a value of {value_size} bytes is too long")
+                begin = end + 8
+                end = begin + value_size
+                if end > size:
+                    raise _Incomplete(end, at)
+                old = values.get(key)
+                if old is None or len(old) != value_size or waiters:
+                    table.put(key, data[begin:end])
+                else:
+                    values[key] = data[begin:end]
+                own_size = end - at
+                if own_size == last_size and own_size * _SHORTEST_RUN <= size - end:
+                    end = self._set_alike(data, end, key_size, value_size)
+                    own_size = 0  # what ended the run is not like those before it
+                last_size = own_size
+                at = end
+                if at == size:
+                    return at
+        except struct.error:  # the data ends in the middle of a SET, or is a shorter command
+            if data[at] != _SET:
+                return at
+            raise _Incomplete(size + 1, at) from None
+
+    def _set_alike(self, data: bytes, at: int, key_size: int, value_size: int) -> int:
+        """As many SETs as there are with keys and values of these lengths: one unpacking takes a whole request.
+
+        The lengths are checked already. Returns where the first begins that is anything else.
+        """
+        table = self._table
+        values, waiters = table.values, table.waiters
+        shape = struct.Struct(f"<BQ{key_size}sQ{value_size}s")
+        step = shape.size
+        whole = (len(data) - at) // step * step
+        for command, its_key_size, key, its_value_size, value in shape.iter_unpack(memoryview(data)[at : at + whole]):
+            if its_key_size != key_size or its_value_size != value_size or command != _SET:
+                break
+            old = values.get(key)
+            if old is None or len(old) != value_size or waiters:
+                table.put(key, value)
+            else:
+                values[key] = value
+            at += step
+        return at
+
+    def _get(self, data: bytes, at: int) -> int:
+        (length,) = _u64(data, at)
+        if length > self._most_key:
+            raise Refused(f"a key of {length} bytes is too long")
+        at += 8
+        end = at + length
+        if end > len(data):
+            raise _Incomplete(end)
+        value = self._table.values.get(data[at:end], b"")
+        self._answer_bytes += len(value)
+        self._out.append(_pack_u64(len(value)) + value)
+        return end
+
+    def _add(self, data: bytes, at: int) -> int:
+        (length,) = _u64(data, at)
+        if length > self._most_key:
+            raise Refused(f"a key of {length} bytes is too long")
+        end = at + 8 + length
+        (amount,) = _i64(data, end)
+        self._out.append(_pack_i64(self._table.add(data[at + 8 : end], amount)))
+        return end + 8
+
+    def _compare_set(self, data: bytes, at: int) -> int:
+        key, at = self._key(data, at)
+        expected, at = self._value(data, at)
+        desired, at = self._value(data, at)
+        value = self._table.compare_set(key, expected, desired)
+        self._answer_bytes += len(value)
+        self._out.append(_pack_u64(len(value)) + value)
+        return at
+
+    def _check(self, data: bytes, at: int) -> int:
+        (count,) = _u64(data, at)
+        if count != 1:
+            return self._begin_list(data, at, Session._answer_check)
+        key, end = self._only_key(data, at + 8)
+        self._out.append(wire.READY if self._table.has(key) else wire.NOT_READY)
+        return end
+
+    def _answer_check(self, keys: list[bytes]) -> None:
+        self._out.append(wire.READY if all(map(self._table.has, keys)) else wire.NOT_READY)
+
+    def _wait(self, data: bytes, at: int) -> int:
+        (count,) = _u64(data, at)
+        if count != 1:
+            return self._begin_list(data, at, Session._answer_wait)
+        (length,) = _u64(data, at + 8)
+        if length > self._most_key:
+            raise Refused(f"a key of {length} bytes is too long")
+        at += 16
+        end = at + length
+        if end > len(data):
+            raise _Incomplete(end)
+        key = data[at:end]
+        if key in self._table.values or key in self._table.queues:
+            self._out.append(wire.STOP_WAITING)
+        else:
+            self._wait_for((key,))
+        return end
+
+    def _answer_wait(self, keys: list[bytes]) -> None:
+        has = self._table.has
+        missing = [key for key in keys if not has(key)]
+        if missing:
+            self._wait_for(dict.fromkeys(missing))
+        else:
+            self._out.append(wire.STOP_WAITING)
+
+    def _cancel_wait(self, data: bytes, at: int) -> int:  # noqa: ARG002 - as all of them
+        self._stop_waiting()
+        self._out.append(wire.WAIT_CANCELED)
+        return at
+
+    def _count_keys(self, data: bytes, at: int) -> int:  # noqa: ARG002
+        self._out.append(_pack_i64(len(self._table.values)))
+        return at
+
+    def _delete_key(self, data: bytes, at: int) -> int:
+        key, at = self._only_key(data, at)
+        self._out.append(_pack_i64(self._table.drop(key)))
+        return at
+
+    def _append(self, data: bytes, at: int) -> int:
+        key, at = self._key(data, at)
+        value, at = self._value(data, at)
+        self._table.append(key, value)
+        return at
+
+    def _multi_get(self, data: bytes, at: int) -> int:
+        return self._begin_list(data, at, Session._answer_multi_get)
+
+    def _answer_multi_get(self, keys: list[bytes]) -> None:
+        get = self._table.values.get
+        self._answer_strings([get(key, b"") for key in keys])
+
+    def _multi_set(self, data: bytes, at: int) -> int:
+        return self._begin_list(data, at, Session._finish_multi_set, has_values=True)
+
+    def _finish_multi_set(self, items: list[bytes]) -> None:
+        self._table.put_all(dict(zip(items[::2], items[1::2], strict=True)))
+
+    def _ping(self, data: bytes, at: int) -> int:
+        if at + 4 > len(data):
+            raise _Incomplete(at + 4)
+        self._out.append(data[at : at + 4])
+        return at + 4
+
+    def _queue_push(self, data: bytes, at: int) -> int:
+        key, at = self._key(data, at)
+        value, at = self._value(data, at)
+        self._table.push(key, value)
+        return at
+
+    def _queue_pop(self, data: bytes, at: int) -> int:
+        key, at = self._only_key(data, at)
+        length = self._table.queue_length(key)
+        self._out.append(_pack_i64(length))
+        if length:
+            value = self._table.pop(key)
+            self._answer_bytes += len(value)
+            self._out.append(wire.text(value))
+        return at
+
+    def _queue_length(self, data: bytes, at: int) -> int:
+        key, at = self._only_key(data, at)
+        self._out.append(_pack_i64(self._table.queue_length(key)))
+        return at
+
+    def _list_keys(self, data: bytes, at: int) -> int:  # noqa: ARG002
+        keys = list(self._table.values)
+        self._out.append(_pack_i64(len(keys)))
+        self._answer_strings(keys)
+        return at
+
+    def _barrier(self, data: bytes, at: int) -> int:
+        """Count up; go on when the count has reached the world size, or when anybody else changes the number."""
+        key, at = self._key(data, at)
+        (world_size,) = _i64(data, at)
+        table = self._table
+        count = table.sum(key, 1)
+        table.store(key, b"%d" % count)
+        if count >= world_size:
+            table.wake(key)
+            self._out.append(wire.STOP_WAITING)
+        else:
+            self._wait_for((key,))
+        return at + 8
+
+    def _unknown(self, data: bytes, at: int) -> int:
+        raise Refused(f"there is no command {data[at - 1]:#04x}")
+
+    def _answer_strings(self, strings: list[bytes]) -> None:
+        size = sum(map(len, strings)) + 8 * len(strings)
+        if size > self._limits.answer_bytes:
+            raise Refused(f"an answer of {size} bytes would be too long")
+        self._answer_bytes += size
+        pack = _pack_u64
+        self._out.extend([part for string in strings for part in (pack(len(string)), string)])
+
+    # --- waiting ------------------------------------------------------------------------------------------------------
+
+    def _wait_for(self, keys: tuple[bytes] | dict[bytes, None]) -> None:
+        self._stop_waiting()
+        if len(keys) > self._limits.waiting_keys:
+            raise Refused(f"{len(keys)} keys to wait for are too many")
+        self._awaited = keys  # before the first can be refused, so that the others are forgotten
+        self._missing = len(keys)
+        for key in keys:
+            self._table.register(key, self)
+
+    def _stop_waiting(self) -> None:
+        if self._missing:
+            for key in self._awaited:
+                self._table.unregister(key, self)
+            self._awaited = ()
+            self._missing = 0
+
+    def seen(self, key: bytes) -> bool:  # noqa: ARG002 - one less, whichever it is
+        self._missing -= 1
+        if self._missing:
+            return False
+        self._awaited = ()
+        self._out.append(wire.STOP_WAITING)
+        self._table.woken.append(self)
+        return True
+
+
+def _handlers() -> tuple[Handler, ...]:
+    known: dict[int, Handler] = {
+        wire.SET: Session._set,
+        wire.COMPARE_SET: Session._compare_set,
+        wire.GET: Session._get,
+        wire.ADD: Session._add,
+        wire.CHECK: Session._check,
+        wire.WAIT: Session._wait,
+        wire.GETNUMKEYS: Session._count_keys,
+        wire.DELETE_KEY: Session._delete_key,
+        wire.APPEND: Session._append,
+        wire.MULTI_GET: Session._multi_get,
+        wire.MULTI_SET: Session._multi_set,
+        wire.CANCEL_WAIT: Session._cancel_wait,
+        wire.PING: Session._ping,
+        wire.QUEUE_PUSH: Session._queue_push,
+        wire.QUEUE_POP: Session._queue_pop,
+        wire.QUEUE_LEN: Session._queue_length,
+        wire.LIST_KEYS: Session._list_keys,
+        wire.BARRIER: Session._barrier,
+    }
+    return tuple(known.get(number, Session._unknown) for number in range(256))
+
+
+_HANDLERS = _handlers()

@@ -1,0 +1,221 @@
+"""The agent machine's promises, as a check that runs after every step in tests and replays.
+
+The checker watches from the outside. What it can learn from events and orders (which generations started, whether the
+node was cleared) it learns there and not from the machine's own memory: a machine that deludes itself is caught. Each
+message names the promise by its number (see ``agent.py``).
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.agent import AgentState, Deadline, Phase, Rung
+from tenax._core.commands import AnyCommand
+from tenax._core.events import AnyEvent
+from tenax._core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, by_cause
+
+_encode = msgspec.json.Encoder().encode
+_ABOUT_OUR_GENERATION = (
+    word.WorkersRunning,
+    word.NodeProgress,
+    word.NodeSucceeded,
+    word.NodeStopped,
+    word.FailureSeen,
+    word.NodeDraining,
+    word.NodeQuiet,
+    word.NodeBusy,
+    word.StacksTaken,
+)
+
+
+class InvariantBroken(AssertionError):
+    """A promise of the machine does not hold: a bug in tenax."""
+
+
+_NEGATIVE = re.compile(r"(?<![\w.-])-\d[\d.]* (?:ms|s|min|h)\b")
+
+
+def check_text(message: object) -> None:
+    """Raise ``InvariantBroken`` if a text for people in a message or command contains a negative duration."""
+    for name in ("why", "reason"):
+        text = getattr(message, name, "")
+        if "-" in text and _NEGATIVE.search(text):
+            raise InvariantBroken(f"{type(message).__name__} contains a negative duration: {text}")
+
+
+class InvariantChecker:
+    """Watches one run. ``check`` is called after every step."""
+
+    def __init__(self, state: AgentState) -> None:
+        self._started = state.generation  # the last generation whose workers were started
+        self._occupied = not state.cleared  # processes of the last generation may be alive
+        self._clearing = state.rung >= Rung.CLEARING  # the end of all of them was ordered
+        self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # a scope of theirs expired
+        self._is_wanted = state.stacks_wish is not None  # the coordinator wants stacks
+        self._is_quiet = state.stillness is not None  # as told
+        self._is_hang_told = state.is_hang_told
+        self._is_written_before = False
+        self._remember(state)
+
+    def expect(self, state: AgentState, event: AnyEvent) -> None:
+        """Called before a step, this saves writing the state down after every one."""
+        self._is_written_before = True
+        self._written = _encode(state) if self._ended or self._is_of_another_generation(event) else b""
+
+    def check(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Raise ``InvariantBroken`` unless the step that took ``event`` and gave ``commands`` kept every promise."""
+        self._check_silence(state, event, commands)
+        if self._ended:
+            return
+        if self._clearing and isinstance(event, fact.NodeCleared) and event.generation == self._started:
+            self._occupied = False
+        if isinstance(event, fact.ScopeExpired) and event.generation == self._started and event.signal > 0:
+            self._late.add(event.local_rank)
+        if isinstance(event, fact.StacksWanted) and event.generation == self._started:
+            self._is_wanted = True
+        formed = event.assignment.generation if isinstance(event, fact.GenerationFormed) else 0
+        for command in commands:
+            check_text(command.message if isinstance(command, order.Tell) else command)
+            self._check_command(state, command, formed)
+        self._check_ladder(state)
+        self._check_deadlines(state)
+        if state.cleared == self._occupied:
+            raise InvariantBroken(f"A1: after {event} the node is believed {'' if state.cleared else 'not '}clear")
+        if state.phase is Phase.ENDED:
+            self._check_verdict(state.verdict)
+        elif state.verdict is not None:
+            raise InvariantBroken(f"A4: a verdict while {state.phase.value}")
+        self._remember(state)
+
+    def _remember(self, state: AgentState) -> None:
+        self._generation = state.generation
+        self._rung = state.rung
+        self._ended = state.phase is Phase.ENDED
+        if not self._is_written_before:
+            self._written = _encode(state)
+
+    def _is_of_another_generation(self, event: AnyEvent) -> bool:
+        return getattr(event, "generation", self._generation) != self._generation
+
+    def _check_silence(self, state: AgentState, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        """Some events must have no consequence at all."""
+        if self._ended:
+            if commands or _encode(state) != self._written:
+                raise InvariantBroken(f"A4: {event} had consequences after the verdict: {commands}")
+            return
+        if self._is_of_another_generation(event) and (commands or _encode(state) != self._written):
+            raise InvariantBroken(f"A9: {event} had consequences in generation {self._generation}: {commands}")
+
+    def _check_command(self, state: AgentState, command: AnyCommand, formed: int) -> None:
+        match command:
+            case order.StartWorkers(assignment):
+                generation = assignment.generation
+                if self._occupied:
+                    raise InvariantBroken(f"A1: generation {generation} starts on a node that is not clear")
+                if generation <= self._started:
+                    raise InvariantBroken(f"A2: generation {generation} starts after {self._started}")
+                if generation != formed:
+                    raise InvariantBroken(f"A2: generation {generation} starts and was not formed")
+                self._started = generation
+                self._occupied = True
+                self._clearing = False
+                self._late = set()
+                self._is_wanted = self._is_quiet = self._is_hang_told = False
+            case order.DumpStacks(generation):
+                if generation != self._started or not (self._late or self._is_wanted):
+                    raise InvariantBroken(f"A10: {command}, and nobody is late")
+            case order.ReadStacks(generation):
+                if generation != self._started or not self._is_wanted:
+                    raise InvariantBroken(f"A11: {command}, and nobody wants stacks")
+            case order.ReportHang() | order.ReportMovement():
+                if self._is_hang_told is isinstance(command, order.ReportHang):
+                    raise InvariantBroken(f"A11: {type(command).__name__}, and that is known")
+                self._is_hang_told = not self._is_hang_told
+            case order.EndWorker(generation, local_rank):
+                if generation != self._started or local_rank not in self._late:
+                    raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
+            case order.ClearNode() | order.KillNode():
+                self._clearing = True
+            case order.Tell(message):
+                self._check_message(state, message)
+
+    def _check_message(self, state: AgentState, message: word.FromNode) -> None:
+        what = type(message).__name__
+        if self._occupied and isinstance(message, word.NodeReady | word.NodeStopped | word.NodeSucceeded):
+            raise InvariantBroken(f"A3: {what} while processes may be alive")
+        if isinstance(message, word.WorkersRunning) and not self._occupied:
+            raise InvariantBroken("A3: told of workers that run on a node that is clear")
+        if isinstance(message, word.NodeSucceeded) and not _all_succeeded(state):
+            raise InvariantBroken("A3: told of a success that not every worker had")
+        if isinstance(message, word.NodeQuiet | word.NodeBusy):
+            if self._is_quiet is isinstance(message, word.NodeQuiet):
+                raise InvariantBroken(f"A11: {what}, and that is known")
+            self._is_quiet = not self._is_quiet
+        if isinstance(message, word.StacksTaken):
+            if not self._is_wanted:
+                raise InvariantBroken("A11: told where the workers are, and nobody wanted to know")
+            self._is_wanted = False
+        if isinstance(message, _ABOUT_OUR_GENERATION):
+            told = message.generation
+            if told != self._started:
+                raise InvariantBroken(f"A3: {what} of generation {told} while {self._started} was started last")
+
+    def _check_ladder(self, state: AgentState) -> None:
+        if state.generation == self._generation and state.rung < self._rung:
+            raise InvariantBroken(f"A8: from {self._rung.name} down to {state.rung.name}")
+
+    @staticmethod
+    def _check_deadlines(state: AgentState) -> None:
+        """A deadline stands for everything that is awaited, and for nothing else."""
+        awaited = set()
+        if state.phase in (Phase.STOPPING, Phase.CLOSING) and not state.cleared:
+            awaited.add(Deadline.ABANDON if state.rung is Rung.KILLED else Deadline.GRACE)
+        if state.phase is Phase.STOPPING and state.unexamined:
+            awaited.add(Deadline.EXAMINE)
+        if (
+            state.phase is not Phase.ENDED
+            and state.rung < Rung.KILLED
+            and any(map(_is_awaited_alone, state.workers.values()))
+        ):
+            awaited.add(Deadline.OVERDUE)
+        if state.stacks_wish is not None:
+            awaited.add(Deadline.STACKS)
+        if state.deadlines.keys() != awaited:
+            raise InvariantBroken(
+                f"A7: {state.phase.value} awaits {_names(awaited)}, but has deadlines for {_names(state.deadlines)}"
+            )
+        if state.phase is Phase.STOPPING and not awaited:
+            raise InvariantBroken("A7: stopping, and nothing is awaited")
+
+    def _check_verdict(self, verdict: Verdict | None) -> None:
+        if verdict is None:
+            raise InvariantBroken("A4: ended without a verdict")
+        if self._occupied and verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
+            raise InvariantBroken(f"A5: {verdict.outcome.value} while processes may be alive")
+        if verdict.outcome is Outcome.FAILED and not verdict.failures:
+            raise InvariantBroken("A6: failed, but nobody failed")
+        if list(verdict.failures) != sorted(verdict.failures, key=by_cause):
+            raise InvariantBroken("A6: the first cause does not come first")
+        both = {f.global_rank for f in verdict.failures} & {s.global_rank for s in verdict.stopped}
+        if both:
+            raise InvariantBroken(f"A6: ranks {sorted(both)} both failed and stopped by us")
+        if verdict.outcome is Outcome.SUCCEEDED and verdict.failures:
+            raise InvariantBroken("A6: succeeded, but somebody failed")
+
+
+def _all_succeeded(state: AgentState) -> bool:
+    return all(worker.phase is WorkerPhase.ENDED and worker.exit_code == 0 for worker in state.workers.values())
+
+
+def _is_awaited_alone(worker: WorkerRecord) -> bool:
+    is_alive = worker.phase is not WorkerPhase.ENDED
+    return is_alive and worker.overdue is not None and worker.overdue.until is not None
+
+
+def _names(deadlines: set[Deadline] | dict[Deadline, float]) -> str:
+    return " and ".join(sorted(deadline.value for deadline in deadlines)) or "nothing"

@@ -1,0 +1,748 @@
+"""The coordinator machine's promises, as a check that runs after every step in tests, replays and the simulator.
+
+The checker watches from the outside. Who is here, who is clear, who is at work in which generation and what it was told
+it learns from what the coordinator hears and says, not from the machine's memory: a machine that deludes itself is
+caught. From the state it reads only what cannot be heard: the phase, the deadlines, the ledger and the verdict. Each
+message names the promise by its number (see ``coordinator.py``).
+
+With the time of each step it also watches that the ledger has every second once (L1 of ``ledger.py``).
+
+One checker watches one coordinator, from its first event on.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tenax._core import coordinator as run
+from tenax._core import events as fact
+from tenax._core import messages as word
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunPhase, RunSettings, Say
+from tenax._core.model import Assignment, Outcome, Verdict, by_cause
+from tenax._core.policy import GiveUp
+from tenax._core.record import RunRecord
+from tenax.testing.agent_invariants import InvariantBroken, check_text
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(CoordinatorState).decode
+# What must stand while the run is in a phase; LAST_CALL is checked apart. In the other phases nothing may stand.
+_DEADLINES = {
+    RunPhase.GATHERING: {RunDeadline.JOIN, RunDeadline.TELL},
+    RunPhase.ENDING: {RunDeadline.TELL},
+    RunPhase.RECOVERING: {RunDeadline.RECOVER},
+    RunPhase.PAUSED: {RunDeadline.PAUSE},
+}
+_SAME_S = 1e-6  # of sums of seconds, beside what their size costs in digits
+_MOST_TOLD = 256  # failures in a verdict: messages between hosts are bounded
+_OF_HANGS = {RunDeadline.QUIET, RunDeadline.STACKS}
+_Parts = dict[str, Assignment]
+
+
+class _Generation:
+    """What was heard and said about one generation: the one at work, or the last."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.parts: _Parts = {}  # empty if an earlier coordinator formed it
+        self.ranks: dict[str, int] = {}  # of all members that are known, also of those that are gone
+        self.expected = 0  # how many members it has
+        self.gone: set[str] = set()
+        self.done: set[str] = set()
+        self.away: set[str] = set()  # who is done and went; it may come back to say so again
+        self.failed: set[int] = set()  # global ranks
+        self.is_ended = False
+        self.is_counted = False  # in the ledger
+        self.is_lost = False  # it lost a node
+        self.is_broken = False  # it is not whole, or of the past, since a coordinator was lost
+        self.is_drained = False  # a node was asked to leave it
+        self.is_opened = False  # it ended to let a node in
+        self.is_requested = False  # it ended because an operator wanted a restart
+        self.is_recorded = False  # an earlier coordinator formed it, and left a record of its members
+        self.is_unheard = False  # some of them were not told before that one was lost
+
+    @property
+    def is_free(self) -> bool:
+        is_broken = self.is_unheard if self.is_recorded else self.is_broken
+        return self.is_lost or is_broken or self.is_drained or self.is_opened or self.is_requested
+
+    @property
+    def is_complete(self) -> bool:
+        return set(range(self.expected)) <= set(self.ranks.values())
+
+    def has(self, node_id: str) -> bool:
+        return node_id in self.ranks and node_id not in self.gone
+
+
+class RunChecker:
+    """Watches one run. ``check`` is called after every step.
+
+    A thorough checker writes the whole state down at every step, to see that a word which must change nothing changes
+    nothing. Without that it also keeps up with thousands of nodes.
+    """
+
+    def __init__(self, settings: RunSettings, *, is_thorough: bool = True) -> None:
+        self._settings = settings
+        self._is_thorough = is_thorough
+        self._here: dict[str, word.NodeInfo] = {}
+        self._clear: set[str] = set()  # said so, and were not given work since
+        self._newly_clear = ""
+        self._at_work: dict[str, int] = {}  # nodes whose workers may live, and of which generation
+        self._draining: set[str] = set()
+        self._superseded: set[str] = set()  # their new self is here, and their workers may live
+        self._known: dict[str, int] = {}  # the last generation that a node knew of or was told of
+        self._latest = 0  # the greatest number that was formed or heard of
+        self._store = ""  # of that generation
+        self._last: _Generation | None = None
+        self._failed: set[int] = set()  # global ranks, of all generations
+        self._ledger = (0, 0, 0, 0)  # restarts, membership changes, drains, requests
+        self._came_at: float | None = None  # the first node; an heir: the heir
+        self._inherited_s = 0.0  # of an earlier coordinator's time
+        self._phase = RunPhase.GATHERING
+        self._verdict: Verdict | None = None
+        self._written = b""
+        self._is_written_before = False
+        self._quiet: set[str] = set()  # nodes that said so of the last generation
+        self._is_hang_said = False
+
+    def expect(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
+        """Called before a step, this saves writing the state down after every one."""
+        must_change_nothing = isinstance(event, run.DrainRequested) or self._is_nothing(event)
+        self._is_written_before = True
+        self._written = _encode(state) if self._is_thorough and must_change_nothing else b""
+
+    def check(
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], now: float | None = None
+    ) -> None:
+        """Raise ``InvariantBroken`` unless the step that took ``event`` and said ``says`` kept every promise."""
+        for say in says:
+            check_text(say.event.verdict if isinstance(say.event, fact.RunEnded) else say.event)
+        if now is not None and self._verdict is None:
+            self._check_time(state, event, now)
+        if self._verdict is not None:
+            self._check_after_the_end(state, event, says)
+            return
+        if isinstance(event, run.Opened) and event.verdict is not None:
+            self._verdict = event.verdict
+            self._check_after_the_end(state, event, says)
+            return
+        if self._is_nothing(event):
+            self._check_silence(state, event, says)
+            return
+        if isinstance(event, run.Resumed):
+            self._check_resumed(state, says, now)
+            return
+        self._check_drains(state, event, says)
+        if isinstance(event, run.DrainRequested):
+            return
+        must_end = self._hear(state, event, says)
+        self._check_ending(state, event, says, must_end)
+        self._check_ledger(state, event)
+        self._check_forming(state, event, says)
+        if state.phase is RunPhase.OVER or state.verdict is not None:
+            self._check_verdict(state, event, says)
+        elif any(isinstance(say.event, fact.RunEnded) for say in says):
+            raise InvariantBroken(f"C6: the end was told while {state.phase.value}")
+        else:
+            self._check_waiting(state, says)
+            self._check_progress(state)
+        self._check_deadlines(state)
+        if state.generation != self._latest:
+            raise InvariantBroken(
+                f"C1: the last generation is {self._latest}, and is believed to be {state.generation}"
+            )
+        self._phase = state.phase
+        self._ledger = _ledger(state)
+        if self._is_thorough and not self._is_written_before:
+            self._written = _encode(state)
+
+    # --- what must change nothing -------------------------------------------------------------------------------------
+
+    def _is_nothing(self, event: AnyCoordinatorEvent) -> bool:
+        """A word of a stranger, or about a generation that is not the speaker's last."""
+        if isinstance(event, run.NodeLost | run.DrainRequested):
+            return event.node_id not in self._here
+        if isinstance(event, run.RestartRequested):
+            return self._phase not in (RunPhase.RUNNING, RunPhase.PAUSED)
+        if not isinstance(event, run.Heard) or isinstance(event.message, word.NodeJoined):
+            return False
+        node_id, message = event.node_id, event.message
+        if node_id not in self._here:
+            return True
+        if isinstance(message, word.NodeReady):
+            return not self._known[node_id] <= message.generation <= self._latest
+        generation = getattr(message, "generation", None)
+        if generation is None:
+            return False
+        is_its_last = generation == self._latest == self._known[node_id]
+        return self._last is None or not is_its_last or not self._last.has(node_id)
+
+    def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        """Who is asked to leave is whom an operator wants to leave; the rest follows when it leaves."""
+        asked = [say.to for say in says if isinstance(say.event, fact.LeaveRequested)]
+        if not isinstance(event, run.DrainRequested):
+            if asked:
+                raise InvariantBroken(f"C9: {asked} are asked to leave, and no operator wants that")
+        elif asked != [(event.node_id,)] or len(says) > 1 or self._is_changed(state):
+            raise InvariantBroken(f"C9: {event.node_id} shall leave, and what was said is {says}")
+
+    def _is_changed(self, state: CoordinatorState) -> bool:
+        is_written = self._written != b""
+        return (is_written and _decode(self._written) != state) or state.phase is not self._phase  # sets have no order
+
+    def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        if says or self._is_changed(state):
+            raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {says}")
+
+    def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        if state.phase is not RunPhase.OVER or state.verdict != self._verdict or state.deadlines:
+            raise InvariantBroken(f"C6: the run goes on after its end: {state.phase.value}, {state.verdict}")
+        joined = event.message if isinstance(event, run.Heard) else None
+        newcomer = joined.node.node_id if isinstance(joined, word.NodeJoined) else ""
+        for say in says:
+            told = say.event
+            is_the_same = isinstance(told, fact.RunEnded) and told.verdict == self._verdict
+            if say.to != (newcomer,) or not (is_the_same or isinstance(told, fact.JoinRefused)):
+                raise InvariantBroken(f"C6: {told} was said after the end")
+        if newcomer and not says:
+            raise InvariantBroken(f"C6: {newcomer} came after the end and was not told of it")
+
+    def _check_resumed(self, state: CoordinatorState, says: list[Say], now: float | None) -> None:
+        """Nothing is judged and nothing is sent; deadlines that nodes must keep are not due for a full period."""
+        if says or state.phase is not self._phase:
+            raise InvariantBroken(f"C10: resumed, and at once {state.phase.value}: {says}")
+        self._check_deadlines(state)
+        settings = self._settings
+        periods = {
+            RunDeadline.JOIN: settings.join_timeout_s,
+            RunDeadline.LAST_CALL: settings.last_call_s,
+            RunDeadline.RECOVER: state.recover_period_s,
+            RunDeadline.STACKS: settings.stacks_timeout_s,
+        }
+        for deadline, at in state.deadlines.items():
+            if now is not None and at < now + periods.get(deadline, 0.0):
+                raise InvariantBroken(f"C10: resumed, and {deadline.value} is due in {at - now:g} s")
+        if self._is_thorough and not self._is_written_before:
+            self._written = _encode(state)
+
+    # --- what was heard -----------------------------------------------------------------------------------------------
+
+    def _hear(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> bool:
+        """Keep what the event tells. Says whether the generation that is at work must end because of it."""
+        self._newly_clear = ""
+        must_end = False
+        match event:
+            case run.Opened(generation=generation, store=store):
+                self._latest = max(self._latest, generation)
+                self._store = store
+                if event.record is not None:
+                    self._inherit(event.record)
+            case run.NodeLost(node_id):
+                must_end = self._go(node_id, is_loss=True)
+            case run.RestartRequested() if self._phase is RunPhase.RUNNING:
+                must_end = True
+                if self._last is not None:
+                    self._last.is_requested = True
+            case run.Heard(message=word.NodeJoined() as joined):
+                must_end = self._join(joined, says)
+            case run.Heard(node_id, message):
+                must_end = self._listen(node_id, message)
+        must_end |= self._hear_of_hang(state, event, says)
+        if self._phase is not RunPhase.RECOVERING or isinstance(event, run.Opened | run.CancelRequested):
+            return must_end
+        return state.phase is not RunPhase.RECOVERING and self._is_broken_since_recovery()
+
+    def _hear_of_hang(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> bool:
+        """Who was asked, what was found, and whether that must end the generation."""
+        last, must_end = self._last, False
+        message = event.message if isinstance(event, run.Heard) else None
+        if isinstance(event, run.Heard) and isinstance(message, word.NodeQuiet):
+            self._quiet.add(event.node_id)
+        elif isinstance(event, run.Heard) and isinstance(message, word.NodeBusy | word.NodeSucceeded):
+            self._quiet.discard(event.node_id)
+        for say in says:
+            match say.event:
+                case fact.StacksWanted():
+                    at_work = {each for each in last.ranks if last.has(each)} - last.done if last is not None else set()
+                    if self._settings.on_hang == "off" or not at_work <= self._quiet or set(say.to) != at_work:
+                        raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
+                case fact.HangFound(report=report) if self._settings.on_hang == "restart":
+                    if last is not None:  # of a member that was adopted and does not answer no rank is known
+                        self._note_failures(last, {report.places[0].ranks[0] if report.places else 0})
+                    must_end = True
+                case fact.HangFound():
+                    self._is_hang_said = True
+                case fact.HangOver():
+                    if not self._is_hang_said:
+                        raise InvariantBroken("H6: it goes on, and nobody was told of a hang")
+                    self._is_hang_said = False
+        if state.phase is not RunPhase.RUNNING and (state.hang is not None or state.deadlines.keys() & _OF_HANGS):
+            raise InvariantBroken(f"H8: a hang is suspected while {state.phase.value}")
+        return must_end
+
+    def _listen(self, node_id: str, message: word.FromNode) -> bool:
+        last = self._last
+        if isinstance(message, word.NodeLeft):
+            return self._go(node_id, is_loss=not message.is_clear)
+        if isinstance(message, word.NodeReady):
+            return self._become_clear(node_id)
+        assert last is not None, "words about a generation were sorted out before"
+        match message:
+            case word.FailureSeen(failure=failure):
+                self._note_failures(last, {failure.global_rank})
+                return True
+            case word.NodeStopped(failures=failures, was_cut_off=was_cut_off):
+                self._at_work.pop(node_id, None)
+                self._note_failures(last, {failure.global_rank for failure in failures})
+                last.is_lost |= was_cut_off and not last.is_counted
+                if node_id in self._superseded:
+                    self._go(node_id, is_loss=True)
+                return bool(failures)
+            case word.NodeSucceeded():
+                self._at_work.pop(node_id, None)
+                if not last.is_ended and node_id not in self._clear:
+                    last.done.add(node_id)
+            case word.NodeDraining():
+                self._draining.add(node_id)
+                last.is_drained |= not last.is_counted
+        return False
+
+    def _note_failures(self, last: _Generation, ranks: set[int]) -> None:
+        last.failed |= ranks
+        self._failed |= ranks
+
+    def _become_clear(self, node_id: str) -> bool:
+        if node_id in self._clear:
+            return False
+        if node_id in self._superseded:
+            return self._go(node_id, is_loss=True)
+        self._newly_clear = node_id
+        self._clear.add(node_id)
+        self._at_work.pop(node_id, None)
+        last = self._last
+        if self._phase is not RunPhase.RUNNING or last is None or not last.has(node_id):
+            return False
+        last.gone.add(node_id)  # it stopped by itself: it had been cut off
+        last.is_lost = True
+        return True
+
+    def _go(self, node_id: str, *, is_loss: bool) -> bool:
+        """The node is not here any more."""
+        del self._here[node_id], self._known[node_id]
+        self._clear.discard(node_id)
+        self._at_work.pop(node_id, None)
+        is_drain = not is_loss or node_id in self._draining
+        self._draining.discard(node_id)
+        self._superseded.discard(node_id)
+        last = self._last
+        if last is not None and node_id in last.done:
+            last.away.add(node_id)
+        if last is None or not last.has(node_id) or node_id in last.done:
+            return False
+        last.gone.add(node_id)
+        last.parts.pop(node_id, None)
+        last.is_broken |= self._phase is RunPhase.RECOVERING
+        if not last.is_counted:
+            last.is_drained |= is_drain
+            last.is_lost |= not is_drain
+        return True
+
+    def _join(self, joined: word.NodeJoined, says: list[Say]) -> bool:
+        node_id = joined.node.node_id
+        refused = {each for say in says if isinstance(say.event, fact.JoinRefused) for each in say.to}
+        must_end = [self._supersede(each) for each in refused if each != node_id and each in self._here]
+        if node_id in refused:
+            return any(must_end)
+        self._here[node_id] = joined.node
+        if joined.generation == self._latest and joined.store and self._store and joined.store != self._store:
+            if joined.is_running or joined.has_succeeded:
+                self._check_told_one(node_id, joined.generation, says)
+            if joined.is_running and node_id not in self._clear:
+                self._at_work[node_id] = joined.generation
+            joined = word.NodeJoined(joined.node)  # of another generation with the same number
+        self._known[node_id] = max(self._known.get(node_id, 0), joined.generation)
+        if joined.generation > self._latest:
+            must_end.append(self._hear_of_later(joined.generation, says))
+            self._store = joined.store
+        if self._phase is RunPhase.RECOVERING and self._last is not None and self._last.is_recorded:
+            is_behind = joined.generation < self._last.number and node_id in self._last.ranks
+            self._last.is_unheard |= is_behind and node_id not in self._last.gone
+        if self._phase is RunPhase.RECOVERING and joined.generation == self._latest > 0:
+            self._adopt(joined)
+        elif joined.is_running or joined.has_succeeded:
+            self._come_back(joined, says)
+        elif node_id not in self._clear:
+            self._check_behind(joined, says)
+        return any(must_end)
+
+    def _supersede(self, node_id: str) -> bool:
+        """Its new self is here. If it is at work it is waited for, as every other member."""
+        last = self._last
+        if node_id in self._at_work and (last is None or not last.has(node_id)):
+            self._superseded.add(node_id)
+            return False
+        if last is None or not last.has(node_id) or node_id in self._clear or node_id in last.done:
+            return self._go(node_id, is_loss=True)
+        self._superseded.add(node_id)
+        last.is_lost |= not last.is_counted
+        return True
+
+    def _hear_of_later(self, generation: int, says: list[Say]) -> bool:
+        """An earlier coordinator got further than we knew: what is at work here is of the past."""
+        self._latest = generation
+        last = self._last
+        if last is None or last.is_ended:
+            if last is not None and not last.is_counted:
+                last.is_broken = True
+            return False
+        if self._phase is RunPhase.RECOVERING:
+            self._check_told(last, says)
+            last.is_ended = last.is_counted = True
+            return False
+        last.is_broken = True
+        return True
+
+    def _adopt(self, joined: word.NodeJoined) -> None:
+        if self._last is None or self._last.number != joined.generation:
+            self._last = _Generation(joined.generation)
+        last, node_id = self._last, joined.node.node_id
+        self._store = self._store or joined.store
+        last.ranks[node_id] = joined.group_rank
+        last.gone.discard(node_id)
+        last.expected = joined.group_world_size
+        if joined.has_succeeded:
+            last.done.add(node_id)
+        elif joined.is_running and node_id not in self._clear:
+            self._at_work[node_id] = joined.generation
+        last.is_opened |= joined.is_free
+
+    def _is_broken_since_recovery(self) -> bool:
+        last = self._last
+        if last is None or last.is_ended:
+            return False
+        missing = last.ranks.keys() - self._here.keys() - last.gone - last.done if last.is_recorded else set()
+        last.gone |= missing
+        last.is_lost |= bool(missing)
+        busy = last.done | {each for each, generation in self._at_work.items() if generation == last.number}
+        idle = [each for each in last.ranks if each in self._clear or each not in busy]
+        last.is_lost |= not last.is_complete
+        last.is_broken |= bool(idle or last.is_lost)
+        must_end = last.is_broken or bool(last.failed)
+        last.is_broken &= not last.failed  # then it is the failure that ended it
+        return must_end
+
+    def _inherit(self, record: RunRecord) -> None:
+        self._ledger = (record.restarts_used, record.membership_changes, record.drains, record.requests)
+        if record.is_at_work and record.members:  # else only its number is known
+            self._last = _Generation(record.generation)
+            self._last.ranks = {member.node_id: member.rank for member in record.members}
+            self._last.expected, self._last.is_recorded = len(record.members), True
+
+    def _come_back(self, joined: word.NodeJoined, says: list[Say]) -> None:
+        """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""
+        node_id, last = joined.node.node_id, self._last
+        is_of_last = last is not None and last.number == joined.generation
+        if last is not None and is_of_last and last.has(node_id) and not last.is_ended:
+            if joined.has_succeeded:
+                last.done.add(node_id)
+                last.away.discard(node_id)
+                self._at_work.pop(node_id, None)
+            return
+        is_alien = last is not None and is_of_last and not last.is_ended  # of another one with the number of ours
+        if joined.is_running and node_id not in self._clear:
+            self._at_work[node_id] = max(self._at_work.get(node_id, 0), joined.generation)
+            is_known = last is not None and is_of_last and last.has(node_id)
+            if joined.generation == self._latest and not is_alien and not is_known:
+                self._await_latecomer(node_id, joined.group_rank)
+        self._check_told_one(node_id, joined.generation, says)
+
+    def _check_told_one(self, node_id: str, generation: int, says: list[Say]) -> None:
+        if node_id not in _told_of_end(says, generation) and not _is_over(says):
+            raise InvariantBroken(f"C5: {node_id} works on generation {generation} and is not told that it ended")
+
+    def _await_latecomer(self, node_id: str, group_rank: int) -> None:
+        """A member of the last generation that nobody knew of, or that was thought to be lost: it is waited for."""
+        if self._last is None or (self._last.is_counted and self._last.number != self._latest):
+            self._last = _Generation(self._latest)
+            self._last.is_ended = self._last.is_counted = True  # not by us
+        self._last.ranks[node_id] = group_rank
+        self._last.gone.discard(node_id)
+
+    def _check_behind(self, joined: word.NodeJoined, says: list[Say]) -> None:
+        """A member whose link broke before it heard of its generation waits for ever if it is not told again."""
+        node_id, last = joined.node.node_id, self._last
+        if last is None or node_id not in last.parts or joined.generation >= last.number:
+            return
+        if not last.has(node_id) or self._at_work.get(node_id) != last.number:
+            return
+        if fact.GenerationFormed(last.parts[node_id]) not in [say.event for say in says if node_id in say.to]:
+            raise InvariantBroken(f"C7: {node_id} has not heard of generation {last.number} and is not told again")
+        if last.is_ended and node_id not in _told_of_end(says, last.number):
+            raise InvariantBroken(f"C5: {node_id} is told of generation {last.number} and not that it ended")
+
+    # --- a generation ends --------------------------------------------------------------------------------------------
+
+    def _check_ending(
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], must_end: bool
+    ) -> None:
+        for say in says:
+            if isinstance(say.event, fact.GenerationEnded) and not say.event.why:
+                raise InvariantBroken(f"C5: generation {say.event.generation} ended without a reason")
+        last = self._last
+        if last is None or last.is_ended or state.phase in (RunPhase.OVER, RunPhase.RECOVERING):
+            return
+        has_ended = (
+            state.phase is not RunPhase.RUNNING
+            or bool(_told_of_end(says, last.number) & last.ranks.keys())
+            or bool(self._new_parts(event, says))
+        )
+        if must_end and not has_ended:
+            raise InvariantBroken(f"C5: generation {last.number} goes on after {event}")
+        if not has_ended:
+            return
+        if not must_end:
+            self._check_opening(last, event)
+        self._check_told(last, says)
+        last.is_ended = True
+
+    def _check_opening(self, last: _Generation, event: AnyCoordinatorEvent) -> None:
+        """Without need a generation ends only to let somebody in."""
+        candidates = self._clear if self._phase is RunPhase.RECOVERING else self._clear & {self._newly_clear}
+        newcomers = {each for each in candidates if not last.has(each)}
+        if not newcomers:
+            raise InvariantBroken(f"C5: generation {last.number} ended without a cause, after {event}")
+        if len(last.ranks) >= self._settings.max_nodes or last.done or not self._settings.scale_up:
+            raise InvariantBroken(f"C5: generation {last.number} ended for {_names(newcomers)}, who cannot come in")
+        last.is_opened = True
+
+    def _check_told(self, last: _Generation, says: list[Say]) -> None:
+        members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
+        members = {each for each in members if self._known[each] == last.number} - last.away
+        untold = members - _told_of_end(says, last.number)
+        if untold:
+            raise InvariantBroken(f"C5: generation {last.number} ended and {_names(untold)} were not told")
+
+    def _check_ledger(self, state: CoordinatorState, event: AnyCoordinatorEvent) -> None:
+        """What follows a generation is counted once: as a restart, a change of the membership, a drain, a request."""
+        restarts, changes, drains, requests = self._ledger
+        if isinstance(event, run.Opened):
+            restarts = max(restarts, event.restarts_used)
+        elif isinstance(joined := getattr(event, "message", None), word.NodeJoined):
+            restarts = max(restarts, joined.restarts_used if joined.node.node_id in self._here else 0)
+        before, now = (restarts, changes, drains, requests), _ledger(state)
+        charged, changed, drained, wanted = grown = tuple(b - a for a, b in zip(before, now, strict=True))
+        if min(grown) < 0 or sum(grown) > 1:
+            raise InvariantBroken(f"C4: the ledger goes from {before} to {now} in one step")
+        if sum(grown) == 0:
+            return
+        last = self._last
+        if last is None or not last.is_ended or last.is_counted:
+            raise InvariantBroken(f"C4: the ledger goes to {now} and no generation ended")
+        self._check_stopped()
+        last.is_counted = True
+        if charged and (last.is_free or not last.failed):
+            raise InvariantBroken(f"C4: a restart was charged for generation {last.number}, which was free")
+        if drained and (last.is_lost or not last.is_drained):
+            raise InvariantBroken(f"C4: generation {last.number} was counted as a drain, and was none")
+        if wanted and (last.is_lost or last.is_drained or not last.is_requested):
+            raise InvariantBroken(f"C9: generation {last.number} was counted as a request, and was none")
+        is_broken = last.is_broken or last.is_unheard
+        is_other = last.is_drained or last.is_requested
+        is_change = last.is_lost or (not is_other and (last.is_opened or is_broken or not last.failed))
+        if changed and not is_change:
+            raise InvariantBroken(
+                f"C4: generation {last.number} was counted as a change of the membership, and was none"
+            )
+
+    def _check_time(self, state: CoordinatorState, event: AnyCoordinatorEvent, now: float) -> None:
+        """Every second since the first node came is in one of the sums."""
+        if isinstance(event, run.Opened):
+            if event.verdict is not None:
+                return
+            self._inherited_s = event.record.cost.spent.total_s if event.record is not None else 0.0
+        is_heir = isinstance(event, run.Opened) and event.generation > 0
+        if self._came_at is None and (state.nodes or is_heir):
+            self._came_at = now
+        passed_s = self._inherited_s + (now - self._came_at if self._came_at is not None else 0.0)
+        spent = state.ledger.spent(now)
+        if abs(spent.total_s - passed_s) > _SAME_S + 1e-12 * abs(now):
+            raise InvariantBroken(f"L1: {passed_s:.9g} s have passed, and the ledger has {spent}")
+        if min(spent.waiting_s, spent.starting_s, spent.training_s, spent.stopping_s, spent.lost_s) < 0:
+            raise InvariantBroken(f"L1: less than no time was spent: {spent}")
+
+    # --- a generation forms -------------------------------------------------------------------------------------------
+
+    def _new_parts(self, event: AnyCoordinatorEvent, says: list[Say]) -> _Parts:
+        """Who was given a part in a new generation; a member that came back may be told again of its old one."""
+        joined = event.message if isinstance(event, run.Heard) else None
+        newcomer = joined.node.node_id if isinstance(joined, word.NodeJoined) else ""
+        again = self._last.parts.get(newcomer) if self._last is not None else None
+        parts: _Parts = {}
+        for say in says:
+            if isinstance(say.event, fact.GenerationFormed) and (again is None or say.event.assignment != again):
+                for node_id in say.to:
+                    if node_id in parts or len(say.to) != 1:
+                        raise InvariantBroken(f"C1: {_names(set(say.to))} got more than one part, or the same")
+                    parts[node_id] = say.event.assignment
+        return parts
+
+    def _check_forming(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        parts = self._new_parts(event, says)
+        if not parts:
+            return
+        numbers = {part.generation for part in parts.values()}
+        number = max(numbers)
+        if len(numbers) > 1 or number <= self._latest:
+            raise InvariantBroken(f"C1: generations {sorted(numbers)} were formed after {self._latest}")
+        if not self._settings.min_nodes <= len(parts) <= self._settings.max_nodes:
+            raise InvariantBroken(f"C1: generation {number} was formed of {len(parts)} nodes")
+        if self._last is not None and not self._last.is_counted:
+            raise InvariantBroken(
+                f"C4: generation {number} was formed and what ended {self._last.number} was not counted"
+            )
+        strangers = set(parts) - (self._clear & self._here.keys())
+        if strangers:
+            raise InvariantBroken(f"C2: generation {number} was formed with {_names(strangers)}, which are not clear")
+        self._check_stopped()
+        self._check_numbers(parts, state)
+        self._latest, self._store = number, next(iter(parts.values())).store
+        last = self._last = _Generation(number)
+        self._quiet, self._is_hang_said = set(), False
+        last.parts = parts
+        last.ranks = {node_id: part.group_rank for node_id, part in parts.items()}
+        last.expected = len(parts)
+        for node_id in parts:
+            self._clear.discard(node_id)
+            self._draining.discard(node_id)
+            self._at_work[node_id] = self._known[node_id] = number
+
+    def _check_stopped(self) -> None:
+        """No node that is connected is at work, in whichever generation."""
+        if self._at_work:
+            raise InvariantBroken(f"C2: {_names(set(self._at_work))} have not stopped and the others go on")
+
+    def _check_numbers(self, parts: _Parts, state: CoordinatorState) -> None:
+        arranged = sorted(parts, key=lambda node_id: parts[node_id].group_rank)
+        infos = [self._here[node_id] for node_id in arranged]
+        world_size = sum(info.slots for info in infos)
+        serving = parts.get(self._settings.serving_node)
+        first, first_in_role = 0, dict.fromkeys((info.role for info in infos), 0)
+        for group_rank, (node_id, info) in enumerate(zip(arranged, infos, strict=True)):
+            part = parts[node_id]
+            got = (part.group_rank, part.first_global_rank, part.first_role_rank, part.role_world_size)
+            in_role = sum(each.slots for each in infos if each.role == info.role)
+            if got != (group_rank, first, first_in_role[info.role], in_role):
+                raise InvariantBroken(f"C3: {node_id} got {part}, and is node {group_rank} with ranks from {first}")
+            first += info.slots
+            first_in_role[info.role] += info.slots
+            common = (part.group_world_size, part.world_size, part.restarts_used, part.coordinator_rank)
+            if common != (len(parts), world_size, state.restarts_used, serving.group_rank if serving else -1):
+                raise InvariantBroken(f"C3: {node_id} heard {part} of a world of {world_size}")
+        stores = {(part.master_addr, part.master_port, part.use_agent_store) for part in parts.values()}
+        if len(stores) > 1 or len({part.why for part in parts.values()}) > 1:
+            raise InvariantBroken(f"C3: the members heard of different stores: {stores}")
+
+    # --- waiting, and the end -----------------------------------------------------------------------------------------
+
+    def _check_waiting(self, state: CoordinatorState, says: list[Say]) -> None:
+        """While a generation ends nothing is said at once: mostly the next forms in a moment."""
+        node_id = self._newly_clear if state.phase is not RunPhase.ENDING else ""
+        told = {each for say in says if isinstance(say.event, fact.Waiting) for each in say.to}
+        if node_id in self._clear and node_id not in told:
+            raise InvariantBroken(f"C7: {node_id} waits and is not told for whom")
+
+    def _check_deadlines(self, state: CoordinatorState) -> None:
+        awaited = set(_DEADLINES.get(state.phase, set()))
+        settings, count = self._settings, len(self._clear)
+        if state.phase is RunPhase.GATHERING and settings.min_nodes <= count < settings.max_nodes:
+            awaited.add(RunDeadline.LAST_CALL)
+        if state.phase is RunPhase.RUNNING and settings.on_hang != "off":
+            if (state.hang is not None and state.hang.report is None) != (RunDeadline.STACKS in state.deadlines):
+                raise InvariantBroken("H6: stacks are awaited without a deadline, or the other way round")
+            awaited |= state.deadlines.keys() & _OF_HANGS
+        if state.deadlines.keys() != awaited:
+            has, needs = (sorted(deadline.value for deadline in each) for each in (state.deadlines, awaited))
+            raise InvariantBroken(f"C7: {state.phase.value} needs deadlines for {needs}, and has them for {has}")
+
+    def _check_progress(self, state: CoordinatorState) -> None:
+        last, settings, count = self._last, self._settings, len(self._clear)
+        if state.phase is RunPhase.GATHERING:
+            is_first = self._latest == 0 or RunDeadline.LAST_CALL in state.deadlines
+            if count >= settings.max_nodes or (count >= settings.min_nodes and not is_first):
+                raise InvariantBroken(f"C7: {count} nodes are ready and no generation is formed")
+        elif state.phase is RunPhase.ENDING:
+            members = {each for each in last.ranks if each in self._here} if last is not None else set()
+            if not (members | self._at_work.keys()) - self._clear:
+                raise InvariantBroken("C7: ending, and nobody is awaited")
+        elif state.phase is RunPhase.RUNNING:
+            if last is None or last.is_ended:
+                raise InvariantBroken("C5: running, and the generation has ended")
+            if last.is_complete and last.done.issuperset(last.ranks):
+                raise InvariantBroken("C7: everybody is done and the run goes on")
+
+    def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+        verdict = state.verdict
+        if verdict is None or state.phase is not RunPhase.OVER:
+            raise InvariantBroken(f"C6: {state.phase.value}, and the verdict is {verdict}")
+        told = [each for say in says if isinstance(say.event, fact.RunEnded) for each in say.to]
+        if sorted(told) != sorted(self._here):
+            raise InvariantBroken(f"C6: {sorted(self._here)} are here, and {sorted(told)} were told of the end")
+        if any(isinstance(say.event, fact.RunEnded) and say.event.verdict != verdict for say in says):
+            raise InvariantBroken("C6: not everybody was told the same verdict")
+        self._check_outcome(state, verdict, event)
+        self._check_report(verdict)
+        self._verdict = verdict
+
+    def _check_outcome(self, state: CoordinatorState, verdict: Verdict, event: AnyCoordinatorEvent) -> None:
+        last = self._last
+        counted = (verdict.restarts_used, verdict.membership_changes, verdict.drains, verdict.requests)
+        if not verdict.why or counted != _ledger(state):
+            raise InvariantBroken(f"C4: the verdict {verdict} is not what the ledger says: {_ledger(state)}")
+        match verdict.outcome:
+            case Outcome.SUCCEEDED:
+                if last is None or last.is_ended or not last.is_complete or not last.done.issuperset(last.ranks):
+                    raise InvariantBroken("C6: succeeded, and not every member has")
+            case Outcome.FAILED:
+                if last is None or not last.is_ended or last.is_free or not isinstance(state.decision, GiveUp):
+                    raise InvariantBroken("C4: failed, and nobody gave up on a generation that had failed by itself")
+                self._check_stopped()
+            case Outcome.CANCELLED:
+                if not isinstance(event, run.CancelRequested):
+                    raise InvariantBroken("C6: cancelled, and nobody asked for it")
+            case _:
+                is_time = isinstance(event, run.TimeWentBy) and self._phase is RunPhase.GATHERING
+                if not is_time or len(self._clear) >= self._settings.min_nodes:
+                    raise InvariantBroken(f"C7: {verdict.why!r}, while {len(self._clear)} nodes are ready")
+
+    def _check_report(self, verdict: Verdict) -> None:
+        failed = {failure.global_rank for failure in verdict.failures}
+        stopped = [each.global_rank for each in verdict.stopped]
+        if list(verdict.failures) != sorted(verdict.failures, key=by_cause):
+            raise InvariantBroken("C5: the first cause does not come first")
+        if failed & set(stopped) or len(set(stopped)) < len(stopped):
+            raise InvariantBroken(f"C5: ranks {sorted(failed)} failed and {sorted(stopped)} were stopped")
+        if verdict.outcome is Outcome.SUCCEEDED:
+            is_right = not failed and not stopped
+        elif verdict.outcome is Outcome.FAILED:
+            heard = self._last.failed if self._last is not None else set()
+            is_right = bool(failed) and failed <= heard and len(failed) == min(len(heard), _MOST_TOLD)
+        else:
+            is_right = failed <= self._failed
+        if not is_right:
+            raise InvariantBroken(f"C5: {verdict.outcome.value}, and the report names {sorted(failed)}")
+
+
+def _told_of_end(says: list[Say], generation: int) -> set[str]:
+    ended = [say for say in says if isinstance(say.event, fact.GenerationEnded) and say.event.generation == generation]
+    return {node_id for say in ended for node_id in say.to}
+
+
+def _is_over(says: list[Say]) -> bool:
+    return any(isinstance(say.event, fact.RunEnded) for say in says)
+
+
+def _ledger(state: CoordinatorState) -> tuple[int, int, int, int]:
+    return state.restarts_used, state.membership_changes, state.drains, state.requests
+
+
+def _names(node_ids: set[str]) -> str:
+    return ", ".join(sorted(node_ids))

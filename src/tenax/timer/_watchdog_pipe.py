@@ -1,0 +1,211 @@
+"""The agent's end of the pipe through which workers say which scopes they enter and leave.
+
+Implements ``ports.ScopeWatch``: carries bytes to the watchdog (``_core/watchdog.py``) and what has expired to whoever
+asks. The pipe is open for reading and writing as long as it is watched, so it has no end when a worker closes its own,
+and opening it never waits for anybody. One read takes all that a pipe can hold: more than that is not taken in one turn
+of the loop, and nothing that had arrived in time is overlooked. A pipe that was full may have kept a worker from saying
+that it is out of a scope, so after that nobody is late for a moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import time
+from contextlib import suppress
+
+from tenax._core import commands as order
+from tenax._core import events as fact
+from tenax._core.watchdog import Watchdog
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tenax._core.commands import AnyCommand, EndWorker
+    from tenax._core.events import AnyEvent, ScopeExpired
+    from tenax._core.hang import Scopes
+
+_READ_BYTES = 1 << 16
+_MOST_READS = 64  # to empty a pipe into which somebody keeps writing
+_LONGEST_WAIT_S = 86_400.0  # more than some systems can wait at a stretch
+_FULL_BYTES = _READ_BYTES // 2  # it holds pages, and a line that does not fit into the rest of one begins the next
+_RESPITE_S = 1.0  # for those who waited for room
+_RESPITE_EVERY_S = 10.0  # whatever is written into the pipe
+_NAME = "timers"
+
+
+class WatchdogPipe:
+    """``path``: where the pipe is to be; empty: in a new folder that is only ours.
+
+    ``tell``: is called with TorchElastic's name of each event, and what it is about; for agents that keep no journal.
+    """
+
+    def __init__(
+        self,
+        local_world_size: int,
+        path: str = "",
+        *,
+        wall: Callable[[], float] = time.time,
+        tell: Callable[[str, ScopeExpired | EndWorker | None], None] = lambda *_: None,
+    ) -> None:
+        self.path = os.path.abspath(path) if path else ""  # workers may change their folder
+        self.watchdog = Watchdog(local_world_size)
+        self._folder = ""
+        self._inode = 0  # of the pipe that we made
+        self._wall = wall
+        self._tell = tell
+        self._is_open = False
+        self._now: Callable[[], float] = time.monotonic
+        self._say: Callable[[str], None] = lambda _: None
+        self._reader = self._writer = -1
+        self._respite_until = float("-inf")
+
+    def make(self) -> str:
+        """Make the pipe; returns its path, which workers may be told. Raises ValueError if there can be none."""
+        if self.path:
+            check_path(self.path)
+        try:
+            if not self.path:
+                import tempfile
+
+                self._folder = tempfile.mkdtemp(prefix="tenax-watchdog-")
+                self.path = os.path.join(self._folder, _NAME)
+            with suppress(FileNotFoundError):
+                os.remove(self.path)  # left behind by an agent that was killed
+            os.mkfifo(self.path, 0o600)
+            # At once: whoever finds a pipe without a reader may take it for one that was left behind.
+            self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            self._writer = os.open(self.path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+            self._inode = os.fstat(self._reader).st_ino
+        except OSError as error:
+            self.close()
+            raise ValueError(
+                f"the watchdog's pipe cannot be made at {self.path!r}: {error.strerror}; set "
+                "TORCHELASTIC_TIMER_FILE to a path where a pipe can be made"
+            ) from error
+        return self.path
+
+    def open(self, now: Callable[[], float], say: Callable[[str], None]) -> None:
+        """From now on somebody reads."""
+        self._now = now
+        self._say = say
+        self._is_open = True
+        self._tell("watchdog started", None)
+
+    def last_progress_time(self) -> float | None:
+        """Epoch seconds of the last request of a worker; None before the first one."""
+        return self.watchdog.last_request_at
+
+    def scopes(self) -> Mapping[int, Scopes]:
+        """By local rank, what was heard of scopes in this generation."""
+        return self.watchdog.scopes()
+
+    # --- ports.ScopeWatch ---------------------------------------------------------------------------------------------
+
+    def heard(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
+        if any(isinstance(command, order.StartWorkers) for command in commands):
+            self._empty()
+        self.watchdog.heard(event, commands)
+        if isinstance(event, fact.ScopeExpired):
+            self._tell("timer expired", event)
+        for command in commands:
+            if isinstance(command, order.EndWorker):
+                self._tell("kill worker process", command)
+
+    def next_deadline(self) -> float | None:
+        deadline = self.watchdog.next_deadline()
+        if deadline is None:
+            return None
+        return min(max(deadline, self._respite_until), self._now() + _LONGEST_WAIT_S)
+
+    def expired(self) -> list[ScopeExpired]:
+        self.on_readable()
+        now = self._now()
+        return self.watchdog.expired(now) if now >= self._respite_until else []
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._tell("watchdog stopped", None)
+        for descriptor in (self._reader, self._writer):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._reader = self._writer = -1
+        if self._inode:
+            with suppress(FileNotFoundError):
+                if os.stat(self.path).st_ino == self._inode:
+                    os.remove(self.path)
+            self._inode = 0
+        if self._folder:
+            with suppress(FileNotFoundError):
+                os.rmdir(self._folder)
+            self._folder = ""
+
+    # --- watched by the loop ------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return self._reader
+
+    @property
+    def wants_to_write(self) -> bool:
+        return False
+
+    def on_writable(self) -> None:
+        """There is nothing to write."""
+
+    def on_readable(self) -> None:
+        data = self._read()
+        if data:
+            if len(data) >= _FULL_BYTES and self._now() >= self._respite_until + _RESPITE_EVERY_S:
+                self._respite_until = self._now() + _RESPITE_S
+            self.watchdog.take(data, self._now(), self._wall())
+            for note in self.watchdog.take_notes():
+                self._say(note)
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self._reader, _READ_BYTES) if self._reader >= 0 else b""
+        except BlockingIOError:
+            return b""
+
+    def _empty(self) -> None:
+        """The workers of an earlier generation are gone, and their numbers may become those of new ones."""
+        for _ in range(_MOST_READS):
+            data = self._read()
+            if not data:
+                return
+            self.watchdog.discard(data)
+
+
+def check_path(path: str) -> None:
+    """Raises ValueError if the watchdog's pipe cannot be there."""
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder):
+            raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: there is no folder {folder!r}; make it") from None
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise ValueError(
+                f"TORCHELASTIC_TIMER_FILE is {path!r}: {folder!r} may not be written to; name another path"
+            ) from None
+        return
+    except OSError as error:
+        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}: {error.strerror}; name another path") from error
+    if not stat.S_ISFIFO(mode):
+        raise ValueError(f"TORCHELASTIC_TIMER_FILE is {path!r}, which is no pipe; name a path that is free")
+    if _has_reader(path):
+        raise ValueError(
+            f"TORCHELASTIC_TIMER_FILE is {path!r}, and somebody reads from that pipe already; give each agent its own "
+            "path, or leave the variable unset"
+        )
+
+
+def _has_reader(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno != errno.ENXIO  # not ours to judge: then it is not ours to take either
+    return True
