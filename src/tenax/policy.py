@@ -8,6 +8,6 @@ class GiveUpOnBadData(RestartPolicy):
 """
 
 from tenax._core.model import Failure
-from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
+from tenax._core.policy import BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
 
-__all__ = ["AnyDecision", "BudgetPolicy", "Failure", "GiveUp", "History", "Restart", "RestartPolicy", "Wait"]
+__all__ = ["BudgetPolicy", "Failure", "GiveUp", "History", "Restart", "RestartPolicy", "Wait"]

@@ -66,7 +66,7 @@ def spawn_helper(
         raise RuntimeError(
             "tenax starts its helpers with sys.executable, which is empty here: use a normal interpreter."
         )
-    place = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     flags = ["-I", "-S"] if isolated else []
     command = [sys.executable, *flags, "-c", _BOOTSTRAP, name, place, module]
     try:
