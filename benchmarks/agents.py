@@ -195,7 +195,7 @@ def joined_at_s(journal: Iterable[str]) -> list[float]:
     for line in journal:
         step = json.loads(line)
         event = step.get("event", {})
-        if event.get("event") == "Heard" and event["message"]["message"] == "NodeJoined":
+        if event.get("event") == "Received" and event["message"]["message"] == "NodeJoined":
             first.setdefault(event["node_id"], step["at"])
     return sorted(first.values())
 

@@ -60,7 +60,7 @@ class Light:
     def __init__(self, number: int, nodes: int, port: int) -> None:
         self._info = NodeInfo(f"{number:032x}", "host", SLOTS, min_nodes=nodes, max_nodes=nodes)
         self._hello = wire.Hello(wire.VERSION, RUN, self._info.node_id, os.urandom(wire.NONCE_BYTES))
-        self._reader = wire.FrameReader(wire.MOST_BYTES)
+        self._reader = wire.FrameReader(wire.MAX_BYTES)
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=30)
         self.sock.sendall(wire.encode(self._hello))
 

@@ -29,7 +29,7 @@ from benchmarks.nodes import Node
 from benchmarks.orders import Orders
 from benchmarks.report import NOTHING, OURS, Row, compared, limited, seconds
 from benchmarks.samples import Samples
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.authority import AuthorityTerms
 from tenax._engines.etcd.engine import EtcdRendezvous, EtcdRendezvousSettings
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, server_environ
@@ -44,7 +44,7 @@ QUICK_SIZES = (10, 20)
 MEMBERS = 3
 PROCESSES = 4
 BOUND_S = 60.0
-MOST_S = 5.0  # for the greatest size
+MAX_S = 5.0  # for the greatest size
 _UP_S = 30.0
 _numbers = itertools.count(1)
 
@@ -121,9 +121,9 @@ def work(pipe: Connection, folder: str) -> None:
         if node not in nodes:
             continue  # it has left
         node.step(event)
-        if isinstance(event, fact.JoinRefused):
+        if isinstance(event, events.JoinRefused):
             raise RuntimeError(event.reason)
-        if isinstance(event, fact.GenerationFormed) and all(each.formed_at for each in nodes):
+        if isinstance(event, events.GenerationFormed) and all(each.formed_at for each in nodes):
             pipe.send((began, max(max(each.formed_at.values()) for each in nodes)))
 
 
@@ -190,7 +190,7 @@ def rows(samples: Samples) -> list[Row]:
         what = _joined(nodes)
         if samples.has(OURS, what):
             is_last = nodes == SIZES[-1]
-            found.append(limited(samples, what, seconds, below=MOST_S) if is_last else compared(samples, what, seconds))
+            found.append(limited(samples, what, seconds, below=MAX_S) if is_last else compared(samples, what, seconds))
     return [*found, _growth(samples, SIZES)]
 
 

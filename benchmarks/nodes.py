@@ -13,8 +13,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from benchmarks.orders import Orders
-from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import commands, events
 from tenax._core.agent import AgentMachine, words_on_connecting
 from tenax._core.coordinator import RunSettings
 from tenax._core.model import AgentSettings, Evidence
@@ -42,7 +41,7 @@ class Node:
 
     def open(self) -> None:
         """Join."""
-        self.emit(fact.RunRequested())
+        self.emit(events.RunRequested())
         node = ControlledNode(
             settings=self.machine.state.settings,
             policy=None,
@@ -67,7 +66,7 @@ class Node:
 
     def fail(self) -> float:
         """A worker of this node dies. Returns when."""
-        self.emit(fact.WorkerExited(self.machine.state.generation, 0, 1))
+        self.emit(events.WorkerExited(self.machine.state.generation, 0, 1))
         return self._loop.now()
 
     def step(self, event: Any) -> None:
@@ -77,20 +76,20 @@ class Node:
 
     def _perform(self, command: Any) -> None:
         match command:
-            case order.Tell(message):
+            case commands.SendMessage(message):
                 self.control.tell(message)
-            case order.StartWorkers(assignment):
+            case commands.StartWorkers(assignment):
                 self.formed_at[assignment.generation] = self._loop.now()
                 for rank in range(WORKERS):
-                    self.emit(fact.WorkerStarted(assignment.generation, rank, 1 + rank))
-            case order.SignalWorkers(generation, number):
+                    self.emit(events.WorkerStarted(assignment.generation, rank, 1 + rank))
+            case commands.SignalWorkers(generation, number):
                 self.stopped_at[generation] = self._loop.now()
                 for rank in range(WORKERS):
-                    self.emit(fact.WorkerExited(generation, rank, -number))
-            case order.ExamineFailure(generation, local_rank):
-                self.emit(fact.FailureExamined(generation, local_rank, Evidence()))
-            case order.ClearNode(generation) | order.KillNode(generation):
-                self.emit(fact.NodeCleared(generation))
+                    self.emit(events.WorkerExited(generation, rank, -number))
+            case commands.ExamineFailure(generation, local_rank):
+                self.emit(events.FailureExamined(generation, local_rank, Evidence()))
+            case commands.ClearNode(generation) | commands.KillNode(generation):
+                self.emit(events.NodeCleared(generation))
 
 
 def work(pipe: Connection, settings: TcpSettings, number: int, folder: str) -> None:
@@ -124,7 +123,7 @@ def work(pipe: Connection, settings: TcpSettings, number: int, folder: str) -> N
         node, event = posted
         generation = node.machine.state.generation
         node.step(event)
-        if isinstance(event, fact.GenerationFormed):
+        if isinstance(event, events.GenerationFormed):
             tell("formed", [each.formed_at for each in nodes], event.assignment.generation)
         elif node.stopped_at.get(generation):
             tell("stopped", [each.stopped_at for each in nodes], generation)

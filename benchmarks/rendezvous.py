@@ -27,7 +27,7 @@ THEIR_SIZES = (8, 32, 64, 128, 256)
 PROCESSES = 4
 BOUND_S = 20.0
 FIT_FROM = 64  # below that the fixed costs of a handful of messages hide the growth
-MOST_EXPONENT = 1.25
+MAX_EXPONENT = 1.25
 
 
 def measure(settings: Settings, samples: Samples) -> None:
@@ -125,8 +125,8 @@ def _growth(samples: Samples) -> Row:
         f"growth of that time with the number of nodes, from {FIT_FROM} on",
         cells[BASELINE],
         cells[OURS],
-        bar=f"about linear: exponent ≤ {MOST_EXPONENT:g}",
-        passed=None if ours is None else ours <= MOST_EXPONENT,
+        bar=f"about linear: exponent ≤ {MAX_EXPONENT:g}",
+        passed=None if ours is None else ours <= MAX_EXPONENT,
     )
 
 

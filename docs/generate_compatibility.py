@@ -157,7 +157,7 @@ json.dump({"version": torch.__version__.partition("+")[0], "modules": found}, sy
 """
 
 
-class Judgement(NamedTuple):
+class HealthVerdict(NamedTuple):
     """What is to be said about one name. A problem is something that must be cured, here or there."""
 
     name: str
@@ -179,24 +179,24 @@ def ours_for(module: str) -> str:
     return target_of(module) or module.replace("torch", "tenax", 1)
 
 
-def judge(module: str, names: dict[str, Any]) -> Iterator[Judgement]:
+def judge(module: str, names: dict[str, Any]) -> Iterator[HealthVerdict]:
     """Each name of one of torch's modules."""
     ours = importlib.import_module(ours_for(module))
     for name, entry in names.items():
         yield _judge_name(module, name, entry, ours)
 
 
-def _judge_name(module: str, name: str, entry: dict[str, Any], ours: Any) -> Judgement:
+def _judge_name(module: str, name: str, entry: dict[str, Any], ours: Any) -> HealthVerdict:
     reason = ABSENT.get(f"{module}.{name}")
     if not hasattr(ours, name):
-        return Judgement(name, "absent", reason) if reason else Judgement(name, "wrong", "it is missing")
+        return HealthVerdict(name, "absent", reason) if reason else HealthVerdict(name, "wrong", "it is missing")
     if reason:
-        return Judgement(name, "wrong", "it is said to be absent, and is here")
+        return HealthVerdict(name, "wrong", "it is said to be absent, and is here")
     problems = _problems(name, getattr(ours, name), entry, ABSENT_METHODS.get(f"{module}.{name}", frozenset()))
     if problems:
-        return Judgement(name, "wrong", "; ".join(problems))
+        return HealthVerdict(name, "wrong", "; ".join(problems))
     note = DIFFERENT.get(_key(module, name)) or DIFFERENT.get(_key(entry["home"], name))
-    return Judgement(name, "different" if note else "here", note or "")
+    return HealthVerdict(name, "different" if note else "here", note or "")
 
 
 def _key(module: str, name: str) -> str:
@@ -259,7 +259,7 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join([opening, *parts])
 
 
-def _section(module: str, judged: list[Judgement]) -> str:
+def _section(module: str, judged: list[HealthVerdict]) -> str:
     lines = [f"## `{module}`", "", f"`{ours_for(module)}`", ""]
     here = ", ".join(f"`{each.name}`" for each in judged if each.state == "here")
     others = [each for each in judged if each.state != "here"]

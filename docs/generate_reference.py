@@ -145,7 +145,8 @@ def facts() -> str:
 
 
 def words() -> str:
-    """What a node tells the coordinator: in the order ``Tell``, and in the coordinator's journal as ``Heard``."""
+    """What a node tells the coordinator: in the order ``SendMessage``, and in the coordinator's journal as
+    ``Received``."""
     return _structs(messages.FromNode.__args__)
 
 
@@ -173,7 +174,7 @@ def values() -> str:
 
 def run_values() -> str:
     """Of the coordinator's journal, besides those of an agent's."""
-    return _structs([coordinator.RunSettings, messages.NodeInfo, coordinator.Say])
+    return _structs([coordinator.RunSettings, messages.NodeInfo, coordinator.Send])
 
 
 def says() -> str:

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 
 Line = tuple[int, str]  # milliseconds since the epoch, text
 
-MOST_EVENTS = 10_000
-MOST_BYTES = 1_048_576
+MAX_EVENTS = 10_000
+MAX_BYTES = 1_048_576
 OVERHEAD_BYTES = 26  # that CloudWatch counts for each event
-MOST_OF_AN_EVENT = 256 * 1024 - OVERHEAD_BYTES
+MAX_OF_AN_EVENT = 256 * 1024 - OVERHEAD_BYTES
 LONGEST_SPAN_MS = 24 * 3600 * 1000
-MOST_WAITING = 100_000
+MAX_WAITING = 100_000
 
 
 class CloudWatchEventHandler(EventHandler):
@@ -69,7 +69,7 @@ class CloudWatchEventHandler(EventHandler):
         with self._changed:
             if self._is_closing:
                 raise ValueError("the handler was closed; make a new one")
-            if len(self._waiting) >= MOST_WAITING:
+            if len(self._waiting) >= MAX_WAITING:
                 self.lost += 1
             else:
                 self._waiting.append((at_ms, event.serialize()))
@@ -129,10 +129,7 @@ def batches(lines: list[Line]) -> list[list[Line]]:
         added = len(text.encode()) + OVERHEAD_BYTES
         last = found[-1] if found else None
         is_full = (
-            last is None
-            or len(last) >= MOST_EVENTS
-            or size + added > MOST_BYTES
-            or at_ms - last[0][0] >= LONGEST_SPAN_MS
+            last is None or len(last) >= MAX_EVENTS or size + added > MAX_BYTES or at_ms - last[0][0] >= LONGEST_SPAN_MS
         )
         if last is None or is_full:
             last, size = [], 0
@@ -145,7 +142,7 @@ def batches(lines: list[Line]) -> list[list[Line]]:
 def cut(text: str) -> str:
     """What fits into one event of CloudWatch."""
     data = text.encode()
-    return text if len(data) <= MOST_OF_AN_EVENT else data[:MOST_OF_AN_EVENT].decode(errors="ignore")
+    return text if len(data) <= MAX_OF_AN_EVENT else data[:MAX_OF_AN_EVENT].decode(errors="ignore")
 
 
 def from_name(argument: str) -> CloudWatchEventHandler:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 PATIENCE_S = 30.0
 
 
-class Heard(NamedTuple):
+class Received(NamedTuple):
     status: int
     headers: dict[str, str]
     body: bytes
@@ -21,7 +21,7 @@ class Heard(NamedTuple):
 
 def kube_probe(
     port: int, path: str = "/healthz", method: str = "GET", host: str = "127.0.0.1", **headers: str
-) -> Heard:
+) -> Received:
     """As the kubelet sends an httpGet probe."""
     lines = [
         f"{method} {path} HTTP/1.1",
@@ -33,14 +33,14 @@ def kube_probe(
     return raw(port, "".join(f"{line}\r\n" for line in [*lines, ""]).encode(), host)
 
 
-def raw(port: int, data: bytes, host: str = "127.0.0.1") -> Heard:
+def raw(port: int, data: bytes, host: str = "127.0.0.1") -> Received:
     """Send these bytes, and read until the other side closes."""
     with socket.create_connection((host, port), PATIENCE_S) as sock:
         sock.sendall(data)
         return heard_from(sock)
 
 
-def heard_from(sock: socket.socket) -> Heard:
+def heard_from(sock: socket.socket) -> Received:
     return understood(until_closed(sock))
 
 
@@ -51,10 +51,10 @@ def until_closed(sock: socket.socket) -> bytes:
     return b"".join(parts)
 
 
-def understood(data: bytes) -> Heard:
+def understood(data: bytes) -> Received:
     head, end, body = data.partition(b"\r\n\r\n")
     assert end, f"this is no answer: {data!r}"
     first, *rest = head.decode().split("\r\n")
     match = re.fullmatch(r"HTTP/1\.1 (\d{3}) .+", first)
     assert match, first
-    return Heard(int(match[1]), dict(line.split(": ", 1) for line in rest), body)
+    return Received(int(match[1]), dict(line.split(": ", 1) for line in rest), body)

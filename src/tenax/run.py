@@ -11,7 +11,7 @@ import os
 import sys
 
 from tenax._failures.record import record
-from tenax.cli.arguments import HelpWanted, read
+from tenax.cli.arguments import HelpRequested, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
@@ -101,7 +101,7 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if args is None else list(args)
     try:
         reading = read(words, os.environ)
-    except HelpWanted:
+    except HelpRequested:
         raise SystemExit(cli_main(["help", "run"])) from None
     except OutOfRange:
         raise

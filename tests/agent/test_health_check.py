@@ -23,7 +23,7 @@ from tenax._io.loop import Loop
 from tenax._io.ports import RequestRefused
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._observe.health.check import HealthCheck, health_check_of
-from tenax._observe.health.liveness import VitalSigns
+from tenax._observe.health.liveness import AgentLiveness
 from tenax.agent.server import LocalElasticAgent, WorkerGroup, WorkerSpec
 from tenax.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from tenax.launcher import LaunchConfig, elastic_launch
@@ -193,7 +193,7 @@ class StuckPolicy:
 def test_a_stuck_loop_is_not_alive(tmp_path: Path) -> None:
     """Time passes and the loop comes round: alive. Time passes while the loop is held up: not, until it goes on."""
     clock, policy = Clock(), StuckPolicy()
-    server = HealthCheckServer(now, 0, 60, signs=VitalSigns(clock))
+    server = HealthCheckServer(now, 0, 60, signs=AgentLiveness(clock))
     fail = tmp_path / "fail"
     os.mkfifo(fail)
     spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {shlex.quote(str(fail))}; exit 3"), max_restarts=1)
@@ -240,7 +240,7 @@ class OldHooks(LocalElasticAgent):
 def test_a_polling_loop_is_watched_too(tmp_path: Path) -> None:
     """A hook that does not return is a stuck agent; before the nodes have met, waiting is no fault."""
     clock = Clock()
-    server = HealthCheckServer(now, 0, 60, signs=VitalSigns(clock))
+    server = HealthCheckServer(now, 0, 60, signs=AgentLiveness(clock))
     end = tmp_path / "end"
     os.mkfifo(end)
     spec = WorkerSpec(entrypoint="sh", args=("-c", f"read _ < {shlex.quote(str(end))}"), monitor_interval=0.01)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tenax import events, metrics
-from tenax._node.sinks import Outlets
+from tenax._node.sinks import Sinks
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing.errors import ProcessFailure
 from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -218,7 +218,7 @@ def test_an_event_handler_that_nobody_knows_is_refused_before_anything_starts() 
 
 
 def test_without_listeners_there_is_nothing_to_close() -> None:
-    outlets = Outlets()
+    outlets = Sinks()
     assert not outlets.has_events
     assert not outlets.has_metrics
     assert outlets.close() == []

@@ -14,11 +14,11 @@ def test_a_join_is_the_first_word_of_a_node_in_the_coordinators_journal() -> Non
     """A node that comes back says it again, which is no other join; other lines do not matter."""
     journal = [
         '{"line":"run header","at":1.0}',
-        '{"line":"run step","at":2.0,"event":{"event":"Heard","node_id":"a","message":{"message":"NodeJoined"}}}',
-        '{"line":"run step","at":3.0,"event":{"event":"Heard","node_id":"a","message":{"message":"NodeReady"}}}',
-        '{"line":"run step","at":4.0,"event":{"event":"Heard","node_id":"b","message":{"message":"NodeJoined"}}}',
-        '{"line":"run step","at":5.0,"event":{"event":"Heard","node_id":"a","message":{"message":"NodeJoined"}}}',
-        '{"line":"run step","at":6.0,"event":{"event":"TimeWentBy"}}',
+        '{"line":"run step","at":2.0,"event":{"event":"Received","node_id":"a","message":{"message":"NodeJoined"}}}',
+        '{"line":"run step","at":3.0,"event":{"event":"Received","node_id":"a","message":{"message":"NodeReady"}}}',
+        '{"line":"run step","at":4.0,"event":{"event":"Received","node_id":"b","message":{"message":"NodeJoined"}}}',
+        '{"line":"run step","at":5.0,"event":{"event":"Received","node_id":"a","message":{"message":"NodeJoined"}}}',
+        '{"line":"run step","at":6.0,"event":{"event":"Tick"}}',
     ]
     assert joined_at_s(journal) == [2.0, 4.0]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax.cli.arguments import HelpWanted, parse, read
+from tenax.cli.arguments import HelpRequested, parse, read
 from tenax.cli.flags import FLAGS, UsageError
 from tenax.cli.options import Options
 
@@ -151,7 +151,7 @@ def test_the_last_one_wins() -> None:
 @pytest.mark.parametrize("words", ["--help", "-h", "--tee 3 --help train.py", "--nnodes 7 -h"])
 def test_help_comes_before_everything(words) -> None:
     """--help in front of the script is answered, whatever else is wrong."""
-    with pytest.raises(HelpWanted):
+    with pytest.raises(HelpRequested):
         parse(words_of(words), {"PET_TEE": "nonsense"})
 
 

@@ -78,7 +78,7 @@ class Worker:
         self._sock.close()
 
 
-class Desk:
+class OperatorApi:
     """Where workers report."""
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Cluster:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.desk = Desk()
+        self.desk = OperatorApi()
         self.agents: list[Agent] = []
         self.endpoint = own_endpoint()
         self.told: dict[str, Any] = {
@@ -289,7 +289,7 @@ class Cluster:
         host, _, port = self.endpoint.rpartition(":")
         hello = wire.Hello(wire.VERSION, self.told["run_id"], "operator", os.urandom(wire.NONCE_BYTES))
         with socket.create_connection((host, int(port)), PATIENCE_S) as sock:
-            reader = wire.FrameReader(wire.MOST_BYTES)
+            reader = wire.FrameReader(wire.MAX_BYTES)
 
             def answer() -> Any:
                 bodies: list[bytes] = []

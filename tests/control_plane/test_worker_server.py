@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asking import Heard, heard_from
+from asking import Received, heard_from
 from tenax import control_plane
 from tenax.control_plane import _handlers as handlers
 from tenax.control_plane._server import WorkerServer
@@ -45,7 +45,7 @@ def own_handlers() -> Iterator[None]:
     handlers._registered.update(before)
 
 
-def ask(path: str, method: str, target: str, body: bytes = b"") -> Heard:
+def ask(path: str, method: str, target: str, body: bytes = b"") -> Received:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(PATIENCE_S)
         sock.connect(path)

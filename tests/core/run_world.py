@@ -14,15 +14,14 @@ from collections.abc import Callable
 import msgspec
 
 from tenax._core import coordinator as run
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CoordinatorMachine,
     CoordinatorState,
     RunPhase,
     RunSettings,
-    Say,
+    Send,
 )
 from tenax._core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy
@@ -32,12 +31,12 @@ from tenax.testing.run_invariants import RunChecker
 from .policies import Pausing
 from .world import WorldBroken
 
-MOST_STEPS = 2_000  # a history that needs more has lost its way
-MOST_LIES = 40
+MAX_STEPS = 2_000  # a history that needs more has lost its way
+MAX_LIES = 40
 CALM_AFTER_S = 60.0  # from then on nothing bad happens any more, so every history ends
 FENCE_S, LEASE_S = 4.3, 5.0
 
-Step = tuple[AnyCoordinatorEvent, float, list[Say]]
+Step = tuple[AnyCoordinatorEvent, float, list[Send]]
 MakeMachine = Callable[[RunSettings, RestartPolicy, CoordinatorState | None], CoordinatorMachine]
 
 
@@ -57,7 +56,7 @@ class Counting:
 class Node:
     """One agent, as far as a coordinator can tell: ready -> running -> stopping -> ready ... -> done -> ended."""
 
-    def __init__(self, info: word.NodeInfo, clock_ahead_s: float) -> None:
+    def __init__(self, info: messages.NodeInfo, clock_ahead_s: float) -> None:
         self.info = info
         self.clock_ahead_s = clock_ahead_s
         self.phase = "ready"
@@ -89,9 +88,9 @@ class Node:
     def is_working(self) -> bool:
         return self.is_alive and self.phase in ("running", "stopping")
 
-    def joined(self) -> word.NodeJoined:
+    def joined(self) -> messages.NodeJoined:
         part = self.part
-        return word.NodeJoined(
+        return messages.NodeJoined(
             self.info,
             generation=self.generation,
             is_running=self.is_working,
@@ -111,7 +110,7 @@ class RunWorld:
     ) -> None:
         self._dice = dice
         self._lies = lies
-        self._lies_left = MOST_LIES
+        self._lies_left = MAX_LIES
         self._make_machine = make_machine
         least = dice.randint(1, 3)
         self.settings = RunSettings(
@@ -162,8 +161,8 @@ class RunWorld:
         for _ in range(dice.choice((0, 0, 1, 3))):
             self._soon(self._hang, 40.0)
         while not self._is_finished():
-            if len(self.steps) > MOST_STEPS:
-                raise WorldBroken(f"no end after {MOST_STEPS} steps: {self.machine.state.phase.value}")
+            if len(self.steps) > MAX_STEPS:
+                raise WorldBroken(f"no end after {MAX_STEPS} steps: {self.machine.state.phase.value}")
             if self._lies and self._now > 2 * CALM_AFTER_S:
                 break
             self._next()
@@ -192,7 +191,7 @@ class RunWorld:
         deadline = self.machine.state.next_deadline()
         if deadline is not None and not (self._pending and self._pending[0][0] < deadline):
             self._now = max(self._now, deadline)
-            self._step(run.TimeWentBy())
+            self._step(run.Tick())
             return
         at, _, _, deed = heapq.heappop(self._pending)
         self._now = max(self._now, at)
@@ -205,7 +204,7 @@ class RunWorld:
         self.steps.append((event, self._now, says))
         state = self.machine.state
         self._checker.check(state, event, says, self._now)
-        if isinstance(event, run.Heard) and isinstance(event.message, word.NodeJoined):
+        if isinstance(event, run.Received) and isinstance(event.message, messages.NodeJoined):
             self._inherited = max(self._inherited, event.message.restarts_used)
             self._note_return(event.message)
         if not self._lies:
@@ -213,7 +212,7 @@ class RunWorld:
         if isinstance(event, run.NodeLost):
             self._note_loss(event.node_id)
         for say in says:
-            if isinstance(say.event, fact.GenerationFormed) and not self._lies:
+            if isinstance(say.event, events.GenerationFormed) and not self._lies:
                 self._check_alone(say.event.assignment.generation)
             for node_id in say.to:
                 self._deliver(node_id, say.event)
@@ -249,23 +248,23 @@ class RunWorld:
         if node.phase != "running" or node.generation != generation or not node.is_alive or node.is_quiet:
             return
         node.is_quiet = True
-        self._tell(node, word.NodeQuiet(generation, self._clock(node), self._clock(node) - 1.0, "no step"))
+        self._tell(node, messages.NodeQuiet(generation, self._clock(node), self._clock(node) - 1.0, "no step"))
         if self._dice.random() < 0.5:
             self._soon(lambda: self._move_again(node, generation), 8.0)
 
     def _move_again(self, node: Node, generation: int) -> None:
         if node.phase == "running" and node.generation == generation and node.is_alive and node.is_quiet:
             node.is_quiet = False
-            self._tell(node, word.NodeBusy(generation))
+            self._tell(node, messages.NodeBusy(generation))
 
     def _tell_stacks(self, node: Node, number: int) -> None:
         assert node.part is not None
         first = node.part.first_global_rank
         places = [
-            word.StackPlace((first + rank,), (f"train.py:{self._dice.randint(1, 2)} in load",), local_rank=rank)
+            messages.StackPlace((first + rank,), (f"train.py:{self._dice.randint(1, 2)} in load",), local_rank=rank)
             for rank in range(node.info.slots)
         ]
-        self._tell(node, word.StacksTaken(node.generation, number, tuple(places)))
+        self._tell(node, messages.StacksTaken(node.generation, number, tuple(places)))
 
     # --- the truth ----------------------------------------------------------------------------------------------------
 
@@ -285,7 +284,7 @@ class RunWorld:
         if node_id in self.nodes:
             self._lost.add((node_id, self.nodes[node_id].generation))
 
-    def _note_return(self, joined: word.NodeJoined) -> None:
+    def _note_return(self, joined: messages.NodeJoined) -> None:
         """One that was thought to be lost, and is back before the others have gone on, must be waited for after all."""
         state = self.machine.state
         if joined.generation == state.generation and joined.store == state.store and state.phase is RunPhase.ENDING:
@@ -293,7 +292,7 @@ class RunWorld:
 
     # --- links --------------------------------------------------------------------------------------------------------
 
-    def _tell(self, node: Node, message: word.FromNode) -> None:
+    def _tell(self, node: Node, message: messages.FromNode) -> None:
         """On the way to the coordinator; lost with the link."""
         if not node.is_linked:
             return
@@ -302,11 +301,11 @@ class RunWorld:
 
         def arrive() -> None:
             if node.link == link:
-                self._step(run.Heard(node.node_id, message))
+                self._step(run.Received(node.node_id, message))
 
         self._at(node.said_until, arrive)
 
-    def _deliver(self, node_id: str, event: fact.FromCoordinator) -> None:
+    def _deliver(self, node_id: str, event: events.FromCoordinator) -> None:
         node = self.nodes.get(node_id)
         if node is None or not node.is_linked:
             return
@@ -328,21 +327,24 @@ class RunWorld:
         if node.phase == "running" and node.is_up:
             self._tell(node, self._running(node))
             now = self._clock(node)
-            quiet, busy = word.NodeQuiet(node.generation, now, now - 1.0, "no step"), word.NodeBusy(node.generation)
+            quiet, busy = (
+                messages.NodeQuiet(node.generation, now, now - 1.0, "no step"),
+                messages.NodeBusy(node.generation),
+            )
             self._tell(node, quiet if node.is_quiet else busy)
         elif node.phase == "stopping":
             for failure in node.failures[:1]:
-                self._tell(node, word.FailureSeen(node.generation, failure, self._clock(node)))
+                self._tell(node, messages.FailureSeen(node.generation, failure, self._clock(node)))
             if node.is_draining:
-                self._tell(node, word.NodeDraining(node.generation, 2.0, "asked to stop"))
+                self._tell(node, messages.NodeDraining(node.generation, 2.0, "asked to stop"))
         elif node.phase == "ready":
             if node.failures or node.was_cut_off:
                 self._tell(node, self._stopped(node))
             self._tell(node, self._ready(node))
 
     @staticmethod
-    def _running(node: Node) -> word.WorkersRunning:
-        return word.WorkersRunning(node.generation, tuple(range(100, 100 + node.info.slots)))
+    def _running(node: Node) -> messages.WorkersRunning:
+        return messages.WorkersRunning(node.generation, tuple(range(100, 100 + node.info.slots)))
 
     def _tell_steps(self, node: Node) -> None:
         """As the agent does when its workers have ended, and now and then before."""
@@ -353,14 +355,14 @@ class RunWorld:
         last = first + int(10 * passed_s)
         self._saved = max(self._saved, last - self._dice.randint(0, 30))
         began_at = since + node.clock_ahead_s
-        said = [word.WorkerProgress(0, first, last, began_at, began_at + (last - first) / 10)]
+        said = [messages.WorkerProgress(0, first, last, began_at, began_at + (last - first) / 10)]
         if node.info.slots > 1:
-            said.append(word.WorkerProgress(1, -1, -1, 0.0, 0.0, "checkpoint"))
-        self._tell(node, word.NodeProgress(node.generation, self._clock(node), tuple(said)))
+            said.append(messages.WorkerProgress(1, -1, -1, 0.0, 0.0, "checkpoint"))
+        self._tell(node, messages.NodeProgress(node.generation, self._clock(node), tuple(said)))
 
-    def _ready(self, node: Node) -> word.NodeReady:
+    def _ready(self, node: Node) -> messages.NodeReady:
         self._port += 1  # every store has a place of its own
-        return word.NodeReady(node.generation, node.node_id, self._port)
+        return messages.NodeReady(node.generation, node.node_id, self._port)
 
     def _clock(self, node: Node) -> float:
         return self._now + node.clock_ahead_s
@@ -386,7 +388,7 @@ class RunWorld:
     def _start_node(self, name: str = "") -> None:
         dice, count = self._dice, len(self.nodes)
         node_id = f"n{count}"
-        info = word.NodeInfo(
+        info = messages.NodeInfo(
             node_id,
             host=f"host{dice.randint(0, 4)}",
             slots=dice.randint(1, 3),
@@ -421,7 +423,7 @@ class RunWorld:
             case 4 | 5:
                 self._drain(node)
             case 6:
-                self._tell(node, word.NodeWillLeave(node.generation, "spot reclaim", 30.0))
+                self._tell(node, messages.NodeWillLeave(node.generation, "spot reclaim", 30.0))
         if node.info.name and dice.random() < 0.4:
             self._soon(lambda: self._start_node(node.info.name), 3.0)
         if dice.random() < 0.5:
@@ -452,13 +454,13 @@ class RunWorld:
     def _drain(self, node: Node) -> None:
         if node.phase == "running":
             node.is_draining = True
-            self._tell(node, word.NodeDraining(node.generation, 2.0, "asked to stop"))
+            self._tell(node, messages.NodeDraining(node.generation, 2.0, "asked to stop"))
             self._stop(node)
         elif node.phase in ("ready", "done"):
             self._leave(node)
 
     def _leave(self, node: Node) -> None:
-        self._tell(node, word.NodeLeft("asked to stop"))
+        self._tell(node, messages.NodeLeft("asked to stop"))
         self._end(node)
 
     def _end(self, node: Node) -> None:
@@ -472,25 +474,27 @@ class RunWorld:
 
         self._at(node.said_until + 0.01, close)
 
-    def _hear(self, node: Node, event: fact.FromCoordinator) -> None:
+    def _hear(self, node: Node, event: events.FromCoordinator) -> None:
         match event:
-            case fact.GenerationFormed(part) if node.phase == "ready" and part.generation > node.generation:
+            case events.GenerationFormed(part) if node.phase == "ready" and part.generation > node.generation:
                 self._start_work(node, part)
-            case fact.GenerationEnded(generation) if generation == node.generation:
+            case events.GenerationEnded(generation) if generation == node.generation:
                 node.has_ended_elsewhere = True
                 if node.phase == "running":
                     self._stop(node)
                 elif node.phase == "done":
                     self._be_ready(node)
-            case fact.RunEnded(verdict):
+            case events.RunEnded(verdict):
                 node.verdict = verdict
                 self._stop_for_good(node)
-            case fact.StacksWanted(generation, number) if generation == node.generation and node.phase == "running":
+            case events.StacksRequested(generation, number) if (
+                generation == node.generation and node.phase == "running"
+            ):
                 if self._dice.random() < 0.8:
                     self._tell_stacks(node, number)
-            case fact.LeaveRequested():
+            case events.LeaveRequested():
                 self._drain(node)
-            case fact.JoinRefused():
+            case events.JoinRefused():
                 node.is_refused = True
                 self._stop_for_good(node)
 
@@ -534,7 +538,7 @@ class RunWorld:
             return
         self._tell_steps(node)
         node.phase = "done"
-        self._tell(node, word.NodeSucceeded(generation))
+        self._tell(node, messages.NodeSucceeded(generation))
         if node.has_ended_elsewhere:
             self._be_ready(node)
 
@@ -542,7 +546,7 @@ class RunWorld:
         if node.phase != "running" or node.generation != generation or not node.is_alive:
             return
         node.failures = [self._failure(node, self._dice.randrange(node.info.slots))]
-        self._tell(node, word.FailureSeen(generation, node.failures[0], self._clock(node)))
+        self._tell(node, messages.FailureSeen(generation, node.failures[0], self._clock(node)))
         self._stop(node)
 
     def _failure(self, node: Node, local_rank: int) -> Failure:
@@ -566,13 +570,13 @@ class RunWorld:
 
         self._soon(stopped, self._dice.choice((0.1, 2.0)))
 
-    def _stopped(self, node: Node) -> word.NodeStopped:
+    def _stopped(self, node: Node) -> messages.NodeStopped:
         assert node.part is not None
         failed = {failure.local_rank for failure in node.failures}
         first = node.part.first_global_rank
         stopped = [Stopped(rank, first + rank, 9, -15) for rank in range(node.info.slots) if rank not in failed]
         now = self._clock(node)
-        return word.NodeStopped(node.generation, now, tuple(node.failures), tuple(stopped), node.was_cut_off)
+        return messages.NodeStopped(node.generation, now, tuple(node.failures), tuple(stopped), node.was_cut_off)
 
     def _stopped_all(self, node: Node) -> None:
         """No worker lives here any more."""
@@ -653,13 +657,15 @@ class RunWorld:
     def _lie(self) -> AnyCoordinatorEvent:
         """A word that was said before, of another generation, of a stranger, or just wrong."""
         dice, state = self._dice, self.machine.state
-        heard = [event for event, _, _ in self.steps[self._opened_at :] if isinstance(event, run.Heard)]
+        heard = [event for event, _, _ in self.steps[self._opened_at :] if isinstance(event, run.Received)]
         if heard and dice.random() < 0.5:
             return dice.choice(heard)
         node_id = dice.choice([*self.nodes, f"stranger{self._lies_left}"])
         generation = max(0, state.generation + dice.choice((-1, 0, 0, 1)))
         rank = dice.randint(0, 3)
-        info = word.NodeInfo(node_id, "host9", min_nodes=state.settings.min_nodes, max_nodes=state.settings.max_nodes)
+        info = messages.NodeInfo(
+            node_id, "host9", min_nodes=state.settings.min_nodes, max_nodes=state.settings.max_nodes
+        )
         failure = Failure(generation, 0, rank, 9, 1, self._now)
         match dice.randint(0, 16):
             case 16:
@@ -669,36 +675,38 @@ class RunWorld:
             case 11:
                 return run.DrainRequested(node_id, "a whim")
             case 12:
-                return run.Heard(node_id, word.WorkersRunning(generation, (1, 2)))
+                return run.Received(node_id, messages.WorkersRunning(generation, (1, 2)))
             case 13:
-                steps = word.WorkerProgress(0, rank, dice.randint(-1, 99), self._now - 1e3, self._now + 1e3)
-                return run.Heard(node_id, word.NodeProgress(generation, self._now, (steps,)))
+                steps = messages.WorkerProgress(0, rank, dice.randint(-1, 99), self._now - 1e3, self._now + 1e3)
+                return run.Received(node_id, messages.NodeProgress(generation, self._now, (steps,)))
             case 14:
-                return run.Heard(node_id, word.NodeQuiet(generation, self._now, self._now - 1e3, "a lie"))
+                return run.Received(node_id, messages.NodeQuiet(generation, self._now, self._now - 1e3, "a lie"))
             case 15:
-                places = (word.StackPlace((rank,), why="a lie"),)
-                taken = word.StacksTaken(generation, dice.randint(1, 3), places)
-                return run.Heard(node_id, dice.choice((taken, word.NodeBusy(generation))))
+                places = (messages.StackPlace((rank,), why="a lie"),)
+                taken = messages.StacksTaken(generation, dice.randint(1, 3), places)
+                return run.Received(node_id, dice.choice((taken, messages.NodeBusy(generation))))
             case 0:
                 return run.NodeLost(node_id, "somebody said so")
             case 1:
-                return run.TimeWentBy()
+                return run.Tick()
             case 2 if node_id not in self.nodes:
                 is_running = dice.random() < 0.5
-                joined = word.NodeJoined(info, generation, is_running, not is_running and dice.random() < 0.5, rank, 2)
-                return run.Heard(node_id, joined)
+                joined = messages.NodeJoined(
+                    info, generation, is_running, not is_running and dice.random() < 0.5, rank, 2
+                )
+                return run.Received(node_id, joined)
             case 3 | 4:
-                return run.Heard(node_id, word.NodeReady(generation))
+                return run.Received(node_id, messages.NodeReady(generation))
             case 5:
-                return run.Heard(node_id, word.FailureSeen(generation, failure, self._now))
+                return run.Received(node_id, messages.FailureSeen(generation, failure, self._now))
             case 6:
-                return run.Heard(node_id, word.NodeStopped(generation, self._now, (failure,)))
+                return run.Received(node_id, messages.NodeStopped(generation, self._now, (failure,)))
             case 7:
-                return run.Heard(node_id, word.NodeSucceeded(generation))
+                return run.Received(node_id, messages.NodeSucceeded(generation))
             case 8:
-                return run.Heard(node_id, word.NodeDraining(generation, 1.0, "a lie"))
+                return run.Received(node_id, messages.NodeDraining(generation, 1.0, "a lie"))
             case _:
-                return run.Heard(node_id, word.NodeLeft("a lie", is_clear=dice.random() < 0.8))
+                return run.Received(node_id, messages.NodeLeft("a lie", is_clear=dice.random() < 0.8))
 
 
 def tell(steps: list[Step]) -> str:

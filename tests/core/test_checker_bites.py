@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.agent import SIGTERM, AgentMachine, Deadline, Phase, Rung
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
@@ -84,7 +83,7 @@ class IsReadyTooEarly(AgentMachine):
 
     def _stop(self, *details) -> None:
         super()._stop(*details)
-        self._tell(word.NodeReady(self.state.generation))
+        self._tell(messages.NodeReady(self.state.generation))
 
 
 class TellsOfASuccessThatWasNone(AgentMachine):
@@ -96,8 +95,10 @@ class TellsOfASuccessThatWasNone(AgentMachine):
 
 
 class TellsOfTheWrongGeneration(AgentMachine):
-    def _tell(self, message: word.FromNode) -> None:
-        if isinstance(message, word.NodeStopped | word.NodeSucceeded | word.FailureSeen | word.NodeDraining):
+    def _tell(self, message: messages.FromNode) -> None:
+        if isinstance(
+            message, messages.NodeStopped | messages.NodeSucceeded | messages.FailureSeen | messages.NodeDraining
+        ):
             message = msgspec.structs.replace(message, generation=message.generation + 1)
         super()._tell(message)
 
@@ -226,8 +227,8 @@ class ClearsTooEarly(AgentMachine):
 class ForgetsTheSecondFailure(AgentMachine):
     """Tells of only one failure per generation."""
 
-    def _tell(self, message: word.FromNode) -> None:
-        if isinstance(message, word.NodeStopped):
+    def _tell(self, message: messages.FromNode) -> None:
+        if isinstance(message, messages.NodeStopped):
             message = msgspec.structs.replace(message, failures=message.failures[:1])
         super()._tell(message)
 
@@ -280,7 +281,7 @@ class DoesNotWaitForTheVerdict(AgentMachine):
 
 class PassesNoticesOnToNobody(AgentMachine):
     def _pass_on_notice(self, host: str, why: str, in_s: float | None) -> None:
-        self._orders.append(order.PassOnNotice(self.state.generation, host, why, in_s))
+        self._orders.append(order.ForwardNotice(self.state.generation, host, why, in_s))
 
 
 class RunsAwayFromASignal(AgentMachine):
@@ -407,7 +408,7 @@ def test_a_verdict_out_of_place_is_caught() -> None:
             self.state.phase = Phase.ENDED
 
         def _take(self, event: AnyEvent, now: float) -> None:
-            super()._take(fact.JoinRefused("always") if isinstance(event, fact.GenerationFormed) else event, now)
+            super()._take(events.JoinRefused("always") if isinstance(event, events.GenerationFormed) else event, now)
 
     assert any("A4: a verdict while running" in said for said in how_it_is_caught(VerdictTooEarly))
     assert any("A4: ended without a verdict" in said for said in how_it_is_caught(EndWithoutVerdict))

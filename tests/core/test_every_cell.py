@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import SIGINT, SIGTERM, AgentMachine, Phase, Rung
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
@@ -14,15 +14,15 @@ from tenax._core.messages import HangReport, WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.testing.agent_invariants import InvariantChecker
 
-RUN = fact.RunRequested()
-FORMED = fact.GenerationFormed(Assignment(1))
-STARTED = [fact.WorkerStarted(1, 0, 100), fact.WorkerStarted(1, 1, 101)]
+RUN = events.RunRequested()
+FORMED = events.GenerationFormed(Assignment(1))
+STARTED = [events.WorkerStarted(1, 0, 100), events.WorkerStarted(1, 1, 101)]
 UP: list[AnyEvent] = [RUN, FORMED, *STARTED]
-FAILED = fact.WorkerExited(1, 0, 1)
-EXAMINED = fact.FailureExamined(1, 0, Evidence())
-SUCCEEDED = [fact.WorkerExited(1, 0, 0), fact.WorkerExited(1, 1, 0)]
-LATE = fact.ScopeExpired(1, 0, 100, "step", 60.0, 1e9, SIGTERM)
-ENDED = [fact.WorkerExited(1, 1, -15), EXAMINED, fact.NodeCleared(1)]
+FAILED = events.WorkerExited(1, 0, 1)
+EXAMINED = events.FailureExamined(1, 0, Evidence())
+SUCCEEDED = [events.WorkerExited(1, 0, 0), events.WorkerExited(1, 1, 0)]
+LATE = events.ScopeExpired(1, 0, 100, "step", 60.0, 1e9, SIGTERM)
+ENDED = [events.WorkerExited(1, 1, -15), EXAMINED, events.NodeCleared(1)]
 
 # How each situation is reached. Some phases have several: what the machine waits for is a part of the cell.
 SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
@@ -31,28 +31,31 @@ SITUATIONS: dict[str, tuple[Phase, list[AnyEvent]]] = {
     "joining again": (Phase.JOINING, [*UP, FAILED, *ENDED]),
     "starting": (Phase.RUNNING, [RUN, FORMED]),
     "running": (Phase.RUNNING, UP),
-    "running, one has succeeded": (Phase.RUNNING, [*UP, fact.WorkerExited(1, 1, 0)]),
+    "running, one has succeeded": (Phase.RUNNING, [*UP, events.WorkerExited(1, 1, 0)]),
     "running, one is late": (Phase.RUNNING, [*UP, LATE]),
-    "running, one that is late was asked": (Phase.RUNNING, [*UP, LATE, fact.StacksRefused(1, 0, "no")]),
-    "running, quiet": (Phase.RUNNING, [*UP, fact.QuietSeen(1, 0.0, "no step", (1,))]),
-    "running, stacks are wanted": (Phase.RUNNING, [*UP, fact.StacksWanted(1, 1, "no step")]),
-    "running, a hang is told": (Phase.RUNNING, [*UP, fact.HangFound(1, HangReport(1, 1, 2, 60.0, "no step"))]),
-    "stopping, one is late": (Phase.STOPPING, [*UP, LATE, fact.WorkerExited(1, 1, 1)]),
+    "running, one that is late was asked": (Phase.RUNNING, [*UP, LATE, events.StacksRefused(1, 0, "no")]),
+    "running, quiet": (Phase.RUNNING, [*UP, events.QuietSeen(1, 0.0, "no step", (1,))]),
+    "running, stacks are wanted": (Phase.RUNNING, [*UP, events.StacksRequested(1, 1, "no step")]),
+    "running, a hang is told": (Phase.RUNNING, [*UP, events.HangFound(1, HangReport(1, 1, 2, 60.0, "no step"))]),
+    "stopping, one is late": (Phase.STOPPING, [*UP, LATE, events.WorkerExited(1, 1, 1)]),
     "stopping, asked": (Phase.STOPPING, [*UP, FAILED]),
-    "stopping, cancelled": (Phase.STOPPING, [*UP, fact.SignalReceived(SIGTERM)]),
-    "stopping, clearing": (Phase.STOPPING, [*UP, FAILED, fact.WorkerExited(1, 1, -15)]),
-    "stopping, killed": (Phase.STOPPING, [*UP, fact.SignalReceived(SIGINT), fact.SignalReceived(SIGINT)]),
-    "stopping, evidence awaited": (Phase.STOPPING, [*UP, FAILED, fact.WorkerExited(1, 1, -15), fact.NodeCleared(1)]),
-    "stopping, ended elsewhere": (Phase.STOPPING, [*UP, fact.GenerationEnded(1, "b joins")]),
-    "stopping, fenced": (Phase.STOPPING, [*UP, fact.Fenced(1, "cut off")]),
-    "stopping, refused": (Phase.STOPPING, [*UP, fact.JoinRefused("no")]),
-    "stopping, the run is over": (Phase.STOPPING, [*UP, fact.RunEnded(Verdict(Outcome.CANCELLED, "enough"), 1.0)]),
+    "stopping, cancelled": (Phase.STOPPING, [*UP, events.SignalReceived(SIGTERM)]),
+    "stopping, clearing": (Phase.STOPPING, [*UP, FAILED, events.WorkerExited(1, 1, -15)]),
+    "stopping, killed": (Phase.STOPPING, [*UP, events.SignalReceived(SIGINT), events.SignalReceived(SIGINT)]),
+    "stopping, evidence awaited": (
+        Phase.STOPPING,
+        [*UP, FAILED, events.WorkerExited(1, 1, -15), events.NodeCleared(1)],
+    ),
+    "stopping, ended elsewhere": (Phase.STOPPING, [*UP, events.GenerationEnded(1, "b joins")]),
+    "stopping, fenced": (Phase.STOPPING, [*UP, events.Fenced(1, "cut off")]),
+    "stopping, refused": (Phase.STOPPING, [*UP, events.JoinRefused("no")]),
+    "stopping, the run is over": (Phase.STOPPING, [*UP, events.RunEnded(Verdict(Outcome.CANCELLED, "enough"), 1.0)]),
     "closing": (Phase.CLOSING, [*UP, *SUCCEEDED]),
-    "closing, ended elsewhere": (Phase.CLOSING, [*UP, *SUCCEEDED, fact.GenerationEnded(1, "b joins")]),
-    "closing, killed": (Phase.CLOSING, [*UP, *SUCCEEDED, fact.SignalReceived(SIGTERM)]),
-    "done": (Phase.DONE, [*UP, *SUCCEEDED, fact.NodeCleared(1)]),
-    "joining, called back": (Phase.JOINING, [*UP, *SUCCEEDED, fact.NodeCleared(1), fact.GenerationEnded(1, "no")]),
-    "ended": (Phase.ENDED, [*UP, fact.KeeperLost("gone")]),
+    "closing, ended elsewhere": (Phase.CLOSING, [*UP, *SUCCEEDED, events.GenerationEnded(1, "b joins")]),
+    "closing, killed": (Phase.CLOSING, [*UP, *SUCCEEDED, events.SignalReceived(SIGTERM)]),
+    "done": (Phase.DONE, [*UP, *SUCCEEDED, events.NodeCleared(1)]),
+    "joining, called back": (Phase.JOINING, [*UP, *SUCCEEDED, events.NodeCleared(1), events.GenerationEnded(1, "no")]),
+    "ended": (Phase.ENDED, [*UP, events.KeeperLost("gone")]),
 }
 
 
@@ -60,52 +63,52 @@ def versions(kind: type[AnyEvent]) -> list[AnyEvent]:
     """An event of this kind in all the ways that could matter: of now, of then, of nobody."""
     generations, ranks = (0, 1, 2, 7), (-1, 0, 1, 2)
     match kind:
-        case fact.GenerationFormed:
-            return [fact.GenerationFormed(Assignment(generation)) for generation in generations]
-        case fact.JoinRefused | fact.KeeperLost | fact.Waiting | fact.LeaveRequested:
+        case events.GenerationFormed:
+            return [events.GenerationFormed(Assignment(generation)) for generation in generations]
+        case events.JoinRefused | events.KeeperLost | events.Waiting | events.LeaveRequested:
             return [kind("no")]
-        case fact.GenerationEnded:
+        case events.GenerationEnded:
             return [kind(generation, "no", is_late) for generation in generations for is_late in (False, True)]
-        case fact.Fenced:
+        case events.Fenced:
             return [kind(generation, "no") for generation in generations]
-        case fact.RunEnded:
+        case events.RunEnded:
             verdicts = [Verdict(outcome, "no") for outcome in Outcome if outcome is not Outcome.FAILED]
             verdicts.append(Verdict(Outcome.FAILED, "no", (Failure(1, 0, 9, 900, 1, 5.0),)))
             return [kind(verdict, sent_at) for verdict in verdicts for sent_at in (-1e6, 1e6)]
-        case fact.LeaveNoticed:
+        case events.LeaveNoticed:
             return [kind(generation, "b", "no", in_s) for generation in generations for in_s in (None, 30.0)]
-        case fact.NoticeReceived:
+        case events.NoticeReceived:
             return [kind("no", in_s) for in_s in (None, 30.0)]
-        case fact.ProgressSeen:
+        case events.ProgressSeen:
             progress = ((), (WorkerProgress(0, 3, 9, 1.0, 2.0), WorkerProgress(1, -1, -1, 0.0, 0.0, "checkpoint")))
             return [kind(*what) for what in itertools.product(generations, progress)]
-        case fact.WorkerStarted:
+        case events.WorkerStarted:
             return [kind(*where, 100) for where in itertools.product(generations, ranks)]
-        case fact.WorkerStartFailed:
+        case events.WorkerStartFailed:
             return [kind(*where, "no such file", 127) for where in itertools.product(generations, ranks)]
-        case fact.WorkerExited:
+        case events.WorkerExited:
             ends = ((0, ""), (0, "its result is lost"), (1, ""), (-9, ""), (-15, ""))
             return [kind(*where, *end) for where in itertools.product(generations, ranks) for end in ends]
-        case fact.FailureExamined:
+        case events.FailureExamined:
             proofs = (Evidence(), Evidence(message="boom", raised_at=0.5), Evidence(message="boom", raised_at=1e9))
             return [kind(*where) for where in itertools.product(generations, ranks, proofs)]
-        case fact.ScopeExpired:
+        case events.ScopeExpired:
             wheres = [(*where, pid) for where in itertools.product(generations, ranks) for pid in (100, 101)]
             return [kind(*where, "step", 60.0, 1e9, signal) for where in wheres for signal in (0, 9, 15)]
-        case fact.StacksRefused:
+        case events.StacksRefused:
             return [kind(*where, "no") for where in itertools.product(generations, ranks)]
-        case fact.StacksWanted:
+        case events.StacksRequested:
             return [kind(generation, 1, "no") for generation in generations]
-        case fact.StacksRead:
-            wrote = (fact.WorkerStacks(0, "Stack:"), fact.WorkerStacks(9, why="no"))
+        case events.StacksRead:
+            wrote = (events.WorkerStacks(0, "Stack:"), events.WorkerStacks(9, why="no"))
             return [kind(generation, number, wrote) for generation in generations for number in (1, 2)]
-        case fact.HangFound:
+        case events.HangFound:
             return [kind(generation, HangReport(generation, 1, 2, 60.0, "no")) for generation in generations]
-        case fact.QuietSeen:
+        case events.QuietSeen:
             return [kind(generation, 1.0, "no", who) for generation in generations for who in ((), (0, 9))]
-        case fact.NodeCleared | fact.HangOver | fact.MovementSeen:
+        case events.NodeCleared | events.HangOver | events.MovementSeen:
             return [kind(generation) for generation in generations]
-        case fact.SignalReceived:
+        case events.SignalReceived:
             return [kind(signal, grace_s) for signal in (1, 2, 3, 15) for grace_s in (None, 0.0)]
         case _:
             return [kind()]
@@ -138,13 +141,13 @@ def test_from_every_cell_the_run_can_end(situation: str) -> None:
     """Ctrl-C, Ctrl-C, and time: no situation survives that, so nobody ever needs to kill the agent."""
     machine = reach(situation)
     now = 1.0
-    for event in (fact.SignalReceived(SIGINT), fact.SignalReceived(SIGINT)):
+    for event in (events.SignalReceived(SIGINT), events.SignalReceived(SIGINT)):
         machine.step(event, now)
     for _ in range(3):
         deadline = machine.state.next_deadline()
         if deadline is not None:
             now = deadline
-            machine.step(fact.TimePassed(), now)
+            machine.step(events.Tick(), now)
     assert machine.state.phase is Phase.ENDED
     assert now <= 1.0 + machine.state.settings.abandon_s + machine.state.settings.examine_s
 
@@ -161,5 +164,5 @@ def test_a_step_does_not_touch_what_it_was_given() -> None:
     machine = reach("running")
     first = machine.step(FAILED, 1.0)
     copy = list(first)
-    machine.step(fact.WorkerExited(1, 1, 0), 2.0)
+    machine.step(events.WorkerExited(1, 1, 0), 2.0)
     assert first == copy

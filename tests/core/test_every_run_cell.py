@@ -8,14 +8,14 @@ import msgspec
 import pytest
 
 from tenax._core import coordinator as run
-from tenax._core import messages as word
+from tenax._core import messages
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CoordinatorMachine,
     CoordinatorState,
     RunPhase,
     RunSettings,
-    Say,
+    Send,
 )
 from tenax._core.model import Failure, Outcome, Stopped, Verdict
 from tenax.testing.run_invariants import RunChecker
@@ -28,35 +28,37 @@ SETTINGS = RunSettings(
 FAILURE = Failure(1, 0, 1, 101, 1, 8.0)
 
 
-def node(node_id: str, **more) -> word.NodeInfo:
-    return word.NodeInfo(node_id, f"host-{node_id}", min_nodes=2, max_nodes=2, **more)
+def node(node_id: str, **more) -> messages.NodeInfo:
+    return messages.NodeInfo(node_id, f"host-{node_id}", min_nodes=2, max_nodes=2, **more)
 
 
-def joined(node_id: str, **more) -> run.Heard:
-    return run.Heard(node_id, word.NodeJoined(node(node_id), **more))
+def joined(node_id: str, **more) -> run.Received:
+    return run.Received(node_id, messages.NodeJoined(node(node_id), **more))
 
 
-def ready(node_id: str, generation: int = 0) -> run.Heard:
-    return run.Heard(node_id, word.NodeReady(generation))
+def ready(node_id: str, generation: int = 0) -> run.Received:
+    return run.Received(node_id, messages.NodeReady(generation))
 
 
-def of(node_id: str, rank: int, **how: bool) -> run.Heard:
+def of(node_id: str, rank: int, **how: bool) -> run.Received:
     return joined(node_id, generation=1, group_rank=rank, group_world_size=2, **how)
 
 
-def quiet(node_id: str) -> run.Heard:
-    return run.Heard(node_id, word.NodeQuiet(1, 8.0, 1.0, "no step"))
+def quiet(node_id: str) -> run.Received:
+    return run.Received(node_id, messages.NodeQuiet(1, 8.0, 1.0, "no step"))
 
 
-def stacks(node_id: str, rank: int) -> run.Heard:
-    return run.Heard(node_id, word.StacksTaken(1, 1, (word.StackPlace((rank,), (f"train.py:{rank} in load",)),)))
+def stacks(node_id: str, rank: int) -> run.Received:
+    return run.Received(
+        node_id, messages.StacksTaken(1, 1, (messages.StackPlace((rank,), (f"train.py:{rank} in load",)),))
+    )
 
 
 OPENED = run.Opened()
 UP: list[AnyCoordinatorEvent] = [OPENED, joined("a"), ready("a"), joined("b"), ready("b")]
 SPARE = [joined("c"), ready("c")]
-FAILED = run.Heard("b", word.FailureSeen(1, FAILURE, 8.0))
-STOPPED = [run.Heard("b", word.NodeStopped(1, 8.0, (FAILURE,))), ready("b", 1)]
+FAILED = run.Received("b", messages.FailureSeen(1, FAILURE, 8.0))
+STOPPED = [run.Received("b", messages.NodeStopped(1, 8.0, (FAILURE,))), ready("b", 1)]
 RECOVERING = run.Opened(recover_s=30.0)
 
 # How each situation is reached. Some phases have several: who is waited for is a part of the cell.
@@ -66,9 +68,9 @@ SITUATIONS: dict[str, tuple[RunPhase, list[AnyCoordinatorEvent]]] = {
     "one is ready": (RunPhase.GATHERING, [OPENED, joined("a"), ready("a")]),
     "running": (RunPhase.RUNNING, UP),
     "running, with a spare": (RunPhase.RUNNING, [*UP, *SPARE]),
-    "running, one has started": (RunPhase.RUNNING, [*UP, run.Heard("a", word.WorkersRunning(1, (9,)))]),
-    "running, one is done": (RunPhase.RUNNING, [*UP, run.Heard("a", word.NodeSucceeded(1))]),
-    "running, one drains": (RunPhase.RUNNING, [*UP, run.Heard("a", word.NodeDraining(1, 30.0, "asked"))]),
+    "running, one has started": (RunPhase.RUNNING, [*UP, run.Received("a", messages.WorkersRunning(1, (9,)))]),
+    "running, one is done": (RunPhase.RUNNING, [*UP, run.Received("a", messages.NodeSucceeded(1))]),
+    "running, one drains": (RunPhase.RUNNING, [*UP, run.Received("a", messages.NodeDraining(1, 30.0, "asked"))]),
     "running, one is quiet": (RunPhase.RUNNING, [*UP, quiet("a")]),
     "running, all are quiet": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b")]),
     "running, one tells where it is": (RunPhase.RUNNING, [*UP, quiet("a"), quiet("b"), stacks("a", 0)]),
@@ -77,7 +79,7 @@ SITUATIONS: dict[str, tuple[RunPhase, list[AnyCoordinatorEvent]]] = {
     "ending, one has stopped": (RunPhase.ENDING, [*UP, FAILED, *STOPPED]),
     "ending, a loss": (RunPhase.ENDING, [*UP, run.NodeLost("a", "gone")]),
     "ending, a request": (RunPhase.ENDING, [*UP, run.RestartRequested("new data")]),
-    "ending, a drain": (RunPhase.ENDING, [*UP, run.Heard("a", word.NodeLeft("asked"))]),
+    "ending, a drain": (RunPhase.ENDING, [*UP, run.Received("a", messages.NodeLeft("asked"))]),
     "gathering again": (RunPhase.GATHERING, [*UP, run.NodeLost("a", "gone"), ready("b", 1)]),
     "paused": (RunPhase.PAUSED, [*UP, FAILED, *STOPPED, ready("a", 1)]),
     "recovering, nobody is back": (RunPhase.RECOVERING, [RECOVERING]),
@@ -97,54 +99,54 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
     nodes, generations = ("a", "b", "c", "x"), (0, 1, 2)
     cells = list(itertools.product(nodes, generations))
     match kind:
-        case word.NodeJoined:
+        case messages.NodeJoined:
             fresh = [joined(node_id) for node_id in nodes]
             back = [joined("x", generation=each, group_rank=1, group_world_size=2) for each in generations]
             strange = [
-                run.Heard("x", word.NodeJoined(node("x", rank=0))),
-                run.Heard("x", word.NodeJoined(node("x", rank=7))),
-                run.Heard("x", word.NodeJoined(word.NodeInfo("x", "host-a", min_nodes=1, max_nodes=9))),
+                run.Received("x", messages.NodeJoined(node("x", rank=0))),
+                run.Received("x", messages.NodeJoined(node("x", rank=7))),
+                run.Received("x", messages.NodeJoined(messages.NodeInfo("x", "host-a", min_nodes=1, max_nodes=9))),
                 joined("x", generation=3, is_running=True, group_world_size=1, group_rank=0, restarts_used=2),
                 joined("x", generation=1, has_succeeded=True, group_world_size=2, group_rank=1),
             ]
             return [*fresh, *back, *strange]
-        case word.NodeReady:
+        case messages.NodeReady:
             return [ready(*cell) for cell in cells]
-        case word.WorkersRunning:
-            return [run.Heard(who, kind(generation, (100,))) for who, generation in cells]
-        case word.NodeProgress:
-            steps = word.WorkerProgress(0, 3, 9, 1.0, 2.0)
-            said: tuple[tuple[word.WorkerProgress, ...], ...]
-            said = ((), (steps,), (word.WorkerProgress(0, -1, -1, 0.0, 0.0, "checkpoint"),))
+        case messages.WorkersRunning:
+            return [run.Received(who, kind(generation, (100,))) for who, generation in cells]
+        case messages.NodeProgress:
+            steps = messages.WorkerProgress(0, 3, 9, 1.0, 2.0)
+            said: tuple[tuple[messages.WorkerProgress, ...], ...]
+            said = ((), (steps,), (messages.WorkerProgress(0, -1, -1, 0.0, 0.0, "checkpoint"),))
             return [
-                run.Heard(who, kind(generation, sent_at, workers))
+                run.Received(who, kind(generation, sent_at, workers))
                 for (who, generation), sent_at, workers in itertools.product(cells, (-1e6, 9.0, 1e6), said)
             ]
-        case word.FailureSeen:
-            return [run.Heard(who, kind(generation, FAILURE, 1e6)) for who, generation in cells]
-        case word.NodeStopped:
+        case messages.FailureSeen:
+            return [run.Received(who, kind(generation, FAILURE, 1e6)) for who, generation in cells]
+        case messages.NodeStopped:
             ends = (((), ()), ((FAILURE,), (Stopped(0, 0, 9, -15),)))
             return [
-                run.Heard(who, kind(generation, -1e6, *end, cut_off))
+                run.Received(who, kind(generation, -1e6, *end, cut_off))
                 for (who, generation), end, cut_off in itertools.product(cells, ends, (False, True))
             ]
-        case word.NodeQuiet:
-            return [run.Heard(who, kind(generation, 1e6, 1e3, "no step")) for who, generation in cells]
-        case word.StacksTaken:
-            places = ((), (word.StackPlace((0,), why="no"), word.StackPlace((1,), ("train.py:1 in load",))))
+        case messages.NodeQuiet:
+            return [run.Received(who, kind(generation, 1e6, 1e3, "no step")) for who, generation in cells]
+        case messages.StacksTaken:
+            places = ((), (messages.StackPlace((0,), why="no"), messages.StackPlace((1,), ("train.py:1 in load",))))
             numbers = (1, 2)
             return [
-                run.Heard(who, kind(generation, number, told))
+                run.Received(who, kind(generation, number, told))
                 for (who, generation), number, told in itertools.product(cells, numbers, places)
             ]
-        case word.NodeSucceeded | word.NodeBusy:
-            return [run.Heard(who, kind(generation)) for who, generation in cells]
-        case word.NodeDraining:
-            return [run.Heard(who, kind(generation, 30.0, "asked")) for who, generation in cells]
-        case word.NodeWillLeave:
-            return [run.Heard(who, kind(generation, "soon")) for who, generation in cells]
-        case word.NodeLeft:
-            return [run.Heard(who, kind("asked", is_clear)) for who in nodes for is_clear in (False, True)]
+        case messages.NodeSucceeded | messages.NodeBusy:
+            return [run.Received(who, kind(generation)) for who, generation in cells]
+        case messages.NodeDraining:
+            return [run.Received(who, kind(generation, 30.0, "asked")) for who, generation in cells]
+        case messages.NodeWillLeave:
+            return [run.Received(who, kind(generation, "soon")) for who, generation in cells]
+        case messages.NodeLeft:
+            return [run.Received(who, kind("asked", is_clear)) for who in nodes for is_clear in (False, True)]
         case run.NodeLost:
             return [kind(who, "gone") for who in nodes]
         case run.DrainRequested:
@@ -154,11 +156,11 @@ def versions(kind: type) -> list[AnyCoordinatorEvent]:
         case run.Resumed:
             return [run.Resumed(30.0)]
         case _:
-            return [run.TimeWentBy()]
+            return [run.Tick()]
 
 
 OPERATOR = [run.CancelRequested, run.RestartRequested, run.DrainRequested]
-KINDS = [*word.FromNode.__args__, *OPERATOR, run.NodeLost, run.TimeWentBy, run.Resumed]
+KINDS = [*messages.FromNode.__args__, *OPERATOR, run.NodeLost, run.Tick, run.Resumed]
 
 
 def reach(name: str) -> tuple[CoordinatorMachine, RunChecker]:
@@ -179,7 +181,7 @@ def test_every_cell_has_an_answer(situation: str, kind: type) -> None:
         for now in (8.0, 1e6):
             machine, checker = reach(situation)
             says = machine.step(event, now)
-            assert all(isinstance(say, Say) for say in says)
+            assert all(isinstance(say, Send) for say in says)
             checker.check(machine.state, event, says, now)
             assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import AgentMachine, AgentState, Phase
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
@@ -20,7 +20,7 @@ from tenax._core.messages import HangReport, WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
 from tenax.testing.agent_invariants import InvariantChecker
 
-from .world import MOST_STEPS, World, tell
+from .world import MAX_STEPS, World, tell
 
 CORE = settings.get_profile("core")
 
@@ -83,23 +83,25 @@ verdicts = st.sampled_from(
 )
 progress = st.builds(WorkerProgress, ranks, ranks, ranks, st.floats(0, 50), st.floats(0, 50))
 any_event = st.one_of(
-    st.just(fact.RunRequested()),
-    st.builds(fact.GenerationFormed, st.builds(Assignment, generations)),
-    st.builds(fact.JoinRefused, st.just("no")),
-    st.builds(fact.GenerationEnded, generations, st.just("b joins"), st.booleans()),
-    st.builds(fact.RunEnded, verdicts, st.floats(-1e6, 1e6)),
-    st.builds(fact.Fenced, generations, st.just("cut off")),
-    st.builds(fact.LeaveNoticed, generations, st.just("b"), st.just("no"), st.none() | st.floats(0, 50)),
-    st.builds(fact.NoticeReceived, st.just("no"), st.none() | st.floats(0, 50)),
-    st.builds(fact.Waiting, st.just("no")),
-    st.builds(fact.LeaveRequested, st.just("no")),
-    st.builds(fact.ProgressSeen, generations, st.lists(progress, max_size=2).map(tuple)),
-    st.builds(fact.WorkerStarted, generations, ranks, st.integers(100, 102)),
-    st.builds(fact.WorkerStartFailed, generations, ranks, st.just("no such file"), st.sampled_from([0, 1, 127])),
-    st.builds(fact.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])),
-    st.builds(fact.FailureExamined, generations, ranks, evidence),
+    st.just(events.RunRequested()),
+    st.builds(events.GenerationFormed, st.builds(Assignment, generations)),
+    st.builds(events.JoinRefused, st.just("no")),
+    st.builds(events.GenerationEnded, generations, st.just("b joins"), st.booleans()),
+    st.builds(events.RunEnded, verdicts, st.floats(-1e6, 1e6)),
+    st.builds(events.Fenced, generations, st.just("cut off")),
+    st.builds(events.LeaveNoticed, generations, st.just("b"), st.just("no"), st.none() | st.floats(0, 50)),
+    st.builds(events.NoticeReceived, st.just("no"), st.none() | st.floats(0, 50)),
+    st.builds(events.Waiting, st.just("no")),
+    st.builds(events.LeaveRequested, st.just("no")),
+    st.builds(events.ProgressSeen, generations, st.lists(progress, max_size=2).map(tuple)),
+    st.builds(events.WorkerStarted, generations, ranks, st.integers(100, 102)),
+    st.builds(events.WorkerStartFailed, generations, ranks, st.just("no such file"), st.sampled_from([0, 1, 127])),
     st.builds(
-        fact.ScopeExpired,
+        events.WorkerExited, generations, ranks, st.sampled_from([0, 1, -9, -15]), st.sampled_from(["", "fault"])
+    ),
+    st.builds(events.FailureExamined, generations, ranks, evidence),
+    st.builds(
+        events.ScopeExpired,
         generations,
         ranks,
         st.integers(100, 102),
@@ -108,22 +110,22 @@ any_event = st.one_of(
         st.just(1e9),
         st.sampled_from([0, 9, 15]),
     ),
-    st.builds(fact.StacksRefused, generations, ranks, st.just("no")),
-    st.builds(fact.QuietSeen, generations, st.floats(0, 50), st.just("no"), st.lists(ranks, max_size=2).map(tuple)),
-    st.builds(fact.MovementSeen, generations),
-    st.builds(fact.StacksWanted, generations, st.integers(1, 2), st.just("no")),
+    st.builds(events.StacksRefused, generations, ranks, st.just("no")),
+    st.builds(events.QuietSeen, generations, st.floats(0, 50), st.just("no"), st.lists(ranks, max_size=2).map(tuple)),
+    st.builds(events.MovementSeen, generations),
+    st.builds(events.StacksRequested, generations, st.integers(1, 2), st.just("no")),
     st.builds(
-        fact.StacksRead,
+        events.StacksRead,
         generations,
         st.integers(1, 2),
-        st.lists(st.builds(fact.WorkerStacks, ranks, st.sampled_from(["", "Stack:"])), max_size=2).map(tuple),
+        st.lists(st.builds(events.WorkerStacks, ranks, st.sampled_from(["", "Stack:"])), max_size=2).map(tuple),
     ),
-    st.builds(fact.HangFound, generations, st.just(HangReport(1, 1, 1, 60.0, "no"))),
-    st.builds(fact.HangOver, generations),
-    st.builds(fact.NodeCleared, generations),
-    st.builds(fact.SignalReceived, st.sampled_from([1, 2, 15])),
-    st.builds(fact.KeeperLost, st.just("gone")),
-    st.just(fact.TimePassed()),
+    st.builds(events.HangFound, generations, st.just(HangReport(1, 1, 1, 60.0, "no"))),
+    st.builds(events.HangOver, generations),
+    st.builds(events.NodeCleared, generations),
+    st.builds(events.SignalReceived, st.sampled_from([1, 2, 15])),
+    st.builds(events.KeeperLost, st.just("gone")),
+    st.just(events.Tick()),
 )
 
 
@@ -139,7 +141,7 @@ def test_promises_hold_for_any_events_in_any_order(soup, workers, running) -> No
     checker = InvariantChecker(machine.state)
     opening: list[tuple[AnyEvent, float]] = []
     if running:
-        opening = [(fact.RunRequested(), 0.0), (fact.GenerationFormed(Assignment(1)), 0.0)]
+        opening = [(events.RunRequested(), 0.0), (events.GenerationFormed(Assignment(1)), 0.0)]
     now = 0.0
     for event, later in [*opening, *soup]:
         now += later
@@ -191,4 +193,4 @@ def test_everything_can_be_written_down_and_read_back() -> None:
 def test_the_bound_on_steps_is_generous() -> None:
     """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
     longest = max(len(play(seed, lies=True).steps) for seed in range(1_000))
-    assert longest < MOST_STEPS / 4
+    assert longest < MAX_STEPS / 4

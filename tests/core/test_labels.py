@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax._core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
+from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunSettings
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._core.record import record_of
 
@@ -22,8 +22,8 @@ def run_of_three() -> CoordinatorMachine:
     machine = CoordinatorMachine(SETTINGS)
     machine.step(Opened(), 0.0)
     for node_id in ("a", "b", "c"):
-        machine.step(Heard(node_id, NodeJoined(node(node_id))), 0.0)
-        machine.step(Heard(node_id, NodeReady(0)), 0.0)
+        machine.step(Received(node_id, NodeJoined(node(node_id))), 0.0)
+        machine.step(Received(node_id, NodeReady(0)), 0.0)
     assert labels(machine) == {"a": "vm", "b": "vm #2", "c": "vm #3"}
     return machine
 
@@ -33,12 +33,12 @@ def test_a_successor_calls_nodes_as_the_record_does_in_whatever_order_they_come(
     record = record_of(run_of_three().state)
     successor = CoordinatorMachine(SETTINGS)
     successor.step(Opened(generation=1, record=record, return_s=30.0, recover_s=30.0, alone_s=30.0), 10.0)
-    successor.step(Heard("d", NodeJoined(node("d"))), 10.0)
+    successor.step(Received("d", NodeJoined(node("d"))), 10.0)
     for node_id, rank in (("c", 2), ("b", 1), ("a", 0)):
         back = NodeJoined(
             node(node_id), 1, is_running=True, group_rank=rank, group_world_size=3, store=successor.state.store
         )
-        successor.step(Heard(node_id, back), 11.0)
+        successor.step(Received(node_id, back), 11.0)
     assert labels(successor) == {"d": "vm #4", "c": "vm #3", "b": "vm #2", "a": "vm"}
 
 
@@ -46,8 +46,8 @@ def test_a_node_whose_link_had_broken_is_called_as_before_unless_another_is_mean
     machine = run_of_three()
     for node_id in ("a", "b"):
         machine.step(NodeLost(node_id, "its connection was closed"), 1.0)
-    machine.step(Heard("b", NodeJoined(node("b"))), 2.0)
+    machine.step(Received("b", NodeJoined(node("b"))), 2.0)
     assert labels(machine)["b"] == "vm #2"
-    machine.step(Heard("e", NodeJoined(node("e"))), 3.0)
-    machine.step(Heard("a", NodeJoined(node("a"))), 4.0)
+    machine.step(Received("e", NodeJoined(node("e"))), 3.0)
+    machine.step(Received("a", NodeJoined(node("a"))), 4.0)
     assert (labels(machine)["e"], labels(machine)["a"]) == ("vm", "vm #4")

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax._core import coordinator as run
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
 from tenax._core.ledger import Goodput, Ledger, Mean, Spent
 from tenax._core.record import record_of
@@ -34,14 +33,14 @@ def same(seconds: float) -> object:
 class Watched(CoordinatorMachine):
     """Looks at its own ledger after every step, and again when nothing has happened for a while."""
 
-    def step(self, event: run.AnyCoordinatorEvent, now: float) -> list[run.Say]:
+    def step(self, event: run.AnyCoordinatorEvent, now: float) -> list[run.Send]:
         ledger = self.state.ledger
         before = ledger.spent(now)
         says = super().step(event, now)
         after = ledger.spent(now)
         is_opened = isinstance(event, run.Opened) and event.record is not None
-        is_progress = isinstance(event, run.Heard) and isinstance(event.message, word.NodeProgress)
-        is_hang = any(isinstance(say.event, fact.HangFound) for say in says)
+        is_progress = isinstance(event, run.Received) and isinstance(event.message, messages.NodeProgress)
+        is_hang = any(isinstance(say.event, events.HangFound) for say in says)
         if is_progress or is_hang:
             # L2: what a script says of its steps moves seconds, and so does a hang; only between these three.
             assert after.total_s == same(before.total_s)
@@ -207,10 +206,10 @@ def test_more_than_a_hundred_generations_of_a_coordinator() -> None:
         checker.check(machine.state, event, machine.step(event, at), at)
 
     hear(run.Opened(), now)
-    hear(run.Heard("a", word.NodeJoined(word.NodeInfo("a", "host-a"))), now)
+    hear(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a"))), now)
     for generation in range(130):
-        hear(run.Heard("a", word.NodeReady(generation)), now)
-        hear(run.Heard("a", word.WorkersRunning(generation + 1, (9,))), now + 1)
+        hear(run.Received("a", messages.NodeReady(generation)), now)
+        hear(run.Received("a", messages.WorkersRunning(generation + 1, (9,))), now + 1)
         hear(run.RestartRequested("again"), now + 4)
         now += 5
     state = machine.state
@@ -349,12 +348,12 @@ def test_steps_that_are_told_after_a_generation_has_settled_are_not_taken() -> N
 
 # --- another coordinator ----------------------------------------------------------------------------------------------
 
-NODE = word.NodeInfo("a", "host-a")
+NODE = messages.NodeInfo("a", "host-a")
 STORE = "a:1"
 
 
-def work(generation: int) -> word.NodeJoined:
-    return word.NodeJoined(NODE, generation, is_running=True, group_rank=0, group_world_size=1, store=STORE)
+def work(generation: int) -> messages.NodeJoined:
+    return messages.NodeJoined(NODE, generation, is_running=True, group_rank=0, group_world_size=1, store=STORE)
 
 
 def first_coordinator() -> CoordinatorMachine:
@@ -362,12 +361,12 @@ def first_coordinator() -> CoordinatorMachine:
     machine = CoordinatorMachine(RunSettings("run", max_restarts=3))
     for at, event in [
         (0.0, run.Opened()),
-        (10.0, run.Heard("a", word.NodeJoined(NODE))),
-        (12.0, run.Heard("a", word.NodeReady(0, "a", 1))),
-        (13.0, run.Heard("a", word.WorkersRunning(1, (9,)))),
+        (10.0, run.Received("a", messages.NodeJoined(NODE))),
+        (12.0, run.Received("a", messages.NodeReady(0, "a", 1))),
+        (13.0, run.Received("a", messages.WorkersRunning(1, (9,)))),
         (22.0, run.RestartRequested("new data")),
-        (24.0, run.Heard("a", word.NodeReady(1, "a", 1))),
-        (25.0, run.Heard("a", word.WorkersRunning(2, (9,)))),
+        (24.0, run.Received("a", messages.NodeReady(1, "a", 1))),
+        (25.0, run.Received("a", messages.WorkersRunning(2, (9,)))),
     ]:
         machine.step(event, at)
     return machine
@@ -379,11 +378,11 @@ def test_an_heir_goes_on_with_what_is_sure() -> None:
     assert record.cost.spent == Spent(waiting_s=2.0, starting_s=1.0, training_s=9.0, stopping_s=2.0)
     heir, checker = CoordinatorMachine(RunSettings("run", max_restarts=3)), RunChecker(RunSettings("run"))
     opened = run.Opened(5.0, generation=2, store=STORE, record=record, return_s=8.0, alone_s=60.0)
-    for at, event in [(7000.0, opened), (7003.0, run.Heard("a", work(2))), (7003.0, run.Heard("a", NEWS))]:
+    for at, event in [(7000.0, opened), (7003.0, run.Received("a", work(2))), (7003.0, run.Received("a", NEWS))]:
         checker.check(heir.state, event, heir.step(event, at), at)
     assert heir.state.phase is RunPhase.RUNNING
     assert heir.state.requests == 1
-    heir.step(run.Heard("a", word.NodeSucceeded(2)), 7013.0)
+    heir.step(run.Received("a", messages.NodeSucceeded(2)), 7013.0)
     verdict = heir.state.verdict
     assert verdict is not None
     assert verdict.goodput is not None
@@ -392,7 +391,7 @@ def test_an_heir_goes_on_with_what_is_sure() -> None:
     assert (entry.number, entry.why, entry.running_at) == (2, "formed by an earlier coordinator", 7003.0)
 
 
-NEWS = word.WorkersRunning(2, (9,))
+NEWS = messages.WorkersRunning(2, (9,))
 
 
 def test_an_heir_that_finds_nobody_has_waited() -> None:
@@ -411,7 +410,7 @@ def test_a_coordinator_without_a_record_counts_from_where_it_begins() -> None:
     """At an endpoint nothing is known of the time before; the nodes tell which generation is at work."""
     machine = CoordinatorMachine(RunSettings("run"))
     machine.step(run.Opened(30.0, generation=2, store=STORE), 100.0)
-    machine.step(run.Heard("a", work(2)), 104.0)
+    machine.step(run.Received("a", work(2)), 104.0)
     assert machine.state.phase is RunPhase.RUNNING
     assert machine.state.ledger.spent(110.0) == Spent(waiting_s=4.0, training_s=6.0)
 

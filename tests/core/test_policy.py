@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax._core import coordinator as run
-from tenax._core import events as fact
-from tenax._core import messages as word
-from tenax._core.coordinator import CoordinatorMachine, RunDeadline, RunPhase, RunSettings, Say
+from tenax._core import events, messages
+from tenax._core.coordinator import CoordinatorMachine, RunDeadline, RunPhase, RunSettings, Send
 from tenax._core.model import Evidence, Failure, Outcome
 from tenax._core.policy import START_S, AnyDecision, BudgetPolicy, GiveUp, History, Restart, RestartPolicy, Wait
 
@@ -178,25 +177,25 @@ class Job:
         self.machine = CoordinatorMachine(RunSettings("run", max_restarts=allowed), policy)
         self.now = 0.0
         self.hear(run.Opened())
-        self.says = self.hear(run.Heard("a", word.NodeJoined(word.NodeInfo("a", "host-a", slots=2))))
+        self.says = self.hear(run.Received("a", messages.NodeJoined(messages.NodeInfo("a", "host-a", slots=2))))
         self.ready()
 
-    def hear(self, event: run.AnyCoordinatorEvent) -> list[Say]:
+    def hear(self, event: run.AnyCoordinatorEvent) -> list[Send]:
         self.says = self.machine.step(event, self.now)
         return self.says
 
     def ready(self) -> None:
-        self.hear(run.Heard("a", word.NodeReady(self.machine.state.generation)))
+        self.hear(run.Received("a", messages.NodeReady(self.machine.state.generation)))
 
     def told(self) -> int:
         """What the workers are told of restarts in the generation that was just formed."""
         (say,) = self.says
-        assert isinstance(say.event, fact.GenerationFormed)
+        assert isinstance(say.event, events.GenerationFormed)
         return say.event.assignment.restarts_used
 
     def fail(self, *failures: Failure) -> None:
         generation = self.machine.state.generation
-        self.hear(run.Heard("a", word.NodeStopped(generation, self.now, failures)))
+        self.hear(run.Received("a", messages.NodeStopped(generation, self.now, failures)))
         self.ready()
 
 
@@ -223,7 +222,7 @@ def test_a_pause_costs_a_restart_too(allowed: int) -> None:
         job.fail(FAILURE)
         assert job.machine.state.deadlines == {RunDeadline.PAUSE: job.now + 5.0 * 2**restart}
         job.now = job.machine.state.deadlines[RunDeadline.PAUSE]
-        job.hear(run.TimeWentBy())
+        job.hear(run.Tick())
         assert job.told() == restart + 1
     job.fail(FAILURE)
     verdict = job.machine.state.verdict
@@ -261,7 +260,7 @@ def test_the_policy_is_asked_once_per_failed_generation_with_all_that_is_known()
         cause = Failure(
             generation, 1, 1, 101, generation, job.now, evidence=Evidence("E", "E: boom", raised_at=job.now - 1)
         )
-        job.hear(run.Heard("a", word.FailureSeen(generation, seen, job.now)))
+        job.hear(run.Received("a", messages.FailureSeen(generation, seen, job.now)))
         assert len(asked) == generation - 1, "not before every node has stopped"
         job.fail(seen, cause)
         assert len(asked) == generation

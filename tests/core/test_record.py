@@ -6,8 +6,7 @@ import msgspec
 import pytest
 
 from tenax._core import coordinator as run
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, RunPhase, RunSettings
 from tenax._core.model import Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord, mark_of, record_of
@@ -24,7 +23,7 @@ class Successor:
     def __init__(self, record: RunRecord) -> None:
         self.machine = CoordinatorMachine(SETTINGS)
         self._checker = RunChecker(SETTINGS)
-        self.said: list[tuple[tuple[str, ...], fact.FromCoordinator]] = []
+        self.said: list[tuple[tuple[str, ...], events.FromCoordinator]] = []
         self.step(
             run.Opened(
                 LEASE_S,
@@ -44,9 +43,9 @@ class Successor:
         self.said = [(say.to, say.event) for say in says]
 
     def comes(self, name: str, now: float = 0.0, generation: int = 1, *, is_running: bool = True) -> None:
-        info = word.NodeInfo(name, name, min_nodes=2, max_nodes=3)
+        info = messages.NodeInfo(name, name, min_nodes=2, max_nodes=3)
         rank = {"a": 0, "b": 1, "c": 2}[name]
-        joined = word.NodeJoined(
+        joined = messages.NodeJoined(
             info,
             generation,
             is_running=is_running,
@@ -54,16 +53,16 @@ class Successor:
             group_world_size=3,
             store=STORE if generation else "",
         )
-        self.step(run.Heard(name, joined), now)
+        self.step(run.Received(name, joined), now)
         if not is_running:
-            self.step(run.Heard(name, word.NodeReady(generation, "store", 2)), now)
+            self.step(run.Received(name, messages.NodeReady(generation, "store", 2)), now)
 
     def time_passes(self, until: float) -> None:
         """Nothing happens before, and then what is due."""
         deadline = self.machine.state.next_deadline()
         assert deadline is not None
         assert deadline == until
-        self.step(run.TimeWentBy(), until)
+        self.step(run.Tick(), until)
 
     @property
     def phase(self) -> RunPhase:
@@ -93,8 +92,8 @@ def test_who_does_not_come_back_is_awaited_since_the_first_did() -> None:
     made.time_passes(until=100.0 + RETURN_S)
     assert made.phase is RunPhase.ENDING
     assert made.machine.state.lost == {"host-c": "it did not come back after the coordinator was lost"}
-    made.step(run.Heard("a", word.NodeReady(1, "store", 2)), 110.0)
-    made.step(run.Heard("b", word.NodeReady(1, "store", 3)), 110.0)
+    made.step(run.Received("a", messages.NodeReady(1, "store", 2)), 110.0)
+    made.step(run.Received("b", messages.NodeReady(1, "store", 3)), 110.0)
     assert made.phase is RunPhase.RUNNING
     assert made.machine.state.generation == 2
     assert made.machine.state.restarts_used == 1, "a loss is not charged"
@@ -103,12 +102,12 @@ def test_who_does_not_come_back_is_awaited_since_the_first_did() -> None:
 def test_a_generation_of_which_nobody_is_seen_is_left_to_those_who_may_be_in_it() -> None:
     """Newcomers give up in the end, with a reason; there is no verdict, for the run may go on elsewhere."""
     made = Successor(record())
-    made.step(run.Heard("new", word.NodeJoined(word.NodeInfo("new", "new", min_nodes=2, max_nodes=3))), 1.0)
-    made.step(run.Heard("new", word.NodeReady(0)), 1.0)
+    made.step(run.Received("new", messages.NodeJoined(messages.NodeInfo("new", "new", min_nodes=2, max_nodes=3))), 1.0)
+    made.step(run.Received("new", messages.NodeReady(0)), 1.0)
     made.time_passes(until=SETTINGS.join_timeout_s)
     ((to, refused),) = made.said
     assert to == ("new",)
-    assert isinstance(refused, fact.JoinRefused)
+    assert isinstance(refused, events.JoinRefused)
     assert "host-a, host-b, host-c" in refused.reason
     assert made.machine.state.verdict is None
     assert made.phase is RunPhase.RECOVERING
@@ -172,7 +171,7 @@ def test_after_the_verdict_everybody_who_comes_is_told() -> None:
     made.comes("a")
     ((to, ended),) = made.said
     assert to == ("a",)
-    assert isinstance(ended, fact.RunEnded)
+    assert isinstance(ended, events.RunEnded)
 
 
 def test_the_record_of_a_successor_is_the_same_again() -> None:

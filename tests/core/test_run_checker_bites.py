@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from tenax._core import coordinator as run
-from tenax._core import events as fact
-from tenax._core import messages as word
-from tenax._core.coordinator import CoordinatorMachine, Ending, NodePhase, RunDeadline, RunPhase, RunSettings, Say
+from tenax._core import events, messages
+from tenax._core.coordinator import CoordinatorMachine, Ending, NodePhase, RunDeadline, RunPhase, RunSettings, Send
 from tenax._core.model import Outcome, Verdict
 from tenax._core.policy import AnyDecision, GiveUp, Restart
 from tenax.testing.agent_invariants import InvariantBroken
@@ -57,12 +56,12 @@ class FormsWithTooMany(CoordinatorMachine):
 class FormsForEachItsOwn(CoordinatorMachine):
     """Gives every node a generation of its own."""
 
-    def step(self, event, now: float) -> list[Say]:
+    def step(self, event, now: float) -> list[Send]:
         says = super().step(event, now)
-        formed = [say for say in says if isinstance(say.event, fact.GenerationFormed)]
+        formed = [say for say in says if isinstance(say.event, events.GenerationFormed)]
         for index, say in enumerate(formed):
             part = msgspec.structs.replace(say.event.assignment, generation=say.event.assignment.generation + index)
-            says[says.index(say)] = Say(say.to, fact.GenerationFormed(part))
+            says[says.index(say)] = Send(say.to, events.GenerationFormed(part))
         return says
 
 
@@ -108,10 +107,10 @@ class DoesNotWaitForTheOldSelf(CoordinatorMachine):
 class Retells(CoordinatorMachine):
     """Base of those who get a part wrong."""
 
-    def step(self, event, now: float) -> list[Say]:
+    def step(self, event, now: float) -> list[Send]:
         return [
-            Say(say.to, fact.GenerationFormed(self.retell(say.event.assignment)))
-            if isinstance(say.event, fact.GenerationFormed)
+            Send(say.to, events.GenerationFormed(self.retell(say.event.assignment)))
+            if isinstance(say.event, events.GenerationFormed)
             else say
             for say in super().step(event, now)
         ]
@@ -223,9 +222,9 @@ class GivesUpOnALoss(CoordinatorMachine):
 
 
 class TellsOnlySome(CoordinatorMachine):
-    def step(self, event, now: float) -> list[Say]:
+    def step(self, event, now: float) -> list[Send]:
         says = super().step(event, now)
-        return [Say(say.to[:1], say.event) if isinstance(say.event, fact.GenerationEnded) else say for say in says]
+        return [Send(say.to[:1], say.event) if isinstance(say.event, events.GenerationEnded) else say for say in says]
 
 
 class GivesNoReason(CoordinatorMachine):
@@ -282,8 +281,8 @@ class NamesTheLastCauseFirst(CoordinatorMachine):
     def replace(self, **more) -> None:
         self.state.verdict = msgspec.structs.replace(self.verdict, **more)
         for index, say in enumerate(self._says):
-            if isinstance(say.event, fact.RunEnded):
-                self._says[index] = Say(say.to, msgspec.structs.replace(say.event, verdict=self.state.verdict))
+            if isinstance(say.event, events.RunEnded):
+                self._says[index] = Send(say.to, msgspec.structs.replace(say.event, verdict=self.state.verdict))
 
 
 class ForgetsACause(NamesTheLastCauseFirst):
@@ -302,25 +301,25 @@ class NamesTheStoppedTwice(NamesTheLastCauseFirst):
 
 
 class TellsOnlyMembersOfTheEnd(CoordinatorMachine):
-    def step(self, event, now: float) -> list[Say]:
+    def step(self, event, now: float) -> list[Send]:
         says = super().step(event, now)
         members = self.state.members
         return [
-            Say(tuple(each for each in say.to if each in members), say.event)
-            if isinstance(say.event, fact.RunEnded)
+            Send(tuple(each for each in say.to if each in members), say.event)
+            if isinstance(say.event, events.RunEnded)
             else say
             for say in says
         ]
 
 
 class TellsEverybodySomethingElse(CoordinatorMachine):
-    def step(self, event, now: float) -> list[Say]:
-        says: list[Say] = []
+    def step(self, event, now: float) -> list[Send]:
+        says: list[Send] = []
         for say in super().step(event, now):
-            if isinstance(say.event, fact.RunEnded):
+            if isinstance(say.event, events.RunEnded):
                 for node_id in say.to:
                     verdict = msgspec.structs.replace(say.event.verdict, why=f"{node_id} is told so")
-                    says.append(Say((node_id,), msgspec.structs.replace(say.event, verdict=verdict)))
+                    says.append(Send((node_id,), msgspec.structs.replace(say.event, verdict=verdict)))
             else:
                 says.append(say)
         return says
@@ -376,8 +375,8 @@ class WaitsForMore(CoordinatorMachine):
 class SaysNothing(CoordinatorMachine):
     """Let them wonder."""
 
-    def step(self, event, now: float) -> list[Say]:
-        return [say for say in super().step(event, now) if not isinstance(say.event, fact.Waiting)]
+    def step(self, event, now: float) -> list[Send]:
+        return [say for say in super().step(event, now) if not isinstance(say.event, events.Waiting)]
 
 
 class DoesNotSayItAgain(CoordinatorMachine):
@@ -420,7 +419,7 @@ class BelievesAnOldReady(CoordinatorMachine):
 
 class RemembersStrangers(CoordinatorMachine):
     def _on_heard(self, node_id: str, message, now: float) -> None:
-        if node_id not in self.state.nodes and not isinstance(message, word.NodeJoined):
+        if node_id not in self.state.nodes and not isinstance(message, messages.NodeJoined):
             self.state.arrivals += 1
         super()._on_heard(node_id, message, now)
 
@@ -467,15 +466,17 @@ class RestartsWhatDoesNotRun(CoordinatorMachine):
 
 
 class AsksEverybodyToLeave(CoordinatorMachine):
-    def step(self, event, now: float) -> list[Say]:
+    def step(self, event, now: float) -> list[Send]:
         says = super().step(event, now)
-        return [Say(tuple(self.state.nodes), s.event) if isinstance(s.event, fact.LeaveRequested) else s for s in says]
+        return [
+            Send(tuple(self.state.nodes), s.event) if isinstance(s.event, events.LeaveRequested) else s for s in says
+        ]
 
 
 class DrainsAtOnce(CoordinatorMachine):
     """Does not wait for the node's answer."""
 
-    def step(self, event, now: float) -> list[Say]:
+    def step(self, event, now: float) -> list[Send]:
         says = super().step(event, now)
         if isinstance(event, run.DrainRequested) and event.node_id in self.state.nodes:
             self.state.nodes[event.node_id].is_draining = True
@@ -486,7 +487,7 @@ class AsksNewcomersToLeave(CoordinatorMachine):
     def _on_ready(self, record, ready, now: float) -> None:
         super()._on_ready(record, ready, now)
         if self.state.phase is RunPhase.RUNNING and record.phase is NodePhase.READY:
-            self._say(fact.LeaveRequested("there is no place"), record.info.node_id)
+            self._say(events.LeaveRequested("there is no place"), record.info.node_id)
 
 
 # --- L1 of the ledger ------------------------------------------------------------------------------------------------

@@ -13,20 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tenax._core import coordinator as run
-from tenax._core import messages as word
+from tenax._core import messages
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CoordinatorMachine,
     CoordinatorState,
     RunPhase,
     RunSettings,
-    Say,
+    Send,
 )
 from tenax._core.model import Evidence, Failure, Stopped
 from tenax.testing.run_invariants import RunChecker
 
 from .policies import POLICIES
-from .run_world import MOST_STEPS, OUTCOMES, RunWorld, tell
+from .run_world import MAX_STEPS, OUTCOMES, RunWorld, tell
 
 CORE = settings.get_profile("core")
 
@@ -92,10 +92,10 @@ def test_the_random_world_visits_every_phase_and_event() -> None:
         for event, now, _ in world.steps:
             if isinstance(event, run.Opened):
                 machine = CoordinatorMachine(world.settings, world.policy)
-            seen.add((machine.state.phase, type(event.message if isinstance(event, run.Heard) else event)))
+            seen.add((machine.state.phase, type(event.message if isinstance(event, run.Received) else event)))
             machine.step(event, now)
-    others = {run.NodeLost, run.TimeWentBy, run.Resumed, run.CancelRequested, run.RestartRequested, run.DrainRequested}
-    assert seen >= {(phase, kind) for phase in RunPhase for kind in {*word.FromNode.__args__, *others}}
+    others = {run.NodeLost, run.Tick, run.Resumed, run.CancelRequested, run.RestartRequested, run.DrainRequested}
+    assert seen >= {(phase, kind) for phase in RunPhase for kind in {*messages.FromNode.__args__, *others}}
 
 
 @pytest.mark.parametrize("lies", [False, True], ids=["honest", "lying"])
@@ -128,7 +128,7 @@ def test_everything_can_be_written_down_and_read_back() -> None:
     """What a coordinator hears and says survives JSON unchanged, decoded by the union types that a reader has."""
     encode = msgspec.json.encode
     read_event = msgspec.json.Decoder(AnyCoordinatorEvent).decode
-    read_say = msgspec.json.Decoder(Say).decode
+    read_say = msgspec.json.Decoder(Send).decode
     kinds = set()
     for seed in range(300):
         for event, _, says in play(seed, lies=True).steps:
@@ -142,7 +142,7 @@ def test_everything_can_be_written_down_and_read_back() -> None:
 
 def test_the_bound_on_steps_is_generous() -> None:
     """Histories end far below the bound that stands for 'never', so reaching it means a machine that is lost."""
-    assert max(len(play(seed, lies=True).steps) for seed in range(500)) < MOST_STEPS / 4
+    assert max(len(play(seed, lies=True).steps) for seed in range(500)) < MAX_STEPS / 4
 
 
 # --- any events in any order ------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ generations = st.integers(0, 4)
 ranks = st.integers(-1, 4)
 times = st.floats(-1e6, 1e6)
 infos = st.builds(
-    word.NodeInfo,
+    messages.NodeInfo,
     node_ids,
     host=st.sampled_from(["h", "i"]),
     slots=st.integers(1, 3),
@@ -167,7 +167,7 @@ evidence = st.builds(Evidence, message=st.sampled_from(["", "boom"]), raised_at=
 failures = st.builds(Failure, generations, ranks, ranks, ranks, st.integers(-9, 9), times, evidence=evidence)
 stopped = st.builds(Stopped, ranks, ranks, ranks, st.integers(-9, 9))
 joined = st.builds(
-    word.NodeJoined,
+    messages.NodeJoined,
     infos,
     generation=generations,
     is_running=st.booleans(),
@@ -176,29 +176,33 @@ joined = st.builds(
     group_world_size=st.integers(0, 4),
     restarts_used=st.integers(0, 3),
 )
-progress = st.builds(word.WorkerProgress, ranks, ranks, ranks, times, times)
+progress = st.builds(messages.WorkerProgress, ranks, ranks, ranks, times, times)
 words = st.one_of(
     joined,
     joined,
-    st.builds(word.NodeReady, generations),
-    st.builds(word.NodeReady, generations),
-    st.builds(word.FailureSeen, generations, failures, times),
+    st.builds(messages.NodeReady, generations),
+    st.builds(messages.NodeReady, generations),
+    st.builds(messages.FailureSeen, generations, failures, times),
     st.builds(
-        word.NodeStopped, generations, times, st.lists(failures, max_size=2).map(tuple), st.lists(stopped).map(tuple)
+        messages.NodeStopped,
+        generations,
+        times,
+        st.lists(failures, max_size=2).map(tuple),
+        st.lists(stopped).map(tuple),
     ),
-    st.builds(word.NodeSucceeded, generations),
-    st.builds(word.WorkersRunning, generations, st.just((1,))),
-    st.builds(word.NodeProgress, generations, times, st.lists(progress, max_size=2).map(tuple)),
-    st.builds(word.NodeDraining, generations, st.floats(0, 10), st.just("why")),
-    st.builds(word.NodeWillLeave, generations, st.just("why"), st.none() | st.floats(0, 10)),
-    st.builds(word.NodeLeft, st.just("why"), st.booleans()),
+    st.builds(messages.NodeSucceeded, generations),
+    st.builds(messages.WorkersRunning, generations, st.just((1,))),
+    st.builds(messages.NodeProgress, generations, times, st.lists(progress, max_size=2).map(tuple)),
+    st.builds(messages.NodeDraining, generations, st.floats(0, 10), st.just("why")),
+    st.builds(messages.NodeWillLeave, generations, st.just("why"), st.none() | st.floats(0, 10)),
+    st.builds(messages.NodeLeft, st.just("why"), st.booleans()),
 )
 any_event = st.one_of(
-    *[st.builds(run.Heard, node_ids, words)] * 6,
+    *[st.builds(run.Received, node_ids, words)] * 6,
     st.builds(run.NodeLost, node_ids, st.just("why")),
     st.builds(run.DrainRequested, node_ids, st.just("why")),
     st.builds(run.RestartRequested, st.just("why")),
-    st.just(run.TimeWentBy()),
+    st.just(run.Tick()),
     st.builds(run.Resumed, st.floats(0, 100)),
 )
 
@@ -218,7 +222,7 @@ def test_no_words_whatsoever_bring_the_coordinator_down(soup, opened, policy) ->
         now += later
         was_over = machine.state.phase is RunPhase.OVER
         says = machine.step(event, now)
-        assert all(isinstance(say, Say) for say in says)
+        assert all(isinstance(say, Send) for say in says)
         assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
         if was_over:
             assert machine.state.phase is RunPhase.OVER

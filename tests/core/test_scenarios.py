@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax.testing.scenario import ScenarioError, parse_event, play_scenario, split_scenarios
 
 from .conftest import SCENARIOS
@@ -90,11 +90,11 @@ def test_a_file_without_a_scenario_is_refused() -> None:
 
 def test_facts_mean_the_given_generation_unless_they_say_another() -> None:
     """``of generation N`` makes a late echo; without it a fact is about now."""
-    assert parse_event("worker 3 killed by SIGKILL", 7) == fact.WorkerExited(7, 3, -9)
-    assert parse_event("worker 3 of generation 2 killed by SIGKILL", 7) == fact.WorkerExited(2, 3, -9)
-    assert parse_event("node cleared of generation 2", 7) == fact.NodeCleared(2)
-    assert parse_event("fenced of generation 2: cut off", 7) == fact.Fenced(2, "cut off")
-    assert parse_event("leave noticed from b, in 30 s: x: y", 7) == fact.LeaveNoticed(7, "b", "x: y", 30.0)
+    assert parse_event("worker 3 killed by SIGKILL", 7) == events.WorkerExited(7, 3, -9)
+    assert parse_event("worker 3 of generation 2 killed by SIGKILL", 7) == events.WorkerExited(2, 3, -9)
+    assert parse_event("node cleared of generation 2", 7) == events.NodeCleared(2)
+    assert parse_event("fenced of generation 2: cut off", 7) == events.Fenced(2, "cut off")
+    assert parse_event("leave noticed from b, in 30 s: x: y", 7) == events.LeaveNoticed(7, "b", "x: y", 30.0)
 
 
 def test_a_verdict_names_what_this_node_told_of() -> None:

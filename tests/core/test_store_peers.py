@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tenax._core import messages as word
-from tenax._core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
+from tenax._core import messages
+from tenax._core.coordinator import CoordinatorMachine, Opened, Received, RunSettings
 from tenax._core.events import GenerationFormed
 from tenax._core.model import MAX_STORE_PEERS, Assignment
 
@@ -14,10 +14,10 @@ def form(addresses: dict[str, tuple[str, ...]], *, is_agent_store: bool = True) 
     machine.step(Opened(), 0.0)
     says = []
     for rank, (name, own) in enumerate(addresses.items()):
-        info = word.NodeInfo(name, name, rank=rank, min_nodes=len(addresses), max_nodes=len(addresses))
-        machine.step(Heard(name, word.NodeJoined(info)), 0.0)
-        ready = word.NodeReady(0, name, 1234, is_agent_store, own)
-        says += machine.step(Heard(name, ready), 0.0)
+        info = messages.NodeInfo(name, name, rank=rank, min_nodes=len(addresses), max_nodes=len(addresses))
+        machine.step(Received(name, messages.NodeJoined(info)), 0.0)
+        ready = messages.NodeReady(0, name, 1234, is_agent_store, own)
+        says += machine.step(Received(name, ready), 0.0)
     return {say.to[0]: say.event.assignment for say in says if isinstance(say.event, GenerationFormed)}
 
 

@@ -12,8 +12,7 @@ import random
 from collections.abc import Callable
 
 from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.agent import SIGINT, SIGKILL, SIGTERM, AgentMachine, Phase
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
@@ -21,9 +20,9 @@ from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outc
 from tenax.testing.agent_invariants import InvariantChecker
 
 SIGHUP = 1
-MOST_STEPS = 500  # a history that needs more has lost its way
-MOST_LIES = 60  # a world that only lies leads nowhere
-MOST_GENERATIONS = 4
+MAX_STEPS = 500  # a history that needs more has lost its way
+MAX_LIES = 60  # a world that only lies leads nowhere
+MAX_GENERATIONS = 4
 
 Step = tuple[AnyEvent, float, list[AnyCommand]]
 
@@ -44,7 +43,7 @@ class World:
     ) -> None:
         self._dice = dice
         self._lies = lies
-        self._lies_left = MOST_LIES
+        self._lies_left = MAX_LIES
         self.settings = AgentSettings(
             run_id="run",
             role="trainer",
@@ -83,21 +82,21 @@ class World:
     def play(self) -> Verdict:
         """From the request to the verdict, and a little beyond."""
         dice = self._dice
-        self._soon(fact.RunRequested())
+        self._soon(events.RunRequested())
         if dice.random() < 0.3:
             for _ in range(dice.randint(1, 3)):
-                signal = fact.SignalReceived(dice.choice((SIGTERM, SIGINT, SIGHUP)), dice.choice((None, None, 0.1)))
+                signal = events.SignalReceived(dice.choice((SIGTERM, SIGINT, SIGHUP)), dice.choice((None, None, 0.1)))
                 self._soon(signal, dice.choice((0.5, 5.0)))
         if dice.random() < 0.05:
-            self._soon(fact.LeaveRequested("maintenance"), 5.0)
+            self._soon(events.LeaveRequested("maintenance"), 5.0)
         if dice.random() < 0.05:
-            self._soon(fact.KeeperLost("it was killed"), 5.0)
+            self._soon(events.KeeperLost("it was killed"), 5.0)
         if dice.random() < 0.1:
-            self._soon(fact.NoticeReceived("spot reclaim", dice.choice((None, 120.0))), 3.0)
+            self._soon(events.NoticeReceived("spot reclaim", dice.choice((None, 120.0))), 3.0)
         state = self.machine.state
         while state.phase is not Phase.ENDED:
-            if len(self.steps) > MOST_STEPS:
-                raise WorldBroken(f"no verdict after {MOST_STEPS} steps; {state.phase.value}, {state.deadlines}")
+            if len(self.steps) > MAX_STEPS:
+                raise WorldBroken(f"no verdict after {MAX_STEPS} steps; {state.phase.value}, {state.deadlines}")
             self._step(self._next())
         for event in self._echoes():
             self._step(event)
@@ -112,36 +111,36 @@ class World:
         late = self._dice.random() < 0.1  # a busy loop may see the next event before it looks at the clock
         if deadline is not None and not (self._pending and (late or self._pending[0][0] < deadline)):
             self._now = max(self._now, deadline)
-            return fact.TimePassed()
+            return events.Tick()
         while self._pending:
             at, _, _, event = heapq.heappop(self._pending)
             self._now = max(self._now, at)
             if self._happens(event):
                 return event
         if deadline is not None:
-            return fact.TimePassed()
+            return events.Tick()
         raise WorldBroken(f"{self.machine.state.phase.value}: the machine waits for nothing")
 
     def _happens(self, event: AnyEvent) -> bool:
         """A worker that has died of something else meanwhile does not die again."""
-        if isinstance(event, fact.WorkerExited | fact.WorkerStartFailed):
+        if isinstance(event, events.WorkerExited | events.WorkerStartFailed):
             if event.generation == self.machine.state.generation:
                 if event.local_rank not in self._alive:
                     return False
                 self._alive.remove(event.local_rank)
-                bad = bool(event.exit_code) or isinstance(event, fact.WorkerStartFailed) or bool(event.fault)
+                bad = bool(event.exit_code) or isinstance(event, events.WorkerStartFailed) or bool(event.fault)
                 self._all_succeeded &= not bad
                 if bad and not self._asked:
                     self._failed_unasked.add(event.local_rank)
-        elif isinstance(event, fact.WorkerStarted) and event.generation == self.machine.state.generation:
+        elif isinstance(event, events.WorkerStarted) and event.generation == self.machine.state.generation:
             self._started.add(event.local_rank)
-        elif isinstance(event, fact.SignalReceived | fact.LeaveRequested):
+        elif isinstance(event, events.SignalReceived | events.LeaveRequested):
             self._signalled = True
         return True
 
     def _step(self, event: AnyEvent) -> None:
         phase, generation = self.machine.state.phase, self.machine.state.generation
-        if isinstance(event, fact.RunEnded) and self._ended is None and self.machine.state.decided is None:
+        if isinstance(event, events.RunEnded) and self._ended is None and self.machine.state.decided is None:
             self._ended = event.verdict
         commands = self.machine.step(event, self._now)
         self.steps.append((event, self._now, commands))
@@ -154,21 +153,21 @@ class World:
     def _check_obedience(self, event: AnyEvent, commands: list[AnyCommand]) -> None:
         """What the coordinator decided has consequences at once."""
         has_killed = any(isinstance(command, order.KillNode) for command in commands)
-        if isinstance(event, fact.Fenced) and not has_killed:
+        if isinstance(event, events.Fenced) and not has_killed:
             raise WorldBroken("fenced, and nobody was killed")
-        if isinstance(event, fact.GenerationEnded) and event.is_late and not has_killed:
+        if isinstance(event, events.GenerationEnded) and event.is_late and not has_killed:
             raise WorldBroken("late, and nobody was killed")
         self._looked_at.update(command.local_rank for command in commands if isinstance(command, order.DumpStacks))
-        if isinstance(event, fact.ScopeExpired) and self._is_news(event) and not self._looked_at >= self._up():
+        if isinstance(event, events.ScopeExpired) and self._is_news(event) and not self._looked_at >= self._up():
             raise WorldBroken("late, and nobody looks where all of them are")
-        is_the_end = isinstance(event, fact.GenerationEnded | fact.RunEnded | fact.JoinRefused)
+        is_the_end = isinstance(event, events.GenerationEnded | events.RunEnded | events.JoinRefused)
         if is_the_end and self.machine.state.phase is Phase.RUNNING:
             raise WorldBroken(f"goes on after {event}")
 
     def _up(self) -> set[int]:
         return self._alive & self._started
 
-    def _is_news(self, event: fact.ScopeExpired) -> bool:
+    def _is_news(self, event: events.ScopeExpired) -> bool:
         if event.signal == 0 or event.local_rank in self._late or event.local_rank not in self._started:
             return False
         self._late.add(event.local_rank)
@@ -186,44 +185,44 @@ class World:
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
-            case order.Tell(message):
+            case order.SendMessage(message):
                 self._hear(message)
             case order.StartWorkers(assignment=assignment):
                 self._start(assignment.generation)
             case order.ExamineFailure(generation=generation, local_rank=local_rank):
                 if self._dice.random() < 0.85:
-                    self._soon(fact.FailureExamined(generation, local_rank, self._evidence()), 1.0)
+                    self._soon(events.FailureExamined(generation, local_rank, self._evidence()), 1.0)
             case order.SignalWorkers(generation=generation, signal=signal):
                 self._asked = True
                 for rank in self._alive:
                     if self._dice.random() < 0.7:
                         self._soon(
-                            fact.WorkerExited(generation, rank, self._dice.choice((-signal, -signal, 0, 1, 143)))
+                            events.WorkerExited(generation, rank, self._dice.choice((-signal, -signal, 0, 1, 143)))
                         )
             case order.DumpStacks(generation=generation, local_rank=local_rank):
                 if self._dice.random() < 0.3:
-                    self._soon(fact.StacksRefused(generation, local_rank, "it does not catch the signal"))
+                    self._soon(events.StacksRefused(generation, local_rank, "it does not catch the signal"))
             case order.ReadStacks(generation=generation, number=number, local_ranks=local_ranks):
                 if not set(local_ranks) <= self._up() and not self._lies:
                     raise WorldBroken(f"stacks of {local_ranks} are read, and {self._up()} are up")
                 if self._dice.random() < 0.8:
-                    read = tuple(fact.WorkerStacks(rank, why="it wrote nothing") for rank in local_ranks)
-                    self._soon(fact.StacksRead(generation, number, read), 1.0)
+                    read = tuple(events.WorkerStacks(rank, why="it wrote nothing") for rank in local_ranks)
+                    self._soon(events.StacksRead(generation, number, read), 1.0)
             case order.EndWorker(generation=generation, local_rank=local_rank, signal=signal):
                 if self._dice.random() < 0.7:
                     code = self._dice.choice((-signal, -signal, 0, 1, 143))
-                    self._soon(fact.WorkerExited(generation, local_rank, code, unasked=self._dice.random() < 0.1))
+                    self._soon(events.WorkerExited(generation, local_rank, code, unasked=self._dice.random() < 0.1))
             case order.ClearNode(generation=generation):
                 if self._alive and not self._lies:
                     raise WorldBroken(f"told to clear while workers {self._alive} live")
                 if not self._leftovers or self._dice.random() < 0.5:
-                    self._soon(fact.NodeCleared(generation))
+                    self._soon(events.NodeCleared(generation))
                     self._alive.clear()
                     self._leftovers = False
             case order.KillNode(generation=generation):
                 self._asked = True
                 self._kill(generation)
-            case order.PassOnNotice():
+            case order.ForwardNotice():
                 if not self._alive and not self._lies:
                     raise WorldBroken("a notice is passed on and nobody is there")
             case order.Finish(verdict=verdict):
@@ -240,38 +239,38 @@ class World:
         self._all_succeeded = True
         for rank in range(self.settings.local_world_size):
             if self._dice.random() < 0.05:
-                self._soon(fact.WorkerStartFailed(generation, rank, "no such file", 127))
+                self._soon(events.WorkerStartFailed(generation, rank, "no such file", 127))
                 continue
-            self._soon(fact.WorkerStarted(generation, rank, 1000 * generation + rank))
+            self._soon(events.WorkerStarted(generation, rank, 1000 * generation + rank))
             code = self._dice.choice((0, 0, 0, 0, 1, 3, -SIGKILL, -11))
             fault = "its result cannot be read" if code == 0 and self._dice.random() < 0.05 else ""
-            self._soon(fact.WorkerExited(generation, rank, code, fault), self._dice.choice((0.4, 4.0)))
+            self._soon(events.WorkerExited(generation, rank, code, fault), self._dice.choice((0.4, 4.0)))
             if self._dice.random() < 0.2:
                 signal = self._dice.choice((0, SIGTERM, SIGKILL))
-                late = fact.ScopeExpired(generation, rank, 1000 * generation + rank, "step", 60.0, 1e9, signal)
+                late = events.ScopeExpired(generation, rank, 1000 * generation + rank, "step", 60.0, 1e9, signal)
                 self._soon(late, self._dice.choice((0.4, 2.0)))
             if self._dice.random() < 0.2:
-                self._soon(fact.ProgressSeen(generation, (self._progress(rank),)), 4.0)
+                self._soon(events.ProgressSeen(generation, (self._progress(rank),)), 4.0)
         self._befall(generation)
 
-    def _progress(self, rank: int) -> word.WorkerProgress:
+    def _progress(self, rank: int) -> messages.WorkerProgress:
         first = self._dice.randint(0, 9)
-        return word.WorkerProgress(rank, first, first + self._dice.randint(0, 9), self._now, self._now + 0.1)
+        return messages.WorkerProgress(rank, first, first + self._dice.randint(0, 9), self._now, self._now + 0.1)
 
     def _befall(self, generation: int) -> None:
         """What may come from the other nodes while our workers run."""
         dice = self._dice
         if dice.random() < 0.25:
             is_late = dice.random() < 0.2
-            self._soon(fact.GenerationEnded(generation, dice.choice(("b joins", "rank 9 failed")), is_late), 4.0)
+            self._soon(events.GenerationEnded(generation, dice.choice(("b joins", "rank 9 failed")), is_late), 4.0)
         if dice.random() < 0.08:
-            self._soon(fact.Fenced(generation, "no word from the coordinator"), 4.0)
+            self._soon(events.Fenced(generation, "no word from the coordinator"), 4.0)
         if dice.random() < 0.1:
-            self._soon(fact.LeaveNoticed(generation, "b", "it was asked to stop", dice.choice((None, 30.0))), 2.0)
+            self._soon(events.LeaveNoticed(generation, "b", "it was asked to stop", dice.choice((None, 30.0))), 2.0)
         if dice.random() < 0.2:
             self._hang(generation)
         if dice.random() < 0.03:
-            self._soon(fact.JoinRefused("this node was started again and its new self took its place"), 4.0)
+            self._soon(events.JoinRefused("this node was started again and its new self took its place"), 4.0)
         if dice.random() < 0.06:
             self._end_run(Outcome.CANCELLED, "an operator ended it", 4.0)
 
@@ -279,43 +278,43 @@ class World:
         """Nothing moves, here and elsewhere, or so it seems."""
         dice = self._dice
         stopped = (0,) if dice.random() < 0.2 else ()
-        self._soon(fact.QuietSeen(generation, self._now, "no step", stopped), 1.0)
-        self._soon(fact.StacksWanted(generation, 1, "no step"), 1.5)
-        self._soon(fact.HangFound(generation, self._hang_report(generation)), 3.0)
+        self._soon(events.QuietSeen(generation, self._now, "no step", stopped), 1.0)
+        self._soon(events.StacksRequested(generation, 1, "no step"), 1.5)
+        self._soon(events.HangFound(generation, self._hang_report(generation)), 3.0)
         if dice.random() < 0.5:
-            self._soon(fact.MovementSeen(generation), 3.0)
-            self._soon(fact.HangOver(generation), 4.0)
+            self._soon(events.MovementSeen(generation), 3.0)
+            self._soon(events.HangOver(generation), 4.0)
 
     @staticmethod
-    def _hang_report(generation: int) -> word.HangReport:
-        return word.HangReport(generation, 1, 1, 60.0, "no step", (word.StackPlace((0,), why="not asked"),))
+    def _hang_report(generation: int) -> messages.HangReport:
+        return messages.HangReport(generation, 1, 1, 60.0, "no step", (messages.StackPlace((0,), why="not asked"),))
 
     def _kill(self, generation: int) -> None:
         if self._dice.random() < 0.15:
             return  # stuck in the kernel
         last = self._now
         for rank in self._alive:
-            last = max(last, self._soon(fact.WorkerExited(generation, rank, -SIGKILL)))
-        self._plan(last + 0.001 + self._dice.random() * 0.1, fact.NodeCleared(generation))  # after the last of them
+            last = max(last, self._soon(events.WorkerExited(generation, rank, -SIGKILL)))
+        self._plan(last + 0.001 + self._dice.random() * 0.1, events.NodeCleared(generation))  # after the last of them
         self._leftovers = False
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
 
-    def _hear(self, message: word.FromNode) -> None:
+    def _hear(self, message: messages.FromNode) -> None:
         if not self._lies:
             self._check_truth(message)
         if self._is_over:
             return
         match message:
-            case word.NodeReady(generation):
+            case messages.NodeReady(generation):
                 self._on_ready(generation)
-            case word.NodeStopped(failures=failures):
+            case messages.NodeStopped(failures=failures):
                 self._restarts_used += bool(failures)
-            case word.FailureSeen(generation) if self._dice.random() < 0.5:
-                self._soon(fact.GenerationEnded(generation, "rank 0 on a failed"))
-            case word.NodeSucceeded(generation):
+            case messages.FailureSeen(generation) if self._dice.random() < 0.5:
+                self._soon(events.GenerationEnded(generation, "rank 0 on a failed"))
+            case messages.NodeSucceeded(generation):
                 if self._dice.random() < 0.2:
-                    self._soon(fact.GenerationEnded(generation, "rank 9 on b failed"), 2.0)
+                    self._soon(events.GenerationEnded(generation, "rank 9 on b failed"), 2.0)
                 else:
                     self._end_run(Outcome.SUCCEEDED, "all workers succeeded", 2.0)
 
@@ -323,20 +322,20 @@ class World:
         self._generations += 1
         self._formed = max(self._formed, generation) + self._dice.choice((1, 1, 1, 3))
         if self._dice.random() < 0.3:
-            self._soon(fact.Waiting("1 node of 2 here"), 0.1)
+            self._soon(events.Waiting("1 node of 2 here"), 0.1)
         if self._dice.random() < 0.02:
-            self._soon(fact.JoinRefused("the run is over"))
-        elif self._generations > MOST_GENERATIONS:
+            self._soon(events.JoinRefused("the run is over"))
+        elif self._generations > MAX_GENERATIONS:
             self._end_run(Outcome.FAILED, "enough", 0.4)
         else:
-            self._soon(fact.GenerationFormed(self._assignment(self._formed)))
+            self._soon(events.GenerationFormed(self._assignment(self._formed)))
 
     def _assignment(self, generation: int) -> Assignment:
         return Assignment(generation, first_global_rank=2, restarts_used=self._restarts_used)
 
     def _end_run(self, outcome: Outcome, why: str, within: float) -> None:
         self._is_over = True
-        self._soon(fact.RunEnded(self._verdict(outcome, why), self._now + self._clock), within)
+        self._soon(events.RunEnded(self._verdict(outcome, why), self._now + self._clock), within)
 
     def _verdict(self, outcome: Outcome, why: str) -> Verdict:
         failures = []
@@ -347,19 +346,19 @@ class World:
 
     # --- the truth ----------------------------------------------------------------------------------------------------
 
-    def _check_truth(self, message: word.FromNode) -> None:
+    def _check_truth(self, message: messages.FromNode) -> None:
         name = type(message).__name__
-        is_clear = isinstance(message, word.NodeReady | word.NodeStopped | word.NodeSucceeded)
-        is_clear |= isinstance(message, word.NodeLeft) and message.is_clear
+        is_clear = isinstance(message, messages.NodeReady | messages.NodeStopped | messages.NodeSucceeded)
+        is_clear |= isinstance(message, messages.NodeLeft) and message.is_clear
         if is_clear and (self._alive or self._leftovers):
             raise WorldBroken(f"{name} is told, but {self._alive or 'leftovers'} live")
-        if isinstance(message, word.NodeSucceeded) and not self._all_succeeded:
+        if isinstance(message, messages.NodeSucceeded) and not self._all_succeeded:
             raise WorldBroken("a success is told, but not every worker succeeded")
-        if isinstance(message, word.WorkersRunning):
+        if isinstance(message, messages.WorkersRunning):
             unknown = self._alive - self._started
             if unknown or len(message.pids) != self.settings.local_world_size:
                 raise WorldBroken(f"all are said to run, and {unknown} were not started: {message.pids}")
-        if isinstance(message, word.NodeStopped):
+        if isinstance(message, messages.NodeStopped):
             self._check_named({failure.local_rank for failure in message.failures})
 
     def _check_named(self, named: set[int]) -> None:
@@ -405,49 +404,49 @@ class World:
         rank = dice.randint(-1, self.settings.local_world_size)
         match dice.randint(0, 20):
             case 0:
-                return fact.RunRequested()
+                return events.RunRequested()
             case 1 | 2:
-                return fact.GenerationFormed(self._assignment(generation))
+                return events.GenerationFormed(self._assignment(generation))
             case 3:
-                return fact.WorkerStarted(generation, rank, 99)
+                return events.WorkerStarted(generation, rank, 99)
             case 4:
-                return fact.WorkerStartFailed(generation, rank, "no such file", 127)
+                return events.WorkerStartFailed(generation, rank, "no such file", 127)
             case 5 | 6:
                 code, fault = dice.choice((0, 0, 1, -15)), dice.choice(("", "", "fault"))
-                return fact.WorkerExited(generation, rank, code, fault, dice.random() < 0.3, dice.random() < 0.3)
+                return events.WorkerExited(generation, rank, code, fault, dice.random() < 0.3, dice.random() < 0.3)
             case 7 | 8:
-                return fact.FailureExamined(generation, rank, self._evidence())
+                return events.FailureExamined(generation, rank, self._evidence())
             case 9:
-                return fact.NodeCleared(generation)
+                return events.NodeCleared(generation)
             case 10 if dice.random() < 0.3:
-                ends = (fact.JoinRefused("no"), fact.KeeperLost("gone"), fact.SignalReceived(SIGINT))
-                return dice.choice((*ends, fact.LeaveRequested("maintenance")))
+                ends = (events.JoinRefused("no"), events.KeeperLost("gone"), events.SignalReceived(SIGINT))
+                return dice.choice((*ends, events.LeaveRequested("maintenance")))
             case 11:
-                return fact.GenerationEnded(generation, "b joins", dice.random() < 0.2)
+                return events.GenerationEnded(generation, "b joins", dice.random() < 0.2)
             case 12:
-                return fact.LeaveNoticed(generation, "b", "it was asked to stop")
+                return events.LeaveNoticed(generation, "b", "it was asked to stop")
             case 13 if dice.random() < 0.3:
-                return fact.Fenced(generation, "no word from the coordinator")
+                return events.Fenced(generation, "no word from the coordinator")
             case 14 if dice.random() < 0.2:
-                return fact.RunEnded(self._verdict(dice.choice(list(Outcome)), "a lie"), self._now + self._clock)
+                return events.RunEnded(self._verdict(dice.choice(list(Outcome)), "a lie"), self._now + self._clock)
             case 15:
-                return dice.choice((fact.Waiting("nothing"), fact.NoticeReceived("spot reclaim", 120.0)))
+                return dice.choice((events.Waiting("nothing"), events.NoticeReceived("spot reclaim", 120.0)))
             case 16:
                 pid = dice.choice((99, max(0, 1000 * generation + rank)))
-                return fact.ScopeExpired(generation, rank, pid, "step", 60.0, 1e9, dice.choice((0, SIGTERM, SIGKILL)))
+                return events.ScopeExpired(generation, rank, pid, "step", 60.0, 1e9, dice.choice((0, SIGTERM, SIGKILL)))
             case 17:
-                return fact.StacksRefused(generation, rank, "it does not catch the signal")
+                return events.StacksRefused(generation, rank, "it does not catch the signal")
             case 18:
-                return fact.ProgressSeen(generation, (self._progress(rank),))
+                return events.ProgressSeen(generation, (self._progress(rank),))
             case 19:
-                read = fact.StacksRead(generation, dice.choice((1, 2)), (fact.WorkerStacks(rank, "Stack:"),))
-                return dice.choice((fact.StacksWanted(generation, 2, "a lie"), read, fact.HangOver(generation)))
+                read = events.StacksRead(generation, dice.choice((1, 2)), (events.WorkerStacks(rank, "Stack:"),))
+                return dice.choice((events.StacksRequested(generation, 2, "a lie"), read, events.HangOver(generation)))
             case 20:
-                quiet = fact.QuietSeen(generation, self._now, "a lie", (rank,))
-                found = fact.HangFound(generation, self._hang_report(generation))
-                return dice.choice((quiet, fact.MovementSeen(generation), found))
+                quiet = events.QuietSeen(generation, self._now, "a lie", (rank,))
+                found = events.HangFound(generation, self._hang_report(generation))
+                return dice.choice((quiet, events.MovementSeen(generation), found))
             case _:
-                return fact.TimePassed()
+                return events.Tick()
 
 
 def tell(steps: list[Step]) -> str:

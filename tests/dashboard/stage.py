@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 from places import own_address
 from tenax._core import events as fact
-from tenax._core import messages as word
-from tenax._core.coordinator import Heard, NodeLost, Opened, RunSettings, Say
+from tenax._core import messages
+from tenax._core.coordinator import NodeLost, Opened, Received, RunSettings, Send
 from tenax._core.model import Evidence, Failure
-from tenax._core.requests import LogsWanted
-from tenax._engines.coordinator_host import CoordinatorSeat
-from tenax._engines.operator_api import Desk
+from tenax._core.requests import LogsRequest
+from tenax._engines.coordinator_host import CoordinatorHost
+from tenax._engines.operator_api import OperatorApi
 from tenax._io.http.server import Patience
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
@@ -51,12 +51,12 @@ class Stage:
         settings = RunSettings(
             "train-large", self._least, nodes, max_restarts, last_call_s=60.0, serving_node="id-0", scale_up=False
         )
-        self.seat = CoordinatorSeat(settings, None, self.loop, self._deliver)
-        self.desk = Counting(Desk(self.seat, self.loop, self._answer_logs))
+        self.seat = CoordinatorHost(settings, None, self.loop, self._deliver)
+        self.desk = Counting(OperatorApi(self.seat, self.loop, self._answer_logs))
         self.parts: dict[str, Any] = {}  # by node, in the current generation
         self.hosts = {f"id-{number}": hosts(number) for number in range(nodes)}
         self.complaints: list[str] = []
-        self.held: list[tuple[LogsWanted, Reply]] = []  # long polls
+        self.held: list[tuple[LogsRequest, Reply]] = []  # long polls
         self.printed: list[str] = ["epoch 1", "<script>alert(1)</script>", "\x1b[31mred\x1b[0m"]
         self._thread = threading.Thread(target=self._serve, name="stage")
         self._thread.start()
@@ -95,13 +95,13 @@ class Stage:
     def join(self, *numbers: int) -> None:
         for number in numbers or range(self.nodes):
             node_id = f"id-{number}"
-            info = word.NodeInfo(
+            info = messages.NodeInfo(
                 node_id, self.hosts[node_id], self.slots, min_nodes=self._least, max_nodes=self.nodes, rank=-1
             )
-            joined = Heard(node_id, word.NodeJoined(info))
-            self.step(joined, Heard(node_id, word.NodeReady(0, "127.0.0.1", 29500)))
+            joined = Received(node_id, messages.NodeJoined(info))
+            self.step(joined, Received(node_id, messages.NodeReady(0, "127.0.0.1", 29500)))
 
-    def _deliver(self, say: Say) -> None:
+    def _deliver(self, say: Send) -> None:
         for node_id in say.to:
             if node_id in self.hosts:
                 self.loop.soon(lambda node_id=node_id: self._react(node_id, say.event))  # type: ignore[misc]
@@ -114,13 +114,13 @@ class Stage:
                 self.parts[node_id] = part
                 number = int(node_id[3:])
                 pids = tuple(10_000 + number * 100 + local for local in range(self.slots))
-                self.seat.step(Heard(node_id, word.WorkersRunning(part.generation, pids)))
+                self.seat.step(Received(node_id, messages.WorkersRunning(part.generation, pids)))
             case fact.GenerationEnded(generation):
-                self.seat.step(Heard(node_id, word.NodeStopped(generation, self.loop.now())))
-                self.seat.step(Heard(node_id, word.NodeReady(generation, "127.0.0.1", 29500)))
+                self.seat.step(Received(node_id, messages.NodeStopped(generation, self.loop.now())))
+                self.seat.step(Received(node_id, messages.NodeReady(generation, "127.0.0.1", 29500)))
             case fact.LeaveRequested(why):
-                self.seat.step(Heard(node_id, word.NodeDraining(self.seat.state.generation, 30.0, why)))
-                self.seat.step(Heard(node_id, word.NodeLeft(why)))
+                self.seat.step(Received(node_id, messages.NodeDraining(self.seat.state.generation, 30.0, why)))
+                self.seat.step(Received(node_id, messages.NodeLeft(why)))
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class Stage:
             failure = Failure(
                 part.generation, local, each, 10_000 + each, 1, now, evidence=evidence, host=self.hosts[node_id]
             )
-            self.seat.step(Heard(node_id, word.FailureSeen(part.generation, failure, now)))
+            self.seat.step(Received(node_id, messages.FailureSeen(part.generation, failure, now)))
 
     def progress(self, step: int, *numbers: int, phase: str = "") -> None:
         self.do(lambda: self._progress(step, numbers or range(self.nodes), phase))
@@ -157,10 +157,11 @@ class Stage:
         now = self.loop.now()
         for number in numbers:
             workers = tuple(
-                word.WorkerProgress(local, 0, step - local % 2, now - 0.1, now, phase) for local in range(self.slots)
+                messages.WorkerProgress(local, 0, step - local % 2, now - 0.1, now, phase)
+                for local in range(self.slots)
             )
-            said = word.NodeProgress(self.seat.state.generation, now, workers)
-            self.seat.step(Heard(f"id-{number}", said))
+            said = messages.NodeProgress(self.seat.state.generation, now, workers)
+            self.seat.step(Received(f"id-{number}", said))
 
     def storm(self, rounds: int, every_s: float) -> Future[float]:
         """One failure after the other, on one node after the other, and progress in between.
@@ -192,14 +193,14 @@ class Stage:
     def status(self) -> RunStatus:
         return self.do(self.desk.really.status)
 
-    def _answer_logs(self, node_id: str, request: LogsWanted, reply: Reply) -> None:
+    def _answer_logs(self, node_id: str, request: LogsRequest, reply: Reply) -> None:
         seen = int(request.cursor or 0)
         if request.wait_s and seen >= len(self.printed):
             self.held.append((request, reply))
             return
         self._reply_with_lines(seen, request, reply)
 
-    def _reply_with_lines(self, seen: int, request: LogsWanted, reply: Reply) -> None:
+    def _reply_with_lines(self, seen: int, request: LogsRequest, reply: Reply) -> None:
         generation = self.seat.state.generation
         lines = tuple(
             LogLine(1_700_000_000.0, request.local_rank, request.local_rank, "stdout", generation, text)
@@ -230,7 +231,7 @@ class Stage:
 class Counting:
     """A desk that counts, and measures what a status costs."""
 
-    def __init__(self, really: Desk) -> None:
+    def __init__(self, really: OperatorApi) -> None:
         self.really = really
         self.watchers = 0
         self.statuses = 0

@@ -13,7 +13,7 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 
-from asking import PATIENCE_S, Heard, raw, until_closed
+from asking import PATIENCE_S, Received, raw, until_closed
 from places import own_address
 from tenax._core.coordinator import CancelRequested
 from tenax._io.http.server import Patience
@@ -32,7 +32,7 @@ def _nothing_left() -> Iterator[None]:
         yield
 
 
-def ask(stage: Stage, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Heard:
+def ask(stage: Stage, path: str, method: str = "GET", body: bytes = b"", **headers: str) -> Received:
     lines = [f"{method} {path} HTTP/1.1", f"Host: {stage.host}:{stage.port}", f"Content-Length: {len(body)}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return raw(stage.port, "".join(f"{line}\r\n" for line in [*lines, ""]).encode() + body, stage.host)

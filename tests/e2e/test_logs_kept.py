@@ -396,7 +396,7 @@ def test_the_end_is_announced_below_all_output(bench: Bench, words: tuple[str, .
     script = bench.script("from worker_kit import *; ready(); wait_for('go', 0); print(f'rank {RANK} ends', end='')")
     job = bench.start("--nproc-per-node", "2", "--log-dir", "logs", *words, script, stderr=subprocess.STDOUT)
     pids = bench.pids(2)
-    (log_writer,) = [pid for pid, command in bench.alive().items() if "tenax-scribe" in command]
+    (log_writer,) = [pid for pid, command in bench.alive().items() if "tenax-logs" in command]
     os.kill(log_writer, signal.SIGSTOP)
     try:
         bench.tell("go")

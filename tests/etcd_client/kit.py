@@ -20,7 +20,7 @@ A = TypeVar("A")
 PATIENCE_S = 30.0
 
 
-class Desk:
+class OperatorApi:
     """A client in a loop that runs only while the test waits for something."""
 
     def __init__(self, settings: EtcdSettings) -> None:
@@ -52,7 +52,7 @@ class Desk:
         self.client.close()
         self.loop.close()
 
-    def __enter__(self) -> Desk:
+    def __enter__(self) -> OperatorApi:
         return self
 
     def __exit__(self, *_: object) -> None:

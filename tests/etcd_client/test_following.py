@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from adversarial import assert_linear
-from etcd_client.kit import Desk, ScriptedServer, http
+from etcd_client.kit import OperatorApi, ScriptedServer, http
 from etcd_servers import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from tenax._io.etcd.address import Place
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -16,17 +16,17 @@ from tenax._io.etcd.http_connection import HttpConnection
 from tenax._io.etcd.http_response import Head
 from tenax._io.etcd.operations import Change, Compact, Delete, Put, RangeAnswer, Transaction, prefix_end
 from tenax._io.etcd.settings import etcd_settings
-from tenax._io.etcd.subscription import Following
+from tenax._io.etcd.subscription import Subscription
 from tenax._io.etcd.watch_stream import WatchStream
 
 
 class Follower:
     """What was told, in order."""
 
-    def __init__(self, desk: Desk, prefix: bytes) -> None:
+    def __init__(self, desk: OperatorApi, prefix: bytes) -> None:
         self.told: list[Any] = []
         self.troubles: list[EtcdError] = []
-        self.following = Following(
+        self.following = Subscription(
             desk.client, prefix, prefix_end(prefix), self.told.append, self._changed, self.troubles.append
         )
         self.following.start()
@@ -41,12 +41,12 @@ class Follower:
 
 
 @pytest.fixture
-def desk(etcd: EtcdCluster) -> Iterator[Desk]:
-    with Desk(etcd.settings()) as desk:
+def desk(etcd: EtcdCluster) -> Iterator[OperatorApi]:
+    with OperatorApi(etcd.settings()) as desk:
         yield desk
 
 
-def test_what_is_and_what_changes(desk: Desk) -> None:
+def test_what_is_and_what_changes(desk: OperatorApi) -> None:
     prefix = unique_prefix()
     desk.call(Put(prefix + b"a", b"1"))
     desk.call(Put(prefix[:-1], b"not below it"))
@@ -66,7 +66,7 @@ def test_what_is_and_what_changes(desk: Desk) -> None:
     assert not follower.troubles
 
 
-def test_what_happened_between_the_list_and_the_stream_is_told(desk: Desk) -> None:
+def test_what_happened_between_the_list_and_the_stream_is_told(desk: OperatorApi) -> None:
     prefix = unique_prefix()
     changes: list[Change] = []
     other: list[object] = []
@@ -74,22 +74,22 @@ def test_what_happened_between_the_list_and_the_stream_is_told(desk: Desk) -> No
     def begun(_: RangeAnswer) -> None:
         desk.client.call(Put(prefix + b"k", b"v"), other.append, other.append)
 
-    following = Following(desk.client, prefix, prefix_end(prefix), begun, changes.extend, other.append)
+    following = Subscription(desk.client, prefix, prefix_end(prefix), begun, changes.extend, other.append)
     following.start()
     desk.until(lambda: changes)
     assert [change.kv.key for change in changes] == [prefix + b"k"]
     following.close()
 
 
-def test_closed_from_within(desk: Desk) -> None:
-    followings: list[Following] = []
+def test_closed_from_within(desk: OperatorApi) -> None:
+    followings: list[Subscription] = []
     told: list[object] = []
 
     def begun(answer: RangeAnswer) -> None:
         told.append(answer)
         followings[0].close()
 
-    followings.append(Following(desk.client, unique_prefix(), b"", begun, told.append, told.append))
+    followings.append(Subscription(desk.client, unique_prefix(), b"", begun, told.append, told.append))
     followings[0].start()
     desk.until(lambda: told)
     desk.run_for(0.1)
@@ -98,7 +98,7 @@ def test_closed_from_within(desk: Desk) -> None:
 
 def test_a_past_that_is_compacted_begins_again(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    with Desk(cluster.settings()) as desk, Desk(cluster.settings()) as other:
+    with OperatorApi(cluster.settings()) as desk, OperatorApi(cluster.settings()) as other:
         follower = Follower(desk, b"p/")
         desk.until(lambda: follower.following.place)
         cluster.kill(0)  # and the follower does not come to see it, because its loop does not run
@@ -117,7 +117,7 @@ def test_a_past_that_is_compacted_begins_again(make_etcd: Callable[..., EtcdClus
 
 def test_an_etcd_that_was_wiped_begins_again(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    with Desk(cluster.settings()) as desk:
+    with OperatorApi(cluster.settings()) as desk:
         for value in (b"1", b"2", b"3"):
             desk.call(Put(b"p/k", value))
         follower = Follower(desk, b"p/")
@@ -134,7 +134,7 @@ def test_an_etcd_that_was_wiped_begins_again(make_etcd: Callable[..., EtcdCluste
 
 def test_what_is_not_allowed_ends_it(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(users=True, **ALONE)
-    with Desk(cluster.settings(user=USER, password=USER_PASSWORD)) as desk:
+    with OperatorApi(cluster.settings(user=USER, password=USER_PASSWORD)) as desk:
         refused = Follower(desk, b"elsewhere/")
         allowed = Follower(desk, ALLOWED)
         desk.until(lambda: refused.troubles)
@@ -164,9 +164,9 @@ def test_a_stream_cut_into_single_bytes() -> None:
         sock.recv(1)
 
     with ScriptedServer(script) as server:
-        with Desk(etcd_settings(server.endpoint)) as desk:
+        with OperatorApi(etcd_settings(server.endpoint)) as desk:
             changes: list[Change] = []
-            following = Following(desk.client, b"k", b"", lambda _: None, changes.extend, lambda _: None)
+            following = Subscription(desk.client, b"k", b"", lambda _: None, changes.extend, lambda _: None)
             following.start()
             desk.until(lambda: len(changes) == 2)
             following.close()
@@ -179,7 +179,7 @@ def test_a_stream_cut_into_single_bytes() -> None:
 def test_a_watch_is_read_in_linear_time(end: bytes) -> None:
     """Also a line without an end that comes in small parts."""
     place = Place(0, "127.0.0.1:1")
-    with Desk(etcd_settings(place.name)) as desk:
+    with OperatorApi(etcd_settings(place.name)) as desk:
         connection = HttpConnection(desk.loop, place, desk.client.pool, None)
 
         def read(parts: list[bytes]) -> None:

@@ -231,11 +231,11 @@ class TestBatches:
         assert sum(map(len, found)) == 20
         for batch in found:
             size = sum(len(text.encode()) + cloudwatch_events.OVERHEAD_BYTES for _, text in batch)
-            assert size <= cloudwatch_events.MOST_BYTES
+            assert size <= cloudwatch_events.MAX_BYTES
 
     def test_what_is_too_long_is_cut(self) -> None:
         (((_, text),),) = batches([(0, "ü" * 1_000_000)])
-        assert len(text.encode()) <= cloudwatch_events.MOST_OF_AN_EVENT
+        assert len(text.encode()) <= cloudwatch_events.MAX_OF_AN_EVENT
         assert set(text) == {"ü"}
 
     def test_those_of_the_same_time_stay_in_their_order(self) -> None:

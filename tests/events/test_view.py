@@ -192,7 +192,7 @@ def test_evidence_that_does_not_come_is_not_waited_for() -> None:
         (3.0, fact.WorkerExited(1, 0, 1)),
         (3.5, fact.WorkerExited(1, 1, -SIGTERM)),
         (3.75, fact.NodeCleared(1)),
-        (5.0, fact.TimePassed()),
+        (5.0, fact.Tick()),
     ]
     assert table(told(steps[:-1])) == [*BEGINNING, (3.5, "worker", "TERMINATED", 3, -SIGTERM, 1, 1750.0)]
     assert table(told(steps))[-1] == (3.0, "worker", "FAILED", 2, 1, 1, 1375.0)
@@ -290,8 +290,8 @@ def test_a_worker_that_survives_sigkill_is_unhealthy() -> None:
         *STARTED,
         (3.0, fact.SignalReceived(SIGTERM, 1.0)),
         (3.5, fact.WorkerExited(1, 0, -SIGTERM)),
-        (4.0, fact.TimePassed()),
-        (14.0, fact.TimePassed()),
+        (4.0, fact.Tick()),
+        (14.0, fact.Tick()),
     ]
     assert table(told(steps))[-3:] == [
         (3.5, "worker", "TERMINATED", 2, -SIGTERM, 1, 1875.0),
@@ -335,7 +335,7 @@ def test_a_worker_that_hung_failed_with_its_stacks() -> None:
     steps = [
         *STARTED,
         (7.0, late),
-        (8.0, fact.TimePassed()),
+        (8.0, fact.Tick()),
         (8.1, fact.WorkerExited(1, 1, -9)),
         (8.2, fact.FailureExamined(1, 1, Evidence(stacks="line 3 in step"))),
     ]

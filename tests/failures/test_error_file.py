@@ -154,7 +154,7 @@ def test_huge_errors_are_written_below_the_readers_limit(tmp_path: Path) -> None
     """Even if every character takes twelve bytes when escaped, what we write is read whole."""
     path = tmp_path / "error.json"
     error_file.write(str(path), error_file.content("E: " + "😀" * 10**6, "😀" * 10**6 + "the end", NOW))
-    assert path.stat().st_size <= error_file.MOST_BYTES
+    assert path.stat().st_size <= error_file.MAX_BYTES
     found = error_file.read(str(path))
     assert found.problem == ""
     assert found.traceback.endswith("the end")
@@ -238,7 +238,7 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
 def test_a_file_beyond_the_limit_is_read_at_its_head_and_that_is_said(tmp_path: Path) -> None:
     """The head still tells the message."""
     data = error_file.content("X: y", "", NOW)
-    data["message"]["extraInfo"]["py_callstack"] = "Traceback\n" + "z" * 2 * error_file.MOST_BYTES
+    data["message"]["extraInfo"]["py_callstack"] = "Traceback\n" + "z" * 2 * error_file.MAX_BYTES
     path = put(tmp_path / "e", json.dumps(data))
     found = error_file.read(str(path))
     assert found.problem == f"the error file has {path.stat().st_size} bytes; only the first 1048576 were read"

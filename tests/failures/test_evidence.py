@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tenax._core.model import Evidence
 from tenax._failures import error_file
-from tenax._failures.evidence import MOST_LAST_LINES, gather, last_lines, stacks_in
+from tenax._failures.evidence import MAX_LAST_LINES, gather, last_lines, stacks_in
 from tenax._failures.out_of_memory import OutOfMemoryWatch
 
 from .test_error_file import NOW
@@ -56,7 +56,7 @@ def test_without_an_exception_the_last_lines_remain() -> None:
     tail = "".join(f"line {n}\n" for n in range(100)) + "x" * 5000 + "\n"
     found = gather(pid=1, exit_code=2, stderr_tail=tail.encode())
     assert (found.error_type, found.message, found.traceback) == ("", "", "")
-    assert len(found.last_lines) == MOST_LAST_LINES
+    assert len(found.last_lines) == MAX_LAST_LINES
     assert found.last_lines[-2] == "line 99"
     assert len(found.last_lines[-1]) == 400
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax._failures.python_traceback import LastWords, find
+from tenax._failures.python_traceback import LastOutput, find
 
 HEADER = "Traceback (most recent call last):\n"
 
@@ -31,8 +31,8 @@ def run(folder: Path, script: str, *options: str) -> tuple[int, str]:
     return done.returncode, done.stderr.decode()
 
 
-def words(error_type: str, message: str, text: str) -> LastWords:
-    return LastWords(error_type, message, text)
+def words(error_type: str, message: str, text: str) -> LastOutput:
+    return LastOutput(error_type, message, text)
 
 
 # name: (script, type, one-line message); all that the interpreter prints is the traceback.

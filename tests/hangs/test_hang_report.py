@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.hang_report import (
     LocalStacks,
     frames_in,
@@ -151,4 +151,4 @@ def test_a_report_of_thousands_of_workers_fits_into_a_message() -> None:
         found = merged((*found, *places_of(workers[first : first + 8])))
     told = report(list(found))
     assert sum(len(place.ranks) for place in told.places) == 4_000
-    assert len(wire.encode(wire.Event(fact.HangFound(1, told)))) < wire.MOST_BYTES // 4
+    assert len(wire.encode(wire.Event(events.HangFound(1, told)))) < wire.MAX_BYTES // 4

@@ -7,7 +7,7 @@ import os
 import msgspec
 import pytest
 
-from tenax._core.hang import DOUBT_PATIENCE, PATIENCE, SPIN_PATIENCE, START_PATIENCE, HangJudge, Sample, Vitals
+from tenax._core.hang import DOUBT_PATIENCE, PATIENCE, SPIN_PATIENCE, START_PATIENCE, HangJudge, ProcessCounters, Sample
 
 from .workloads import ASLEEP, COMPUTING, HEARTBEAT, SPINNING, WORKING, FakeWorker, Look, Workload
 
@@ -286,6 +286,6 @@ def test_a_system_that_tells_nothing_of_threads() -> None:
         for number in range(1, 200):
             now += 5.0
             calls, cpu_s = min(number, 50), now * used
-            vitals = Vitals(calls=calls, cpu_s=cpu_s, has_threads=False)
+            vitals = ProcessCounters(calls=calls, cpu_s=cpu_s, has_threads=False)
             opinion = judge.look([Sample(0, vitals)], now)
         assert opinion.is_quiet is expected

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from tenax._observe.hangs.counters import VitalsReader, state_of
+from tenax._observe.hangs.counters import CounterReader, state_of
 
 CHILD = """
 import os, signal, sys
@@ -27,7 +27,7 @@ def test_it_counts_what_a_worker_and_its_children_do() -> None:
         assert process.stdin is not None
         assert process.stdout is not None
         child = int(process.stdout.readline())
-        reader = VitalsReader(process.pid)
+        reader = CounterReader(process.pid)
         first = reader.read()
         assert first is not None
         assert first.processes == 2
@@ -52,5 +52,5 @@ def test_it_counts_what_a_worker_and_its_children_do() -> None:
         assert stopped.is_stopped
         assert state_of(process.pid) == "T"
         os.kill(process.pid, signal.SIGKILL)
-    assert VitalsReader(process.pid).read() is None
+    assert CounterReader(process.pid).read() is None
     assert state_of(process.pid) == ""

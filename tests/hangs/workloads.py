@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tenax._core.hang import HangJudge, Opinion, Sample, Scopes, Thread, Vitals
+from tenax._core.hang import HangJudge, Opinion, ProcessCounters, Sample, Scopes, Thread
 
 
 class Look(msgspec.Struct, frozen=True):
@@ -69,7 +69,9 @@ class FakeWorker:
             self.scopes = Scopes(count + look.scopes, first_at, now, look.is_in_scope)
         wanted, runs, waits = self.main
         threads = {1: Thread(wanted, int(runs), int(waits)), 2: Thread(self.beside[0], int(self.beside[1]))}
-        vitals = Vitals(self.bytes, 0, self.calls, self.disk, self.faults, 1, False, threads, wanted + self.beside[0])
+        vitals = ProcessCounters(
+            self.bytes, 0, self.calls, self.disk, self.faults, 1, False, threads, wanted + self.beside[0]
+        )
         if not self.says_steps:
             return Sample(self.rank, vitals, scopes=self.scopes)
         step = self.step if self.step else None

@@ -7,7 +7,7 @@ import pytest
 
 from tenax._core.agent import AgentState, Phase
 from tenax._core.model import AgentSettings, WorkerPhase, WorkerRecord
-from tenax._observe.health.liveness import VitalSigns
+from tenax._observe.health.liveness import AgentLiveness
 from tenax._observe.health.port import health_check_port
 from tenax._observe.health.verdict import Signs, details, has_running_workers, liveness, readiness
 
@@ -87,7 +87,7 @@ class Clock:
 def test_a_beat_ages_and_waiting_does_not() -> None:
     """From the first beat on, the next is expected; while the agent waits in somebody else's code, none is."""
     clock = Clock()
-    signs = VitalSigns(clock)
+    signs = AgentLiveness(clock)
     signs.begin()
     clock.now += 500
     assert signs.read().loop_age_s is None
@@ -104,7 +104,7 @@ def test_a_beat_ages_and_waiting_does_not() -> None:
 
 def test_the_watchdog_is_asked_every_time() -> None:
     """It speaks in seconds since the epoch; one that has not begun says nothing."""
-    signs = VitalSigns()
+    signs = AgentLiveness()
     said: list[float | None] = [None]
     signs.ask_watchdog(lambda: said[0])
     assert signs.read().watchdog_age_s is None

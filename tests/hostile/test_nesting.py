@@ -14,7 +14,7 @@ import tenax
 from e2e.harness import PATIENCE_S
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.events import AnyEvent
-from tenax._core.watchdog import MOST_LINE, RequestLines
+from tenax._core.watchdog import MAX_LINE, RequestLines
 from tenax._engines.etcd.keys import read_leader
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.marker import Marker
@@ -33,7 +33,7 @@ DEEP = b"[" * DEPTH + b"]" * DEPTH
 
 def test_msgspec_reports_deep_nesting_as_one_of_the_decode_errors() -> None:
     """The tuple that all decoders catch contains what msgspec raises, also for a field that is skipped."""
-    for body in (DEEP, b'{"event":"TimePassed","unknown":' + DEEP + b"}"):
+    for body in (DEEP, b'{"event":"Tick","unknown":' + DEEP + b"}"):
         with pytest.raises(DECODE_ERRORS):
             msgspec.json.decode(body, type=AnyEvent)
 
@@ -54,7 +54,7 @@ def test_every_decoder_catches_all_decode_errors() -> None:
 def test_a_nested_line_in_the_watchdog_pipe_costs_only_itself() -> None:
     """The agent reads that pipe: a worker must not be able to end it."""
     lines = RequestLines()
-    deep = b'{"version": 1, "x": ' + b"[" * (MOST_LINE - 100)
+    deep = b'{"version": 1, "x": ' + b"[" * (MAX_LINE - 100)
     good = b'{"version": 1, "pid": 7, "scope_id": "step", "expiration_time": 1.0, "signal": 9}'
     assert [request.pid for request in lines.feed(deep + b"\n" + good + b"\n")] == [7]
     assert lines.malformed == 1

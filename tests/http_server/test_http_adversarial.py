@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asking import Heard, heard_from
+from asking import Received, heard_from
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.health.server import HealthCheckServer
@@ -45,7 +45,7 @@ class Server:
         self._address = address
         (self._thread,) = [each for each in threading.enumerate() if each.name.startswith(thread_name)]
 
-    def ask(self, data: bytes) -> Heard:
+    def ask(self, data: bytes) -> Received:
         """Send these bytes; return the response."""
         with socket.socket(socket.AF_UNIX if isinstance(self._address, str) else socket.AF_INET) as sock:
             sock.settimeout(PATIENCE_S)

@@ -14,8 +14,8 @@ import msgspec
 Kind = Literal["kill", "stop", "start", "fail"]
 Target = Literal["etcd leader", "etcd member", "all of etcd", "leader", "agent", "worker"]
 
-LEAST_NODES, MOST_NODES = 2, 4
-MOST_AGENTS = 5  # alive at a time: one more than there are places
+LEAST_NODES, MAX_NODES = 2, 4
+MAX_AGENTS = 5  # alive at a time: one more than there are places
 SHORTEST_S, LONGEST_S = 0.5, 9.0
 _FIRST_S = 0.3
 _BURST_S = 0.4  # two faults so near to each other that nobody has got over the first

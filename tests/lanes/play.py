@@ -20,10 +20,10 @@ from e2e.harness import Bench
 from etcd_servers import EtcdCluster
 from tenax._core.record import RunRecord
 
-from .desk import Desk
+from .desk import OperatorApi
 from .history import History, broken
 from .nodes import Node
-from .plan import LEAST_NODES, MOST_AGENTS, MOST_NODES, Fault, Plan
+from .plan import LEAST_NODES, MAX_AGENTS, MAX_NODES, Fault, Plan
 from .watcher import Watcher
 
 PATIENCE_S = 90.0  # until everybody is at work: longer than every timeout on the way, on a slow machine
@@ -50,7 +50,7 @@ class Play:
         self._notes: list[tuple[float, str]] = []
         self._since = time.monotonic()
         self._bench = Bench(home, f"lane-{plan.seed}-{next(_runs)}")
-        self._desk = Desk()
+        self._desk = OperatorApi()
         self._nodes: list[Node] = []
         self._etcd = EtcdCluster(home, 3)
         self._run_id = f"lane-{os.getpid()}-{plan.seed}"
@@ -156,7 +156,7 @@ class Play:
 
     def _hurt_agent(self, fault: Fault) -> str:
         if fault.kind == "start":
-            return self._start_agent() if len(self._alive()) < MOST_AGENTS else ""
+            return self._start_agent() if len(self._alive()) < MAX_AGENTS else ""
         well = [node for node in self._alive() if not node.is_stopped]
         leaders = [node for node in well if node.addr == self._watcher.leader]
         others = [node for node in well if node not in leaders]
@@ -181,7 +181,7 @@ class Play:
 
     def _start_agent(self) -> str:
         told = {
-            "nodes": (LEAST_NODES, MOST_NODES),
+            "nodes": (LEAST_NODES, MAX_NODES),
             "run_id": self._run_id,
             "endpoint": self._etcd.endpoints,
             "conf": self._conf,
@@ -238,7 +238,7 @@ class Play:
     def _is_whole(self, agents: int) -> bool:
         alive = self._desk.alive()
         latest = max((worker.generation for worker in alive), default=0)
-        count = min(MOST_NODES, agents)
+        count = min(MAX_NODES, agents)
         group = [worker for worker in alive if worker.generation == latest]
         return len(group) == count and {worker.world_size for worker in group} == {count}
 

@@ -17,7 +17,7 @@ import msgspec
 
 from tenax._core import commands as order
 from tenax._core import coordinator as run
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.bounds import MAX_TEXT
 from tenax._core.events import AnyEvent, FromCoordinator
@@ -120,7 +120,7 @@ class Coordinator:
                     message["node"] = {**draw.of(NodeInfo), "node_id": node_id, "min_nodes": 1, "max_nodes": 3}
                     message["restarts_used"] = 0
                     message["generation"] = dice.choice((0, 1, 2, 3, 1_000_000))
-                plain = {"event": "Heard", "node_id": node_id, "message": message}
+                plain = {"event": "Received", "node_id": node_id, "message": message}
             else:
                 plain = draw.of(AnyCoordinatorEvent)
             try:
@@ -152,7 +152,7 @@ class Agent:
                 continue
             commands = machine.step(event, now)
             for command in commands:
-                if isinstance(command, order.Tell):
+                if isinstance(command, order.SendMessage):
                     wire.decode_from_agent(wire.encode(wire.Word(command.message))[4:])
             list(tell(event, commands, machine.state))
             live_line(machine.state)
@@ -266,8 +266,8 @@ class Timers:
         dice = draw.dice
         dog = Watchdog(2)
         part = Assignment(1)
-        dog.heard(fact.GenerationFormed(part), [order.StartWorkers(part)])
-        dog.heard(fact.WorkerStarted(1, 0, 7), [])
+        dog.heard(events.GenerationFormed(part), [order.StartWorkers(part)])
+        dog.heard(events.WorkerStarted(1, 0, 7), [])
         now = 0.0
         for _ in range(dice.randrange(1, 20)):
             now += dice.choice((0.0, 1.0, 1e6))
@@ -301,7 +301,7 @@ class EtcdKeys:
             if isinstance(found, keys.Written):
                 machine = run.CoordinatorMachine(RunSettings("run", 1, 3))
                 opened = run.Opened(record=found.record, generation=found.record.generation, return_s=1.0, alone_s=1.0)
-                for event in (opened, run.TimeWentBy(), run.NodeLost("a", "why")):
+                for event in (opened, run.Tick(), run.NodeLost("a", "why")):
                     for say in machine.step(event, 1e6):
                         wire.decode_from_server(wire.encode(wire.Event(say.event))[4:])
                 status = status_of(machine.state, [], machine.doing_in_words(0.0), 0.0, 0.0)
@@ -409,7 +409,7 @@ class TcpLinks:
             bodies = []
             for _ in range(dice.randrange(1, 10)):
                 body = draw.json(wire.FromAgent)
-                if b"StopWanted" in body or b"Cancel" in body:
+                if b"StopRequest" in body or b"Cancel" in body:
                     continue  # which an authenticated operator may do
                 bodies.append(body)
             with suppress(OSError):
@@ -419,7 +419,7 @@ class TcpLinks:
         event = self._event(draw)
         if event is not None:
             nodes = tuple(each for each in self._served.server.seat.state.nodes if each != "honest")
-            self._served.thread.call(lambda: self._served.server.deliver(run.Say(nodes, event)))
+            self._served.thread.call(lambda: self._served.server.deliver(run.Send(nodes, event)))
         if self._served.server.is_over:  # its members may end a run: by success, or by failures
             self._close()
             self._open()

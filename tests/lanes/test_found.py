@@ -16,7 +16,15 @@ import pytest
 
 from etcd_servers import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.authority import AuthorityTerms
-from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, NodeLost, Opened, RunSettings, Say
+from tenax._core.coordinator import (
+    AnyCoordinatorEvent,
+    CoordinatorMachine,
+    NodeLost,
+    Opened,
+    Received,
+    RunSettings,
+    Send,
+)
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._core.model import AgentSettings, Assignment
@@ -66,7 +74,7 @@ class Leading:
         )
         self.step(Opened())
 
-    def _deliver(self, say: Say) -> None:
+    def _deliver(self, say: Send) -> None:
         for node_id in say.to:
             if isinstance(say.event, GenerationFormed | GenerationEnded):
                 self.heard[node_id].append(say.event)
@@ -78,8 +86,8 @@ class Leading:
     def link(self, *node_ids: str) -> None:
         """A link of this node begins: it says who it is, and that it is ready."""
         for node_id in node_ids:
-            self.step(Heard(node_id, NodeJoined(NodeInfo(node_id, "host", 1, min_nodes=2, max_nodes=2))))
-            self.step(Heard(node_id, NodeReady(0, "127.0.0.1", 1000, True)))
+            self.step(Received(node_id, NodeJoined(NodeInfo(node_id, "host", 1, min_nodes=2, max_nodes=2))))
+            self.step(Received(node_id, NodeReady(0, "127.0.0.1", 1000, True)))
 
     def formed(self, node_id: str) -> list[int]:
         return [each.assignment.generation for each in self.heard[node_id] if isinstance(each, GenerationFormed)]
@@ -96,7 +104,7 @@ def test_who_was_given_up_does_not_hear_of_a_generation_in_which_it_is_not_any_m
     assert leading.formed("a") == [1]
     assert isinstance(leading.heard["a"][1], GenerationEnded)
     assert leading.heard["b"] == []
-    leading.step(Heard("a", NodeReady(1, "127.0.0.1", 1001, True)))
+    leading.step(Received("a", NodeReady(1, "127.0.0.1", 1001, True)))
     leading.etcd.answer()
     assert leading.formed("a") == [1, 2]
     assert leading.formed("b") == [2]
@@ -126,7 +134,7 @@ def test_who_links_anew_while_something_else_waits_hears_its_part_again() -> Non
     leading.step(NodeLost("a", "it was silent for 6 s"))
     leading.etcd.answer()
     assert leading.formed("b") == [1]
-    leading.step(Heard("b", NodeReady(1, "127.0.0.1", 1001, True)))
+    leading.step(Received("b", NodeReady(1, "127.0.0.1", 1001, True)))
     leading.link("a")
     assert leading.formed("b") == [1], "the second is not written yet"
     leading.link("b")
@@ -197,7 +205,7 @@ class FakeLeader:
         sock, _ = self._door.accept()
         sock.settimeout(PATIENCE_S)
         self._sock = sock
-        reader = wire.FrameReader(wire.MOST_BYTES)
+        reader = wire.FrameReader(wire.MAX_BYTES)
         hello: wire.Hello | None = None
         nonce = os.urandom(wire.NONCE_BYTES)
         with sock:

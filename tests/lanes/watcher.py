@@ -15,7 +15,7 @@ from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.operations import Change, KeyValue, RangeAnswer, prefix_end
 from tenax._io.etcd.settings import EtcdSettings
-from tenax._io.etcd.subscription import Following
+from tenax._io.etcd.subscription import Subscription
 from tenax._io.loop import Loop
 
 from .history import Recorded
@@ -60,7 +60,7 @@ class Watcher:
     def _run(self) -> None:
         client = EtcdClient(self._loop, self._settings)
         root = self._keys.leader.rpartition(b"/")[0] + b"/"
-        following = Following(client, root, prefix_end(root), self._on_begun, self._on_changed, self._on_trouble)
+        following = Subscription(client, root, prefix_end(root), self._on_begun, self._on_changed, self._on_trouble)
         try:
             following.start()
             self._loop.next_event(lambda: 0.0 if self._is_over else None)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.kit import Desk, Worker
+from cluster.kit import OperatorApi, Worker
 from e2e.harness import PATIENCE_S, TENAX, Bench, Done, Running, until
-from tenax._core.requests import LogsWanted
+from tenax._core.requests import LogsRequest
 from tenax._engines.tcp.operator import at_door
 from tenax.cli.main import main
 
@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.desk = Desk()
+        self.desk = OperatorApi()
         self.doors = os.environ["TENAX_DOORS"]
         self.agents: list[Running] = []
         self._env = {"TENAX_DOORS": self.doors, "CLUSTER_DESK": self.desk.name}
@@ -52,7 +52,7 @@ class Run:
         """What was printed until now was read, and so has another time than what comes."""
         line = at_door(str(self._door(self.agents[0])))
         for node in range(len(self.agents)):
-            line.ask(LogsWanted(str(node), last=0), PATIENCE_S)
+            line.ask(LogsRequest(str(node), last=0), PATIENCE_S)
         line.close()
 
     def say(self, worker: Worker, text: str, to: int = 1) -> None:

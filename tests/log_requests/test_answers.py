@@ -1,4 +1,4 @@
-"""What a node answers to ``LogsWanted``: real pipes and a real scribe, without an agent around them."""
+"""What a node answers to ``LogsRequest``: real pipes and a real scribe, without an agent around them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 import pytest
 
-from tenax._core.requests import LogsWanted
-from tenax._logs.query import MOST_BYTES
+from tenax._core.requests import LogsRequest
+from tenax._logs.query import MAX_BYTES
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest
 from tenax._node.log_queries import Cursor, LogAnswers, RankSet, WrongRequest
 from tenax._node.worker_logs import WorkerLogs
 from tenax._view.log_lines import LogAnswer
 
 if TYPE_CHECKING:
-    from tenax._logs.writer import Scribe
+    from tenax._logs.writer import LogWriter
 
 PATIENCE_S = 30.0
 
@@ -46,7 +46,7 @@ class Node:
     def ask(self, **wanted: object) -> list[tuple[object, str]]:
         """Ask, and do not wait. What is returned fills when the answer comes."""
         answers: list[tuple[object, str]] = []
-        request = msgspec.convert({"request": "LogsWanted", "node": "here", **wanted}, LogsWanted)
+        request = msgspec.convert({"request": "LogsRequest", "node": "here", **wanted}, LogsRequest)
         self.logs.answer(request, 0, lambda value, error: answers.append((value, error)))
         return answers
 
@@ -149,7 +149,7 @@ def test_an_answer_is_bounded(node: Node) -> None:
     for rank in range(16):
         node.write(rank, b"".join(b"%06d %s\n" % (number, b"b" * 92) for number in range(600)))
     answer = node.answer(last=100_000)
-    assert sum(len(text) for text in texts(answer)) <= MOST_BYTES
+    assert sum(len(text) for text in texts(answer)) <= MAX_BYTES
     assert sum(each.bytes for each in answer.left_out) + sum(len(text) + 1 for text in texts(answer)) == 16 * 600 * 100
     told: dict[int, list[int]] = {rank: [] for rank in range(16)}
     answer = node.answer(cursor="start")
@@ -232,11 +232,11 @@ def test_a_generation_is_left_only_when_all_of_it_was_told(cursor: str) -> None:
     """Its streams were open when they were copied; until the answer came they have said more, and the next began."""
     generations = {1: ({0: 0}, LogsDest())}
     copies = Copies()
-    answers = LogAnswers(cast("Scribe", copies), generations)
+    answers = LogAnswers(cast("LogWriter", copies), generations)
     told: list[LogAnswer] = []
 
     def ask(cursor: str) -> None:
-        answers.answer(LogsWanted("here", cursor=cursor, wait_s=20.0), lambda value, _: told.append(value))
+        answers.answer(LogsRequest("here", cursor=cursor, wait_s=20.0), lambda value, _: told.append(value))
 
     found = {"lines": [], "positions": [20, 0], "left_out": [], "is_more": False, "is_over": False, "incarnation": 1}
     ask(cursor)

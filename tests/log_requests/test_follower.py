@@ -12,7 +12,7 @@ import pytest
 
 from e2e.harness import PATIENCE_S
 from tenax._core.ledger import Goodput
-from tenax._core.requests import AnyRequest, LogsWanted, StatusWanted
+from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import at_door
 from tenax._view.log_lines import LogAnswer, LogLine
@@ -117,19 +117,19 @@ def test_a_coordinator_that_is_elsewhere_now(follow_run: Follow, capsys: pytest.
 
     def answer(request: AnyRequest) -> Told:
         match request:
-            case StatusWanted(mark="") if not told:
+            case StatusRequest(mark="") if not told:
                 return status("1", "a"), ""
-            case StatusWanted() if "declined" not in told:
+            case StatusRequest() if "declined" not in told:
                 told.append("declined")
                 return None, "the coordinator has just gone from here; ask again"
-            case StatusWanted():
+            case StatusRequest():
                 return (status("2", "a", phase="over"), "") if "second" in told else None
-            case LogsWanted(cursor=""):
+            case LogsRequest(cursor=""):
                 return lines("c1", "first"), ""
-            case LogsWanted(cursor="c1") if "declined" in told:
+            case LogsRequest(cursor="c1") if "declined" in told:
                 told.append("second")
                 return lines("c2", "second"), ""
-            case LogsWanted(cursor="c2"):
+            case LogsRequest(cursor="c2"):
                 return lines("c2", is_over=True), ""
         return None
 
@@ -145,19 +145,19 @@ def test_an_error_of_a_node_that_passes(follow_run: Follow, capsys: pytest.Captu
 
     def answer(request: AnyRequest) -> Told:
         match request:
-            case StatusWanted(mark=""):
+            case StatusRequest(mark=""):
                 return status("1", "a"), ""
-            case StatusWanted():
+            case StatusRequest():
                 return (status("2", "a", phase="over"), "") if "second" in told else None
-            case LogsWanted(cursor=""):
+            case LogsRequest(cursor=""):
                 return lines("c1", "first"), ""
-            case LogsWanted(cursor="c1") if "error" not in told:
+            case LogsRequest(cursor="c1") if "error" not in told:
                 told.append("error")
                 return None, "that node is not linked just now"
-            case LogsWanted(cursor="c1"):
+            case LogsRequest(cursor="c1"):
                 told.append("second")
                 return lines("c2", "second"), ""
-            case LogsWanted(cursor="c2"):
+            case LogsRequest(cursor="c2"):
                 return lines("c2", is_over=True), ""
         return None
 
@@ -174,15 +174,15 @@ def test_one_generation_is_over_when_all_nodes_are_done_with_it(
 
     def answer(request: AnyRequest) -> Told:
         match request:
-            case StatusWanted(mark=""):
+            case StatusRequest(mark=""):
                 return status("1", "a", "b"), ""
-            case LogsWanted(cursor=""):
+            case LogsRequest(cursor=""):
                 return lines("c0"), ""
-            case LogsWanted("a", cursor="c0"):
+            case LogsRequest("a", cursor="c0"):
                 return lines("c1", "of a", is_over=True), ""
-            case LogsWanted("b", cursor="c0"):
+            case LogsRequest("b", cursor="c0"):
                 return lines("c1", "of b"), ""
-            case LogsWanted("b", cursor="c1"):
+            case LogsRequest("b", cursor="c1"):
                 return lines("c2", "more of b", is_over=True), ""
         return None
 
@@ -200,17 +200,17 @@ def test_a_node_that_was_not_in_a_generation_is_not_waited_for(
 
     def answer(request: AnyRequest) -> Told:
         match request:
-            case StatusWanted(mark=""):
+            case StatusRequest(mark=""):
                 return status("1", "a", "spare"), ""
-            case StatusWanted(mark="1") if "a" in told:
+            case StatusRequest(mark="1") if "a" in told:
                 told.append("the next")
                 return status("2", "a", "spare", generation=2), ""
-            case LogsWanted(cursor=""):
+            case LogsRequest(cursor=""):
                 return lines("c0", generation=0 if request.node == "spare" else 1), ""
-            case LogsWanted("a", cursor="c0"):
+            case LogsRequest("a", cursor="c0"):
                 told.append("a")
                 return lines("c1", "of a", is_over=True), ""
-            case LogsWanted("spare") if "the next" in told:
+            case LogsRequest("spare") if "the next" in told:
                 return lines("c0", generation=0), ""
         return None
 
@@ -226,14 +226,14 @@ def test_what_comes_with_the_end_of_the_line_is_shown(follow_run: Follow, capsys
     def answer(request: AnyRequest) -> Told:
         nonlocal has_ended
         match request:
-            case StatusWanted(mark=""):
+            case StatusRequest(mark=""):
                 return status("1", "a"), ""
-            case LogsWanted(cursor=""):
+            case LogsRequest(cursor=""):
                 return lines("c1", "first"), ""
-            case LogsWanted(cursor="c1"):
+            case LogsRequest(cursor="c1"):
                 has_ended = True
                 return lines("c2", "last words"), ""
-            case StatusWanted() if has_ended:
+            case StatusRequest() if has_ended:
                 return HANG_UP
         return None
 

@@ -311,7 +311,7 @@ def test_a_scribe_that_died(run: Run) -> None:
     run.say(worker, "soon forgotten\n")
     follower = run.follow("seen", "--follow")
     until_shown(follower, "soon forgotten")
-    (scribe,) = [pid for pid, command in run.bench.alive().items() if "tenax-scribe" in command]
+    (scribe,) = [pid for pid, command in run.bench.alive().items() if "tenax-logs" in command]
     os.kill(scribe, signal.SIGKILL)
     lost = "are lost: the process that kept them in memory died"
     until(lambda: lost in follower.err, lambda: f"the news of the loss; there is {follower.err}")

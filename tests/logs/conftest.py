@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tenax._logs.writer import Scribe
+from tenax._logs.writer import LogWriter
 
 
 @contextmanager
@@ -69,7 +69,7 @@ class Stage:
     """A scribe between worker pipes and a console that the test holds."""
 
     def __init__(self) -> None:
-        self._scribes: list[Scribe] = []
+        self._scribes: list[LogWriter] = []
         self._descriptors: list[int] = []
 
     def pipe(self) -> tuple[int, int]:
@@ -78,9 +78,9 @@ class Stage:
         return ends
 
     @contextmanager
-    def scribe(self, out: int, err: int, **settings: float) -> Iterator[Scribe]:
+    def scribe(self, out: int, err: int, **settings: float) -> Iterator[LogWriter]:
         """The scribe's console is (out, err); both are closed here at the end, so that a reader sees the end."""
-        scribe = Scribe(**settings)  # type: ignore[arg-type]
+        scribe = LogWriter(**settings)  # type: ignore[arg-type]
         self._scribes.append(scribe)
         with standing_on(out, err):
             scribe.start()

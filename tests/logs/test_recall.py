@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 
 from tenax._logs import query as recall
 from tenax._logs.log_file import LogFile
-from tenax._logs.query import CUT, Query, Recalled, Source, following, last
+from tenax._logs.query import CUT, Query, QueryResult, Source, following, last
 from tenax._logs.tail import TAIL_BYTES, Tail
 
 
@@ -36,7 +36,7 @@ def filled(*pieces: tuple[float, bytes]) -> Tail:
     return tail
 
 
-def texts(found: Recalled) -> list[bytes]:
+def texts(found: QueryResult) -> list[bytes]:
     return [line.text for line in found.lines]
 
 
@@ -121,7 +121,7 @@ def test_a_reader_who_is_too_slow_is_told_what_it_missed() -> None:
     assert found.lines[0].text.startswith(CUT)
 
 
-def pages(make: Callable[[list[int]], list[Source]], query: Query) -> Iterator[Recalled]:
+def pages(make: Callable[[list[int]], list[Source]], query: Query) -> Iterator[QueryResult]:
     """All answers to somebody who gives the positions back as long as there is more."""
     positions = [0] * len(make([0, 0, 0]))
     while True:
@@ -181,7 +181,7 @@ Pieces = some.lists(
 
 
 @settings(deadline=None)
-@given(pieces=Pieces, most=some.sampled_from([300, 2000, recall.MOST_BYTES]), portion=some.integers(1, 20))
+@given(pieces=Pieces, most=some.sampled_from([300, 2000, recall.MAX_BYTES]), portion=some.integers(1, 20))
 def test_each_line_once_and_in_order(pieces: list[tuple[int, bytes]], most: int, portion: int) -> None:
     """Whatever is written, in whatever pieces, however often somebody looks and however little fits an answer."""
     tails = [Tail() for _ in range(3)]
@@ -263,7 +263,7 @@ def test_a_file_has_what_memory_has_not(tmp_path: Path) -> None:
         with kept(tmp_path / "attempt_0" / "0" / "stdout.log", tail, position) as source:
             found = following([source], Query())
         assert found.left_out == []
-        assert sum(map(len, texts(found))) <= recall.MOST_BYTES
+        assert sum(map(len, texts(found))) <= recall.MAX_BYTES
         assert all(line.at == 1000.0 + int(line.text[:7]) for line in found.lines)
         told += texts(found)
         (position,), is_more = found.positions, found.is_more

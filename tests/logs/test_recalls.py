@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tenax._logs import query as recall
-from tenax._logs.queries import Recalls
-from tenax._logs.writer import Scribe
+from tenax._logs.queries import LogQueries
+from tenax._logs.writer import LogWriter
 from tenax._logs.writer_main import Stream
 
 from .conftest import Stage, kill, wait_until
@@ -24,7 +24,7 @@ PATIENCE_S = 30.0
 
 
 @pytest.fixture
-def scribe(stage: Stage) -> Iterator[Scribe]:
+def scribe(stage: Stage) -> Iterator[LogWriter]:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     with stage.scribe(nowhere, nowhere) as made:
         yield made
@@ -34,7 +34,7 @@ def want(key: str, start: int = -1, path: str = "", group: int = 1) -> tuple[str
     return key, path, group, start
 
 
-def ask(scribe: Scribe, *wants: tuple[str, str, int, int], **query: Any) -> dict[str, Any]:
+def ask(scribe: LogWriter, *wants: tuple[str, str, int, int], **query: Any) -> dict[str, Any]:
     answer = scribe.recall_now(wants, PATIENCE_S, **query)
     assert answer, "the scribe did not answer"
     assert "error" not in answer, answer
@@ -51,7 +51,7 @@ def let_time_pass() -> None:
     wait_until(lambda: time.time() > now + 0.002)
 
 
-def test_lines_of_living_streams_by_time(scribe: Scribe) -> None:
+def test_lines_of_living_streams_by_time(scribe: LogWriter) -> None:
     """Also what is still in the pipes when it is asked, and a stream that is silent."""
     ends = [scribe.open_stream(f"1.{rank}.1") for rank in range(3)]
     for number in range(4):
@@ -67,7 +67,7 @@ def test_lines_of_living_streams_by_time(scribe: Scribe) -> None:
         os.close(end)
 
 
-def test_streams_that_are_over_are_remembered_for_a_while(scribe: Scribe) -> None:
+def test_streams_that_are_over_are_remembered_for_a_while(scribe: LogWriter) -> None:
     """Of eight generations; what came before is said to be gone."""
     for generation in range(1, 12):
         end = scribe.open_stream(f"{generation}.0.2")
@@ -80,7 +80,7 @@ def test_streams_that_are_over_are_remembered_for_a_while(scribe: Scribe) -> Non
     assert answer["left_out"] == [(index, 0, recall.FORGOTTEN) for index in range(3)]
 
 
-def test_what_is_remembered_is_bounded_in_bytes(scribe: Scribe) -> None:
+def test_what_is_remembered_is_bounded_in_bytes(scribe: LogWriter) -> None:
     """Generations with many workers: fewer of them."""
     for generation in range(1, 4):
         keys = [f"{generation}.{rank}.1" for rank in range(130)]
@@ -95,7 +95,7 @@ def test_what_is_remembered_is_bounded_in_bytes(scribe: Scribe) -> None:
     assert {index for index, _, why in answer["left_out"] if why == recall.FORGOTTEN} == {0, 1, 2, 3}
 
 
-def test_waiting_for_the_next_line(scribe: Scribe) -> None:
+def test_waiting_for_the_next_line(scribe: LogWriter) -> None:
     """Half a line is nothing yet; the answer comes with the whole one, once."""
     end = scribe.open_stream("1.0.1")
     os.write(end, b"before\n")
@@ -112,7 +112,7 @@ def test_waiting_for_the_next_line(scribe: Scribe) -> None:
     os.close(end)
 
 
-def test_waiting_for_a_line_with_a_text(scribe: Scribe) -> None:
+def test_waiting_for_a_line_with_a_text(scribe: LogWriter) -> None:
     end = scribe.open_stream("1.0.1")
     answers: list[dict[str, Any]] = []
     scribe.recall([want("1.0.1", 0)], answers.append, wait_s=PATIENCE_S, needle=b"loss")
@@ -125,7 +125,7 @@ def test_waiting_for_a_line_with_a_text(scribe: Scribe) -> None:
     os.close(end)
 
 
-def test_waiting_ends_with_time_a_hurry_or_the_stream(scribe: Scribe) -> None:
+def test_waiting_ends_with_time_a_hurry_or_the_stream(scribe: LogWriter) -> None:
     end = scribe.open_stream("1.0.1")
     answer = ask(scribe, want("1.0.1", 0), wait_s=0.05)
     assert (texts(answer), answer["is_over"]) == ([], False)
@@ -141,7 +141,7 @@ def test_waiting_ends_with_time_a_hurry_or_the_stream(scribe: Scribe) -> None:
     assert (texts(answers[2]), answers[2]["is_over"]) == ([b"last words"], True)
 
 
-def test_a_file_gives_what_memory_has_lost(scribe: Scribe, tmp_path: Path) -> None:
+def test_a_file_gives_what_memory_has_lost(scribe: LogWriter, tmp_path: Path) -> None:
     (tmp_path / "attempt_0" / "0").mkdir(parents=True)
     path = str(tmp_path / "attempt_0" / "0" / "stdout.log")
     end = scribe.open_stream("1.0.1", path=path)
@@ -163,7 +163,7 @@ def test_a_file_gives_what_memory_has_lost(scribe: Scribe, tmp_path: Path) -> No
     assert texts(answer) == expected[-3:]
 
 
-def test_a_scribe_that_died_says_what_it_does_not_know(scribe: Scribe, tmp_path: Path) -> None:
+def test_a_scribe_that_died_says_what_it_does_not_know(scribe: LogWriter, tmp_path: Path) -> None:
     """What was in memory is lost and said to be; what was in a file is not; who waits is answered by the new one."""
     path = str(tmp_path / "log")
     memory, file = scribe.open_stream("1.0.1"), scribe.open_stream("1.1.1", path=path)
@@ -228,7 +228,7 @@ def test_who_asks_does_not_undo_holding_back(stage: Stage, tmp_path: Path) -> No
         reader.wait_for(lambda data: len(data) == written, PATIENCE_S)
 
 
-def test_however_many_files_are_asked_for_the_scribe_keeps_its_descriptors(scribe: Scribe, tmp_path: Path) -> None:
+def test_however_many_files_are_asked_for_the_scribe_keeps_its_descriptors(scribe: LogWriter, tmp_path: Path) -> None:
     """All generations of a long run are more files than a process may open. Workers must be served meanwhile."""
     wants = []
     for generation in range(1, 61):
@@ -250,7 +250,7 @@ def test_however_many_files_are_asked_for_the_scribe_keeps_its_descriptors(scrib
     assert (tmp_path / "new.log").read_bytes() == b"new\n"
 
 
-def test_a_request_that_a_scribe_dies_of_is_given_up(scribe: Scribe) -> None:
+def test_a_request_that_a_scribe_dies_of_is_given_up(scribe: LogWriter) -> None:
     """Whoever asks must never be the end of the run: a scribe that dies too often is."""
     end = scribe.open_stream("1.0.1")
     answers: list[dict[str, Any]] = []
@@ -269,7 +269,7 @@ def test_what_is_on_its_way_to_a_file_is_waited_for(tmp_path: Path) -> None:
     path.write_bytes(b"")
     is_behind, woken = True, threading.Event()
     answers: list[dict[str, Any]] = []
-    recalls = Recalls(lambda _: None, lambda _, answer: answers.append(answer), woken.set, 1, lambda: is_behind)
+    recalls = LogQueries(lambda _: None, lambda _, answer: answers.append(answer), woken.set, 1, lambda: is_behind)
     recalls.add(1, [("1.0.1", os.fsencode(path), 0, 0)], {"wait_s": 0.0}, 1, now=10.0)
     recalls.look(10.0)
     assert recalls.next_deadline is not None
@@ -287,7 +287,7 @@ def test_what_comes_while_nothing_is_found_is_in_the_answer(needle: bytes) -> No
     """Its time is up while the thread still looks at what was there before: it looks again, once."""
     stream, woken = Stream("1.0.1", 0, None, None, b"", [], None, whole_lines=True), threading.Event()
     answers: list[dict[str, Any]] = []
-    recalls = Recalls(lambda _: stream, lambda _, answer: answers.append(answer), woken.set, 1)
+    recalls = LogQueries(lambda _: stream, lambda _, answer: answers.append(answer), woken.set, 1)
     recalls.add(1, [("1.0.1", b"", 0, 0)], {"wait_s": 60.0, "needle": needle}, 1, now=10.0)
 
     def look() -> None:

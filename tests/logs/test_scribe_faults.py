@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax._logs.writer import Scribe, ScribeLost
+from tenax._logs.writer import LogWriter, LogWriterLost
 
 from .conftest import Stage, is_gone, kill, read, wait_until
 
@@ -145,13 +145,13 @@ def test_a_scribe_that_dies_again_and_again_is_given_up(stage: Stage) -> None:
     """After some deaths the agent is told, in words, instead of starting processes for ever."""
     _, console = stage.pipe()
 
-    def kill_every_one(scribe: Scribe) -> None:
+    def kill_every_one(scribe: LogWriter) -> None:
         while True:
             pid = scribe.pid
             os.kill(pid, signal.SIGKILL)
             assert scribe.wait_for(lambda: scribe.pid != pid, 10)  # noqa: B023 - called at once
 
-    with stage.scribe(console, console) as scribe, pytest.raises(ScribeLost, match="died 9 times"):
+    with stage.scribe(console, console) as scribe, pytest.raises(LogWriterLost, match="died 9 times"):
         kill_every_one(scribe)
 
 

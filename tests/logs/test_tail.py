@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tenax._logs.tail import MOST_MARKS, TAIL_BYTES, Tail
+from tenax._logs.tail import MAX_MARKS, TAIL_BYTES, Tail
 
 
 @settings(deadline=None)
@@ -42,11 +42,11 @@ def test_memory_is_bounded_however_it_comes() -> None:
     tail = Tail()
     for number in range(1, 20_001):
         tail.add(b"x", float(number))
-    assert len(tail.marks) <= MOST_MARKS + 1
+    assert len(tail.marks) <= MAX_MARKS + 1
     assert tail.marks[0] == (0, 1.0)
     assert tail.marks[-1] == (19_999, 20_000.0)
     assert tail.marks == sorted(tail.marks)
-    assert tail.size < 2 * TAIL_BYTES + 20 * MOST_MARKS
+    assert tail.size < 2 * TAIL_BYTES + 20 * MAX_MARKS
 
 
 def test_trimming_forgets_marks_of_what_is_gone() -> None:

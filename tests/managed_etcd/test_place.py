@@ -9,7 +9,7 @@ import pytest
 from tenax._io.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
 from tenax._io.etcd.data_directory import last_words
 from tenax._io.etcd.managed import ManagedSettings, managed_settings
-from tenax._io.etcd.member_address import MemberPlace
+from tenax._io.etcd.member_address import MemberAddress
 from tenax._io.etcd.member_command import cluster_token, first_cluster, member_command, present_cluster
 from tenax._io.etcd.operations import Member
 from tenax._io.loop import Loop
@@ -25,7 +25,7 @@ HOSTS = control_hosts(("n0", "n1:2500", "n2"), 2379, is_tls=False)
 def _place(*names: str) -> str:
     loop = Loop()
     answers: list[str] = []
-    place = MemberPlace(
+    place = MemberAddress(
         loop,
         control_hosts(names, 2379, is_tls=False),
         lambda host, addresses: answers.append(f"{host.name} at {' '.join(addresses)}"),

@@ -8,7 +8,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.model import AgentSettings, Assignment, Outcome, Verdict
 from tenax.metrics import MetricData, PrometheusMetricHandler
@@ -111,12 +111,12 @@ def test_a_run_of_the_machine_can_be_scraped() -> None:
         handler = PrometheusMetricHandler(port=0, labels={"run_id": "r7"})
         for at, event in enumerate(
             [
-                fact.RunRequested(),
-                fact.GenerationFormed(Assignment(1, group_world_size=2, world_size=2)),
-                fact.WorkerStarted(1, 0, 100),
-                fact.WorkerExited(1, 0, 0),
-                fact.NodeCleared(1),
-                fact.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded"), 5.0),
+                events.RunRequested(),
+                events.GenerationFormed(Assignment(1, group_world_size=2, world_size=2)),
+                events.WorkerStarted(1, 0, 100),
+                events.WorkerExited(1, 0, 0),
+                events.NodeCleared(1),
+                events.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded"), 5.0),
             ]
         ):
             for data in view.take(at, event, machine.step(event, at), machine.state):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax._core.coordinator import Heard
+from tenax._core.coordinator import Received
 from tenax._core.ledger import Goodput, Mean, Spent
 from tenax._core.messages import FailureSeen, NodeProgress, WorkerProgress
 from tenax._core.model import Evidence, Failure
@@ -99,9 +99,9 @@ def test_what_a_coordinator_makes_of_it(tmp_path: Path) -> None:
     run.all_run(2.0)
     for node, step in ((0, 12), (1, 10)):
         workers = (WorkerProgress(0, 0, step, 3.0, 9.0), WorkerProgress(1, 0, step - 1, 3.0, 9.0))
-        run.step(Heard(f"n{node}", NodeProgress(1, 9.0, workers)), 9.0)
+        run.step(Received(f"n{node}", NodeProgress(1, 9.0, workers)), 9.0)
     failure = Failure(1, 1, 3, 9, 1, 10.0, evidence=Evidence("ValueError", "ValueError: nan"))
-    run.step(Heard("n1", FailureSeen(1, failure, 10.0)), 10.0)
+    run.step(Received("n1", FailureSeen(1, failure, 10.0)), 10.0)
     found = samples(render(status_of(run.machine.state, (), "", 10.0, 1000.0)))
     assert found["tenax_run_last_step", ()] == 12
     assert found["tenax_run_slowest_step", ()] == 9

@@ -9,7 +9,7 @@ import pytest
 
 from core.test_every_cell import SITUATIONS, versions
 from core.world import World
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import SIGTERM, AgentMachine
 from tenax._core.events import AnyEvent
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict
@@ -37,43 +37,45 @@ def table(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines()]
 
 
-def formed(generation: int, restarts_used: int = 0) -> fact.GenerationFormed:
-    return fact.GenerationFormed(Assignment(generation, group_world_size=3, world_size=6, restarts_used=restarts_used))
+def formed(generation: int, restarts_used: int = 0) -> events.GenerationFormed:
+    return events.GenerationFormed(
+        Assignment(generation, group_world_size=3, world_size=6, restarts_used=restarts_used)
+    )
 
 
 def up(generation: int, at: float, restarts_used: int = 0) -> list[tuple[float, AnyEvent]]:
     """Formed, and after a quarter of a second two workers run."""
     return [
         (at, formed(generation, restarts_used)),
-        (at + 0.125, fact.WorkerStarted(generation, 0, 100)),
-        (at + 0.25, fact.WorkerStarted(generation, 1, 101)),
+        (at + 0.125, events.WorkerStarted(generation, 0, 100)),
+        (at + 0.25, events.WorkerStarted(generation, 1, 101)),
     ]
 
 
 def succeeded(generation: int, at: float) -> list[tuple[float, AnyEvent]]:
     return [
-        (at, fact.WorkerExited(generation, 0, 0)),
-        (at, fact.WorkerExited(generation, 1, 0)),
-        (at + 0.5, fact.NodeCleared(generation)),
+        (at, events.WorkerExited(generation, 0, 0)),
+        (at, events.WorkerExited(generation, 1, 0)),
+        (at + 0.5, events.NodeCleared(generation)),
     ]
 
 
 def failed(generation: int, at: float) -> list[tuple[float, AnyEvent]]:
     """Worker 1 raises, worker 0 is stopped, half a second later the node is clear."""
     return [
-        (at, fact.WorkerExited(generation, 1, 1)),
-        (at + 0.25, fact.FailureExamined(generation, 1, Evidence("RuntimeError", "RuntimeError: boom"))),
-        (at + 0.25, fact.WorkerExited(generation, 0, -SIGTERM)),
-        (at + 0.5, fact.NodeCleared(generation)),
+        (at, events.WorkerExited(generation, 1, 1)),
+        (at + 0.25, events.FailureExamined(generation, 1, Evidence("RuntimeError", "RuntimeError: boom"))),
+        (at + 0.25, events.WorkerExited(generation, 0, -SIGTERM)),
+        (at + 0.5, events.NodeCleared(generation)),
     ]
 
 
-RUN: list[tuple[float, AnyEvent]] = [(0.0, fact.RunRequested())]
+RUN: list[tuple[float, AnyEvent]] = [(0.0, events.RunRequested())]
 
 
 def test_a_run_without_trouble() -> None:
     """One generation, and every worker succeeds."""
-    over = fact.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded"), 0.0)
+    over = events.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded"), 0.0)
     said = watch([*RUN, *up(1, 2.0), *succeeded(1, 12.0), (13.0, over)])
     assert list(said) == [0.0, 2.0, 2.25, 12.0, 13.0]
     assert said[0.0] == ["tenax: running=0"]  # an average over time must count the time before the first generation
@@ -156,7 +158,7 @@ def test_a_failure_and_what_follows() -> None:
 @pytest.mark.parametrize(("used", "flakiness"), [(0, 0), (1, 25), (2, 50), (3, 75)])
 def test_flakiness_is_the_share_of_the_budget_that_was_used(used: int, flakiness: int) -> None:
     """As torch counts it: of a success with 3 restarts allowed, never 100."""
-    over = fact.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded", restarts_used=used), 0.0)
+    over = events.RunEnded(Verdict(Outcome.SUCCEEDED, "all succeeded", restarts_used=used), 0.0)
     said = watch([*RUN, *up(1, 2.0, used), *succeeded(1, 12.0), (13.0, over)], max_restarts=3)
     assert f"torchelastic: workers.trainer.flakiness={flakiness}" in said[13.0]
     retried = int(used > 0)
@@ -167,7 +169,7 @@ def test_flakiness_is_the_share_of_the_budget_that_was_used(used: int, flakiness
 def test_a_run_that_failed_in_the_end() -> None:
     """The budget is spent: the flakiness is 100, and the run of the agent is a success all the same, as in torch."""
     verdict = Verdict(Outcome.FAILED, "no restart is left", (Failure(1, 1, 1, 101, 1, 12.0),), restarts_used=1)
-    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, fact.RunEnded(verdict, 13.0))], max_restarts=1)
+    said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), (13.0, events.RunEnded(verdict, 13.0))], max_restarts=1)
     assert said[13.0] == table("""
         tenax: restarts_used=1
         torchelastic: workers.trainer.remaining_restarts=0
@@ -191,9 +193,9 @@ def test_a_run_that_failed_in_the_end() -> None:
 
 def test_a_node_that_comes_or_goes_is_no_recovery() -> None:
     """A generation that ends for that reason has a name of its own for the time without workers."""
-    ended = fact.GenerationEnded(1, "c joins", is_free=True)
+    ended = events.GenerationEnded(1, "c joins", is_free=True)
     history = [*RUN, *up(1, 2.0), (12.0, ended), *((at, event) for at, event in failed(1, 12.0) if at > 12.0)]
-    history.insert(-1, (12.25, fact.WorkerExited(1, 1, -SIGTERM)))
+    history.insert(-1, (12.25, events.WorkerExited(1, 1, -SIGTERM)))
     said = watch([*history, *up(2, 13.0)])
     assert "torchelastic: workers.trainer.stopped=1" in said[12.0]
     assert "tenax: membership_change_ms=1250" in said[13.25]
@@ -204,11 +206,11 @@ def test_a_recovery_lasts_until_workers_really_run() -> None:
     """An attempt that could not even start does not end it."""
     attempt: list[tuple[float, AnyEvent]] = [
         (13.0, formed(2, 1)),
-        (13.0, fact.WorkerStartFailed(2, 0, "no more processes")),
-        (13.0, fact.WorkerStartFailed(2, 1, "no more processes")),
-        (13.25, fact.FailureExamined(2, 0, Evidence())),
-        (13.25, fact.FailureExamined(2, 1, Evidence())),
-        (13.5, fact.NodeCleared(2)),
+        (13.0, events.WorkerStartFailed(2, 0, "no more processes")),
+        (13.0, events.WorkerStartFailed(2, 1, "no more processes")),
+        (13.25, events.FailureExamined(2, 0, Evidence())),
+        (13.25, events.FailureExamined(2, 1, Evidence())),
+        (13.5, events.NodeCleared(2)),
     ]
     said = watch([*RUN, *up(1, 2.0), *failed(1, 12.0), *attempt, *up(3, 14.0, restarts_used=2)])
     assert "torchelastic: LocalElasticAgent._start_workers.failure=1" in said[13.0]
@@ -220,7 +222,7 @@ def test_a_recovery_lasts_until_workers_really_run() -> None:
 
 def test_a_cancelled_run_has_no_result() -> None:
     """As in torch, where it is an exception: the run of the agent failed, and nothing is said of the workers' run."""
-    said = watch([*RUN, (1.0, fact.SignalReceived(SIGTERM))])
+    said = watch([*RUN, (1.0, events.SignalReceived(SIGTERM))])
     assert said[1.0] == table("""
         torchelastic: SimpleElasticAgent._initialize_workers.failure=1
         torchelastic: SimpleElasticAgent._initialize_workers.duration.ms=1000
@@ -234,7 +236,7 @@ def test_a_cancelled_run_has_no_result() -> None:
 
 def test_losing_the_keeper() -> None:
     """Nobody knows what became of the workers, and watching them failed."""
-    said = watch([*RUN, *up(1, 2.0), (12.0, fact.KeeperLost("it was killed"))])
+    said = watch([*RUN, *up(1, 2.0), (12.0, events.KeeperLost("it was killed"))])
     assert said[12.0] == table("""
         torchelastic: LocalElasticAgent._monitor_workers.failure=1
         torchelastic: LocalElasticAgent._monitor_workers.duration.ms=10000
@@ -346,7 +348,7 @@ def test_any_soup_of_facts_is_taken() -> None:
 
 def test_nothing_is_said_after_the_verdict() -> None:
     """V3."""
-    said = watch([*RUN, (1.0, fact.SignalReceived(SIGTERM)), (2.0, fact.SignalReceived(SIGTERM)), (3.0, formed(1))])
+    said = watch([*RUN, (1.0, events.SignalReceived(SIGTERM)), (2.0, events.SignalReceived(SIGTERM)), (3.0, formed(1))])
     assert list(said) == [0.0, 1.0]
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 from cluster.kit import Agent, Cluster
 from e2e.harness import TENAX, Bench, Done, Terminal, until
-from tenax._core.requests import StatusWanted
+from tenax._core.requests import StatusRequest
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import OperatorLine, at_door
 from tenax._view.status import RunStatus
@@ -59,7 +59,7 @@ class Operator:
 
         def is_so() -> bool:
             nonlocal mark
-            seen.append(msgspec.json.decode(line.ask(StatusWanted(mark, 1.0), 30.0), type=RunStatus))
+            seen.append(msgspec.json.decode(line.ask(StatusRequest(mark, 1.0), 30.0), type=RunStatus))
             mark = seen[-1].mark
             return fact(seen[-1])
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tenax._core.requests import LogsWanted, StatusWanted, StopWanted
+from tenax._core.requests import LogsRequest, StatusRequest, StopRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import NotLetIn, at_door, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, at_door, at_endpoint
 from tenax._io.endpoint import literal
 from watching import needs_root
 
@@ -62,7 +62,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
     endpoint = operator.cluster.endpoint
     host, _, port = endpoint.rpartition(":")
     doors, door = operator.doors, operator.door(serving)
-    requests = [wire.encode(wire.Ask(1, request)) for request in (StatusWanted(), LogsWanted("0"), StopWanted("x"))]
+    requests = [wire.encode(wire.Ask(1, request)) for request in (StatusRequest(), LogsRequest("0"), StopRequest("x"))]
     assert len(user_secret({"TENAX_DOORS": doors}, create=False)) == 32
     handshake(endpoint, wire.Hello(wire.VERSION, "run", "first", b"n" * 16), b"")  # loads what the attack imports
 
@@ -86,7 +86,7 @@ def test_another_user_cannot_read_join_or_stop_a_run_with_default_flags(operator
         assert answers == {wire.encode(wire.Refused("", True, wire.VERSION))}
         for request in requests:
             assert say_and_hear(endpoint, request) == b"", "a request without a handshake closes the connection"
-        with pytest.raises(NotLetIn):
+        with pytest.raises(AccessDenied):
             at_endpoint(literal(host, int(port)), "run", b"")
 
     as_another_user(attack)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tenax._core.requests import AgentWanted, AnyRequest, StatusWanted, answer_safely
+from tenax._core.requests import AgentRequest, AnyRequest, StatusRequest, answer_safely
 from tenax._engines.tcp.operator import Declined, at_door
 from tenax._io.loop import Loop
-from tenax._node.control_socket import Door, doors_of, last_runs
+from tenax._node.control_socket import ControlSocket, doors_of, last_runs
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def answer(request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
 
 def test_a_door_is_never_taken_from_somebody_who_lives(folder: str) -> None:
     said: list[str] = []
-    loop, doors = Loop(), [Door(answer, said.append) for _ in range(2)]
+    loop, doors = Loop(), [ControlSocket(answer, said.append) for _ in range(2)]
     for door in doors:
         door.open(loop)
     first, second = doors
@@ -50,7 +50,7 @@ def test_a_door_is_never_taken_from_somebody_who_lives(folder: str) -> None:
     limit = loop.now() + 30.0
     for door in doors:
         line = at_door(door.path)
-        number = line.send(AgentWanted())
+        number = line.send(AgentRequest())
         answered.clear()
         loop.next_event(lambda: 0.0 if answered else limit)
         assert b"mine" in bytes(line.answer(number, 30.0))
@@ -68,7 +68,7 @@ def test_of_one_that_was_killed_the_door_is_taken_over_and_old_notes_go(folder: 
         Path(folder, f"{number}.json").write_text('{"run_id": "old", "pid": 1}')
         os.utime(Path(folder, f"{number}.json"), (number, number))
     Path(folder, f"{os.getpid()}.sock").touch()
-    loop, door = Loop(), Door(answer, lambda _: None)
+    loop, door = Loop(), ControlSocket(answer, lambda _: None)
     door.open(loop)
     at_door(door.path).close()
     door.close()
@@ -117,7 +117,7 @@ def test_an_agent_without_descriptors_does_not_spin_at_its_door(folder: str) -> 
         assert agent.stdin is not None
         assert agent.stdout is not None
         line = at_door(agent.stdout.readline().strip())
-        number = line.send(AgentWanted())
+        number = line.send(AgentRequest())
         agent.stdin.write("knocked\n")
         agent.stdin.flush()
         assert agent.stdout.readline() == "1\n", "it looks once, and pauses"
@@ -129,7 +129,7 @@ def test_an_agent_without_descriptors_does_not_spin_at_its_door(folder: str) -> 
 def test_a_folder_that_cannot_be_used_costs_the_door_only(folder: str) -> None:
     said: list[str] = []
     os.environ["TENAX_DOORS"] = f"{folder}/not/there"
-    loop, door = Loop(), Door(answer, said.append)
+    loop, door = Loop(), ControlSocket(answer, said.append)
     door.open(loop)
     door.close()
     loop.close()
@@ -150,15 +150,15 @@ def until_readable(loop: Loop, line: Any) -> None:
 
 def test_an_answer_that_breaks_is_an_answer_and_not_the_end_of_the_loop(folder: str) -> None:
     def broken(request: AnyRequest, reply: Callable[[Any, str], None]) -> None:
-        if not isinstance(request, AgentWanted):
+        if not isinstance(request, AgentRequest):
             raise RuntimeError("a bug")
         reply({"run_id": "mine", "pid": os.getpid()}, "")
 
     said: list[str] = []
-    loop, door = Loop(), Door(broken, said.append)
+    loop, door = Loop(), ControlSocket(broken, said.append)
     door.open(loop)
     line = at_door(door.path)
-    asked = [line.send(StatusWanted()), line.send(AgentWanted())]
+    asked = [line.send(StatusRequest()), line.send(AgentRequest())]
     until_readable(loop, line)
     with pytest.raises(Declined, match="this cannot be answered: RuntimeError: a bug"):
         line.answer(asked[0], 30.0)

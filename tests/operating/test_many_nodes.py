@@ -14,10 +14,10 @@ import pytest
 from cluster.kit import Agent, etcd_conf
 from etcd_servers import EtcdCluster
 from tenax._core.messages import NodeInfo, NodeJoined
-from tenax._core.requests import LogsWanted, StatusWanted
+from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
-from tenax._engines.tcp.operator import Declined, NotLetIn, OperatorLine, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, Declined, OperatorLine, at_endpoint
 from tenax._io.endpoint import literal
 from tenax._view.status import RunStatus
 
@@ -183,20 +183,20 @@ def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operato
     for frame in (joined, wire.Beat(1), wire.Cancel("by force"), wire.Answer(1), greeting("run"), wire.Proof(b"")):
         line = line_to(endpoint, b"a secret of tests")
         line.say(frame)
-        line.until_closed(StatusWanted())
+        line.until_closed(StatusRequest())
         line.close()
     host, _, port = endpoint.rpartition(":")
-    for garbage in (b"\xff" * 64, wire.encode(wire.Ask(1, StatusWanted())), wire.encode(joined)):
+    for garbage in (b"\xff" * 64, wire.encode(wire.Ask(1, StatusRequest())), wire.encode(joined)):
         with socket.create_connection((host, int(port)), 30.0) as sock:
             sock.sendall(garbage)
             sock.shutdown(socket.SHUT_WR)
             assert sock.recv(4096) == b"", "nobody is answered who has not proved to know the secret"
     line = line_to(endpoint, b"a secret of tests")
     with pytest.raises(Declined, match="there is no node 'x'"):
-        line.ask(LogsWanted("x"), 30.0)
+        line.ask(LogsRequest("x"), 30.0)
     with pytest.raises(Declined, match="there is no node '999"):
-        line.ask(LogsWanted("9" * 255), 30.0)
-    status = msgspec.json.decode(line.ask(StatusWanted(), 30.0), type=RunStatus)
+        line.ask(LogsRequest("9" * 255), 30.0)
+    status = msgspec.json.decode(line.ask(StatusRequest(), 30.0), type=RunStatus)
     line.close()
     assert {node.node_id for node in status.nodes} == nodes
     assert (status.generation, status.phase) == (1, "running")
@@ -206,7 +206,7 @@ def test_an_operator_is_no_node_and_what_it_sends_hurts_nobody(operator: Operato
 def test_who_is_not_what_it_says_is_not_let_in(operator: Operator, tmp_path: Path) -> None:
     start(operator)
     workers = operator.cluster.desk.generation(2)
-    with pytest.raises(NotLetIn, match="another secret"):
+    with pytest.raises(AccessDenied, match="another secret"):
         line_to(operator.cluster.endpoint, b"guess")
     if shutil.which("openssl") is not None:
         cert, _ = self_signed(tmp_path, operator.cluster.endpoint.partition(":")[0])

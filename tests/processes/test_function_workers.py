@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._failures.record import record
 from tenax._processes.entrypoint import START_METHODS, FunctionEntrypoint
 from watching import Hearing, Pipe, Program, descriptors, forks_with_threads, leaving_nothing, on_linux, program
@@ -72,9 +72,9 @@ class Caller:
                 keeper.start(1, 0, msgspec.structs.replace(launch, descriptors=streams))
 
                 def finish() -> Ended:
-                    hearing.take(fact.WorkerStarted)
+                    hearing.take(events.WorkerStarted)
                     entrypoint.release(0)
-                    code = hearing.take(fact.WorkerExited).exit_code
+                    code = hearing.take(events.WorkerExited).exit_code
                     fault = entrypoint.collect(0, code)
                     error = json.loads(error_file.read_text()) if error_file.exists() else {}
                     return Ended(code, fault, entrypoint.return_values(), out.rest(), err.rest(), error)

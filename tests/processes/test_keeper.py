@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._processes.keeper import MARK, KeeperProcess
 from watching import Hearing, Pipe, gone, is_alive, launch, leaving_nothing, on_linux, pipe, python, until
 
@@ -45,7 +45,7 @@ def said_by(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -> 
     """What a worker prints until its end."""
     start(hearing, argv, out, **options)
     text = out.rest()
-    assert hearing.take(fact.WorkerExited).exit_code == 0
+    assert hearing.take(events.WorkerExited).exit_code == 0
     return text
 
 
@@ -55,7 +55,7 @@ def said_by(hearing: Hearing, argv: list[str], out: Pipe, **options: object) -> 
 def test_a_worker_leads_its_own_group_and_session(hearing: Hearing, pipe: Pipe) -> None:
     """So that a Ctrl-C in the agent's terminal does not reach it and its group can be signalled as a whole."""
     text = said_by(hearing, python("import os; print(os.getpid(), os.getpgrp(), os.getsid(0))"), pipe)
-    pid = hearing.take(fact.WorkerStarted).pid
+    pid = hearing.take(events.WorkerStarted).pid
     assert text.split() == [str(pid)] * 3
 
 
@@ -96,7 +96,7 @@ def test_the_environment_is_exactly_the_given_one(hearing: Hearing, pipe: Pipe) 
 AGENT = """
 import os, signal, sys
 from watching import Hearing, launch
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 if sys.argv[1] == "nohup":
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -165,7 +165,7 @@ def test_a_worker_starts_where_it_was_told(hearing: Hearing, pipe: Pipe, tmp_pat
 
 def refused(hearing: Hearing, argv: list[str], **options: object) -> tuple[int, str]:
     start(hearing, argv, **options)
-    failed = hearing.take(fact.WorkerStartFailed)
+    failed = hearing.take(events.WorkerStartFailed)
     return failed.exit_code, failed.reason
 
 
@@ -205,25 +205,25 @@ def test_a_keeper_out_of_descriptors_says_so_and_lives(hearing: Hearing) -> None
     """Too many open files is a start failure; when there is room again, workers start again."""
     keeper = keeper_of(hearing)
     start(hearing, ["/bin/true"])
-    hearing.take(fact.WorkerExited)
+    hearing.take(events.WorkerExited)
     before = resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE)
     used = max(int(entry) for entry in os.listdir(f"/proc/{keeper.pid}/fd")) + 1
     resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (used, before[1]))
     assert refused(hearing, ["/bin/true"]) == (1, "Too many open files")
     resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, before)
     start(hearing, ["/bin/true"])
-    assert hearing.take(fact.WorkerExited).exit_code == 0
+    assert hearing.take(events.WorkerExited).exit_code == 0
 
 
 def test_a_keeper_that_cannot_take_descriptors_ends_everything(hearing: Hearing, pipe: Pipe) -> None:
     """Descriptors that got lost on the way would mix up workers' output: better no keeper than a wrong one."""
     keeper = keeper_of(hearing)
     start(hearing, ["/bin/sleep", "60"])
-    pid = hearing.take(fact.WorkerStarted).pid
+    pid = hearing.take(events.WorkerStarted).pid
     used = max(int(entry) for entry in os.listdir(f"/proc/{keeper.pid}/fd")) + 1
     resource.prlimit(keeper.pid, resource.RLIMIT_NOFILE, (used, used))
     start(hearing, ["/bin/echo"], pipe)
-    hearing.take(fact.KeeperLost)
+    hearing.take(events.KeeperLost)
     assert gone([pid])
 
 
@@ -234,28 +234,28 @@ def test_a_keeper_that_cannot_take_descriptors_ends_everything(hearing: Hearing,
 def test_a_worker_that_a_signal_ends(hearing: Hearing, number: signal.Signals) -> None:
     """Whoever sent it: the exit code is the signal's number, negative."""
     start(hearing, ["/bin/sleep", "60"])
-    os.kill(hearing.take(fact.WorkerStarted).pid, number)
-    assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -number, unasked=True)
+    os.kill(hearing.take(events.WorkerStarted).pid, number)
+    assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -number, unasked=True)
 
 
 def test_an_end_has_the_time_at_which_it_was_noticed(hearing: Hearing) -> None:
     """An agent that is stopped reads it later, and still knows which worker ended first."""
     start(hearing, ["/bin/sleep", "60"])
-    pid = hearing.take(fact.WorkerStarted).pid
+    pid = hearing.take(events.WorkerStarted).pid
     os.kill(pid, signal.SIGKILL)
     until(lambda: not os.path.exists(f"/proc/{pid}"), "the keeper to reap it")
     noticed_at = time.monotonic()
-    hearing.take(fact.WorkerExited)
+    hearing.take(events.WorkerExited)
     assert hearing.ended_at <= noticed_at
 
 
 def test_a_stopped_worker_can_be_asked(hearing: Hearing) -> None:
     """A worker in state T obeys a signal all the same: it is continued."""
     start(hearing, ["/bin/sleep", "60"])
-    pid = hearing.take(fact.WorkerStarted).pid
+    pid = hearing.take(events.WorkerStarted).pid
     os.kill(pid, signal.SIGSTOP)
     hearing.processes.signal(1, signal.SIGTERM)
-    assert hearing.take(fact.WorkerExited).exit_code == -signal.SIGTERM
+    assert hearing.take(events.WorkerExited).exit_code == -signal.SIGTERM
 
 
 def test_a_stopped_child_of_an_asked_worker_can_be_asked(hearing: Hearing, pipe: Pipe) -> None:
@@ -264,9 +264,9 @@ def test_a_stopped_child_of_an_asked_worker_can_be_asked(hearing: Hearing, pipe:
     child = int(pipe.line())
     os.kill(child, signal.SIGSTOP)
     hearing.processes.signal(1, signal.SIGTERM)
-    hearing.take(fact.WorkerExited)
+    hearing.take(events.WorkerExited)
     hearing.processes.clear(1)
-    hearing.take(fact.NodeCleared)
+    hearing.take(events.NodeCleared)
 
 
 def test_a_shell_around_the_real_program(hearing: Hearing, pipe: Pipe) -> None:
@@ -287,9 +287,9 @@ def test_a_shell_around_the_real_program(hearing: Hearing, pipe: Pipe) -> None:
     start(hearing, ["/bin/sh", "-c", '"$@" & wait', "sh", *python(trap)], pipe)
     assert pipe.line() == "ready"
     hearing.processes.signal(1, signal.SIGTERM)
-    assert hearing.take(fact.WorkerExited).exit_code == -signal.SIGTERM
+    assert hearing.take(events.WorkerExited).exit_code == -signal.SIGTERM
     hearing.processes.clear(1)
-    hearing.take(fact.NodeCleared)
+    hearing.take(events.NodeCleared)
     assert [pipe.line(), pipe.line()] == ["saving", "saved"]
 
 
@@ -299,7 +299,7 @@ def test_a_signal_right_after_the_start_is_not_lost(hearing: Hearing) -> None:
         start(hearing, ["/bin/sleep", "60"], rank=rank)
         hearing.processes.signal(1, signal.SIGTERM)
     for rank in range(30):
-        assert hearing.take(fact.WorkerExited, timeout_s=5, local_rank=rank).exit_code == -signal.SIGTERM
+        assert hearing.take(events.WorkerExited, timeout_s=5, local_rank=rank).exit_code == -signal.SIGTERM
 
 
 def test_sixty_four_workers_at_once(hearing: Hearing) -> None:
@@ -308,10 +308,10 @@ def test_sixty_four_workers_at_once(hearing: Hearing) -> None:
     for rank, each in enumerate(pipes):
         start(hearing, ["/bin/sh", "-c", f"echo {rank}; exec sleep 60"], each, rank=rank)
     assert [each.line() for each in pipes] == [str(rank) for rank in range(64)]
-    pids = [hearing.take(fact.WorkerStarted, local_rank=rank).pid for rank in range(64)]
+    pids = [hearing.take(events.WorkerStarted, local_rank=rank).pid for rank in range(64)]
     hearing.processes.kill(1)
-    assert {hearing.take(fact.WorkerExited).exit_code for _ in range(64)} == {-signal.SIGKILL}
-    hearing.take(fact.NodeCleared)
+    assert {hearing.take(events.WorkerExited).exit_code for _ in range(64)} == {-signal.SIGKILL}
+    hearing.take(events.NodeCleared)
     assert not any(is_alive(pid) for pid in pids)
     for each in pipes:
         each.close()
@@ -339,10 +339,10 @@ def test_a_daemon_of_the_nastiest_kind_is_ended(hearing: Hearing, pipe: Pipe, or
     """Double-forked, in a session of its own, orphaned and deaf: it is still below the keeper, and goes."""
     start(hearing, python(DAEMON), pipe)
     daemon = int(pipe.line())
-    hearing.take(fact.WorkerExited)
+    hearing.take(events.WorkerExited)
     assert is_alive(daemon)
     getattr(hearing.processes, order)(1)
-    hearing.take(fact.NodeCleared)
+    hearing.take(events.NodeCleared)
     assert not is_alive(daemon)
 
 
@@ -358,9 +358,9 @@ def test_a_process_that_runs_away_by_forking_is_caught(hearing: Hearing, pipe: P
     """
     start(hearing, python(chain), pipe)
     assert pipe.line() == "running"
-    hearing.take(fact.WorkerExited)
+    hearing.take(events.WorkerExited)
     hearing.processes.kill(1)
-    hearing.take(fact.NodeCleared)
+    hearing.take(events.NodeCleared)
     assert pipe.rest() == ""
 
 
@@ -376,9 +376,9 @@ def test_a_keeper_that_somebody_killed_takes_everybody_along(hearing: Hearing, p
     start(hearing, python(DAEMON), pipe)
     daemon = int(pipe.line())
     start(hearing, ["/bin/sleep", "60"], rank=1)
-    worker = hearing.take(fact.WorkerStarted, local_rank=1).pid
+    worker = hearing.take(events.WorkerStarted, local_rank=1).pid
     os.kill(keeper_of(hearing).pid, signal.SIGKILL)
-    assert hearing.take(fact.KeeperLost).reason == "it was killed by SIGKILL"
+    assert hearing.take(events.KeeperLost).reason == "it was killed by SIGKILL"
     assert gone([worker, daemon], 0)
 
 
@@ -391,7 +391,7 @@ def test_orders_to_a_lost_keeper_are_harmless(hearing: Hearing) -> None:
     hearing.processes.signal(1, signal.SIGTERM)
     hearing.processes.clear(1)
     hearing.processes.kill(1)
-    hearing.take(fact.KeeperLost)
+    hearing.take(events.KeeperLost)
     start(hearing, ["/bin/true"])
     hearing.processes.kill(1)
 
@@ -401,7 +401,7 @@ def test_signals_do_not_disturb_the_keeper(hearing: Hearing) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         until(lambda: "tenax-keeper" in Path(f"/proc/{keeper_of(hearing).pid}/comm").read_text(), "the keeper's start")
         start(hearing, ["/bin/true"])
-        hearing.take(fact.WorkerExited)
+        hearing.take(events.WorkerExited)
         os.kill(keeper_of(hearing).pid, number)
     start(hearing, ["/bin/true"])
-    assert hearing.take(fact.WorkerExited).exit_code == 0
+    assert hearing.take(events.WorkerExited).exit_code == 0

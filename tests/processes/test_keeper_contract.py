@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._io.ports import Processes
 from tenax._processes.keeper import KeeperProcess
 from tenax.testing.processes import FakeProcesses
@@ -173,7 +173,7 @@ class TestProcesses:
         hearing = Hearing(world.processes)
         for rank in range(3):
             world.start(rank)
-        started = [hearing.take(fact.WorkerStarted, generation=1, local_rank=rank) for rank in range(3)]
+        started = [hearing.take(events.WorkerStarted, generation=1, local_rank=rank) for rank in range(3)]
         assert len({event.pid for event in started}) == 3
         assert min(event.pid for event in started) > 1
 
@@ -183,7 +183,7 @@ class TestProcesses:
         world.start(0)
         world.exit(0, 0)
         assert hearing.events == []
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
 
     @pytest.mark.parametrize("code", [0, 1, 3, 255])
     def test_an_exit_code_comes_back(self, world: World, code: int) -> None:
@@ -191,18 +191,18 @@ class TestProcesses:
         hearing = Hearing(world.processes)
         world.start(0)
         world.exit(0, code)
-        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, code, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, code, unasked=True)
 
     def test_a_start_that_fails_says_why(self, world: World) -> None:
         """What cannot be started is announced with the system's reason and a shell's code, and never as an exit."""
         hearing = Hearing(world.processes)
         world.start_impossible(0)
-        failed = hearing.take(fact.WorkerStartFailed)
+        failed = hearing.take(events.WorkerStartFailed)
         assert (failed.generation, failed.local_rank, failed.exit_code) == (1, 0, 127)
         assert failed.reason == "No such file or directory: '/nowhere/program'"
         world.processes.clear(1)
-        hearing.take(fact.NodeCleared)
-        assert not [event for event in hearing.events if isinstance(event, fact.WorkerExited)]
+        hearing.take(events.NodeCleared)
+        assert not [event for event in hearing.events if isinstance(event, events.WorkerExited)]
 
     def test_a_signal_reaches_every_living_worker_of_its_generation(self, world: World) -> None:
         """All of them get it, and those that die of it are announced with the signal's number, as asked."""
@@ -210,49 +210,49 @@ class TestProcesses:
         for rank in range(3):
             world.start(rank)
         world.exit(1, 0)
-        hearing.take(fact.WorkerExited, local_rank=1)
+        hearing.take(events.WorkerExited, local_rank=1)
         world.processes.signal(1, signal.SIGTERM)
         for rank in (0, 2):
-            exited = hearing.take(fact.WorkerExited, local_rank=rank)
-            assert exited == fact.WorkerExited(1, rank, -signal.SIGTERM, unasked=False)
+            exited = hearing.take(events.WorkerExited, local_rank=rank)
+            assert exited == events.WorkerExited(1, rank, -signal.SIGTERM, unasked=False)
 
     def test_a_signal_to_another_generation_reaches_nobody(self, world: World) -> None:
         """A late order for workers that are gone does not hit those that came after them."""
         hearing = Hearing(world.processes)
         world.start(0, generation=2)
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
         world.processes.signal(1, signal.SIGKILL)
         world.exit(0, 5)
-        assert hearing.take(fact.WorkerExited).exit_code == 5
+        assert hearing.take(events.WorkerExited).exit_code == 5
 
     def test_a_deaf_worker_stays_until_it_is_killed(self, world: World) -> None:
         """A signal that is ignored changes nothing; kill ends it."""
         hearing = Hearing(world.processes)
         world.start(0, ignores=(signal.SIGTERM,))
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
         world.processes.signal(1, signal.SIGTERM)
         assert hearing.hears_nothing()
         world.processes.kill(1)
-        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -signal.SIGKILL, unasked=False)
-        assert hearing.take(fact.NodeCleared) == fact.NodeCleared(1)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGKILL, unasked=False)
+        assert hearing.take(events.NodeCleared) == events.NodeCleared(1)
 
     def test_one_worker_can_be_ended_alone(self, world: World) -> None:
         """Only it gets the signal; it is announced as one that we ended, and the other goes on."""
         hearing = Hearing(world.processes)
         world.start(0)
         world.start(1)
-        hearing.take(fact.WorkerStarted, local_rank=1)
+        hearing.take(events.WorkerStarted, local_rank=1)
         world.processes.end(1, 0, signal.SIGTERM)
-        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, -signal.SIGTERM, unasked=False)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, -signal.SIGTERM, unasked=False)
         world.processes.end(1, 0, signal.SIGTERM)  # it is dead already
         world.exit(1, 5)
-        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 1, 5, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 1, 5, unasked=True)
 
     def test_an_order_to_end_a_worker_of_another_generation_reaches_nobody(self, world: World) -> None:
         """Nor does a request for its stacks."""
         hearing = Hearing(world.processes)
         world.start(0, generation=2)
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
         world.is_no_python(0)
         world.processes.dump_stacks(1, 0)
         world.processes.end(1, 0, signal.SIGKILL)
@@ -264,9 +264,9 @@ class TestProcesses:
         world.start(0)
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.processes.end(1, 0, signal.SIGKILL)
-        hearing.take(fact.WorkerExited)
+        hearing.take(events.WorkerExited)
         world.processes.clear(1)
-        hearing.take(fact.NodeCleared)
+        hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
     def test_a_worker_that_cannot_show_its_stacks_is_not_asked(self, world: World) -> None:
@@ -275,19 +275,19 @@ class TestProcesses:
         world.start(0)
         world.is_no_python(0)
         world.processes.dump_stacks(1, 0)
-        refused = hearing.take(fact.StacksRefused)
+        refused = hearing.take(events.StacksRefused)
         assert (refused.generation, refused.local_rank) == (1, 0)
         assert "it is no Python program" in refused.why
         world.exit(0, 0)
-        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, 0, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 0, unasked=True)
 
     def test_an_empty_node_is_clear_at_once(self, world: World) -> None:
         """Whoever asks to clear or kill where nobody is, is answered, once for each order."""
         hearing = Hearing(world.processes)
         world.processes.clear(1)
-        hearing.take(fact.NodeCleared, generation=1)
+        hearing.take(events.NodeCleared, generation=1)
         world.processes.kill(1)
-        hearing.take(fact.NodeCleared, generation=1)
+        hearing.take(events.NodeCleared, generation=1)
         assert hearing.hears_nothing()
 
     def test_clear_comes_after_the_last_exit(self, world: World) -> None:
@@ -296,8 +296,8 @@ class TestProcesses:
         world.start(0)
         world.start(1)
         world.processes.kill(1)
-        hearing.take(fact.NodeCleared)
-        heard = [event for event in hearing.events if isinstance(event, fact.WorkerExited)]
+        hearing.take(events.NodeCleared)
+        heard = [event for event in hearing.events if isinstance(event, events.WorkerExited)]
         assert sorted(event.local_rank for event in heard) == [0, 1]
 
     def test_what_an_unasked_worker_left_is_killed_at_once(self, world: World) -> None:
@@ -308,10 +308,10 @@ class TestProcesses:
             for ignores_term in (True, False):
                 world.leave_behind(0, in_group=in_group, ignores_term=ignores_term)
         world.exit(0, 0)
-        hearing.take(fact.WorkerExited)
+        hearing.take(events.WorkerExited)
         assert world.left_alive() == 4
         world.processes.clear(1)
-        hearing.take(fact.NodeCleared)
+        hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
     def test_the_group_of_an_asked_worker_has_its_grace(self, world: World) -> None:
@@ -322,14 +322,14 @@ class TestProcesses:
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.leave_behind(0, in_group=False, ignores_term=True)
         world.processes.signal(1, signal.SIGTERM)
-        hearing.take(fact.WorkerExited)
+        hearing.take(events.WorkerExited)
         assert world.left_alive() == 3
         world.processes.clear(1)
         until(lambda: world.left_alive() == 1, "the end of those who listen and of those who left the group")
         hearing.events.clear()
         assert hearing.hears_nothing()
         world.processes.kill(1)
-        hearing.take(fact.NodeCleared)
+        hearing.take(events.NodeCleared)
         assert world.left_alive() == 0
 
     def test_the_next_generation_starts_afresh(self, world: World) -> None:
@@ -337,15 +337,15 @@ class TestProcesses:
         hearing = Hearing(world.processes)
         world.start(0)
         world.processes.signal(1, signal.SIGTERM)
-        hearing.take(fact.WorkerExited)
+        hearing.take(events.WorkerExited)
         world.processes.clear(1)
-        hearing.take(fact.NodeCleared)
+        hearing.take(events.NodeCleared)
         world.start(0, generation=2)
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.exit(0, 4)
-        assert hearing.take(fact.WorkerExited, generation=2) == fact.WorkerExited(2, 0, 4, unasked=True)
+        assert hearing.take(events.WorkerExited, generation=2) == events.WorkerExited(2, 0, 4, unasked=True)
         world.processes.clear(2)
-        hearing.take(fact.NodeCleared, generation=2)
+        hearing.take(events.NodeCleared, generation=2)
 
     def test_a_lost_keeper_is_said_once_with_the_reason(self, world: World) -> None:
         """When the process above the workers dies, that is the last thing heard, and there is nothing to watch."""
@@ -353,7 +353,7 @@ class TestProcesses:
         world.start(0)
         world.leave_behind(0, in_group=False, ignores_term=True)
         world.lose()
-        lost = hearing.take(fact.KeeperLost)
+        lost = hearing.take(events.KeeperLost)
         assert lost.reason == "it was killed by SIGKILL"
         assert world.processes.fileno() == -1
         assert world.left_alive() == 0
@@ -368,13 +368,13 @@ class TestProcesses:
         world.leave_behind(1, in_group=False, ignores_term=True)
         world.processes.hold(0.01)
         world.end_lease()
-        assert hearing.take(fact.Fenced).generation == 4
+        assert hearing.take(events.Fenced).generation == 4
         for rank in (0, 1):
-            exited = hearing.take(fact.WorkerExited, local_rank=rank)
-            assert exited == fact.WorkerExited(4, rank, -signal.SIGKILL, unasked=False)
+            exited = hearing.take(events.WorkerExited, local_rank=rank)
+            assert exited == events.WorkerExited(4, rank, -signal.SIGKILL, unasked=False)
         until(lambda: world.left_alive() == 0, "the end of what was left behind")
         world.processes.kill(4)
-        assert hearing.take(fact.NodeCleared) == fact.NodeCleared(4)
+        assert hearing.take(events.NodeCleared) == events.NodeCleared(4)
 
     def test_a_lease_counts_for_what_dead_workers_left(self, world: World) -> None:
         """The workers ended by themselves, and are said to have; only their leftovers are alive when it ends."""
@@ -383,10 +383,10 @@ class TestProcesses:
         world.leave_behind(0, in_group=True, ignores_term=True)
         world.leave_behind(0, in_group=False, ignores_term=True)
         world.exit(0, 3)
-        assert hearing.take(fact.WorkerExited) == fact.WorkerExited(1, 0, 3, unasked=True)
+        assert hearing.take(events.WorkerExited) == events.WorkerExited(1, 0, 3, unasked=True)
         world.processes.hold(0.01)
         world.end_lease()
-        assert hearing.take(fact.Fenced).generation == 1
+        assert hearing.take(events.Fenced).generation == 1
         until(lambda: world.left_alive() == 0, "the end of what was left behind")
 
     def test_a_lease_of_nobody_ends_in_silence(self, world: World) -> None:
@@ -396,14 +396,14 @@ class TestProcesses:
         world.end_lease()
         assert hearing.hears_nothing()
         world.processes.start(2, 0, launch(["/bin/sleep", "600"]))
-        hearing.take(fact.WorkerStarted, generation=2)
-        assert hearing.take(fact.Fenced).generation == 2
-        assert hearing.take(fact.WorkerExited).exit_code == -signal.SIGKILL
+        hearing.take(events.WorkerStarted, generation=2)
+        assert hearing.take(events.Fenced).generation == 2
+        assert hearing.take(events.WorkerExited).exit_code == -signal.SIGKILL
         world.processes.clear(2)
-        hearing.take(fact.NodeCleared)
+        hearing.take(events.NodeCleared)
         world.processes.hold(600)
         world.start(0, generation=3)
-        hearing.take(fact.WorkerStarted, generation=3)
+        hearing.take(events.WorkerStarted, generation=3)
         assert hearing.hears_nothing()
 
     @pytest.mark.parametrize("seconds", [0, 600], ids=["lifted", "renewed"])
@@ -411,14 +411,14 @@ class TestProcesses:
         """What was said last counts; 0 means: no limit."""
         hearing = Hearing(world.processes)
         world.start(0)
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
         world.processes.hold(0.5)
         world.processes.hold(seconds)
         if not seconds:
             world.end_lease()
         assert hearing.hears_nothing(for_s=0.6)
         world.exit(0, 0)
-        assert hearing.take(fact.WorkerExited).exit_code == 0
+        assert hearing.take(events.WorkerExited).exit_code == 0
 
     def test_close_ends_everything_and_may_be_repeated(self, world: World) -> None:
         """Afterwards nobody is alive, nothing is said any more and there is no descriptor."""

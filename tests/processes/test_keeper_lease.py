@@ -20,7 +20,7 @@ Start = Callable[..., Program]
 AGENT = """
 import os, signal, sys
 from watching import Hearing, Pipe, launch, python
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
 NASTY = '''
@@ -96,7 +96,7 @@ def test_functions_are_held_too(program: Start, method: str) -> None:
     code = """
     import os, signal, sys
     import msgspec
-    from tenax._core import events as fact
+    from tenax._core import events
     from tenax._node.entrypoints import make_entrypoint
     from watching import Hearing, Pipe
     def nasty():

@@ -19,7 +19,7 @@ Start = Callable[..., Program]
 AGENT = """
 import os, signal, socket, sys
 from watching import Hearing, Pipe, launch, python
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
 NASTY = '''
@@ -126,7 +126,7 @@ def test_functions_hold_no_copy(program: Start, listener: socket.socket, method:
     code = """
     import os, signal, socket, sys
     import msgspec
-    from tenax._core import events as fact
+    from tenax._core import events
     from tenax._node.entrypoints import make_entrypoint
     from watching import Hearing, Pipe
     def stay():

@@ -23,7 +23,7 @@ Start = Callable[..., Program]
 AGENT = """
 import os, signal, sys
 from watching import Hearing, launch, python
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
 NASTY = '''
@@ -134,7 +134,7 @@ def test_a_full_process_table(program: Start) -> None:
     code = """
     import resource
     from watching import Hearing, launch
-    from tenax._core import events as fact
+    from tenax._core import events
     from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()
     hearing = Hearing(keeper)
@@ -170,7 +170,7 @@ def test_a_worker_that_may_not_be_signalled(program: Start, untouchable: str) ->
     code = """
     import os, signal, sys
     from watching import Hearing, launch
-    from tenax._core import events as fact
+    from tenax._core import events
     from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()
     hearing = Hearing(keeper)

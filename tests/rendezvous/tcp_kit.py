@@ -262,7 +262,7 @@ class Client:
         self.run_id = run_id
         self.secret = secret
         self.sock = socket.create_connection((address, port), PATIENCE_S)
-        self._reader = wire.FrameReader(wire.MOST_BYTES)
+        self._reader = wire.FrameReader(wire.MAX_BYTES)
         self._bodies: list[bytes] = []
         self.hello = wire.Hello(wire.VERSION, run_id, node_id, os.urandom(wire.NONCE_BYTES))
 

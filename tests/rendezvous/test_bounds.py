@@ -9,12 +9,12 @@ import pytest
 from tcp_kit import Client, EngineNode, served
 
 from places import own_endpoint
-from tenax._core import messages as word
+from tenax._core import messages
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
 from tenax._core.coordinator import NodeLost
 from tenax._core.events import GenerationFormed, JoinRefused, RunEnded
 from tenax._core.model import Assignment, Evidence, Failure, Outcome, Stopped, Verdict
-from tenax._core.requests import DrainWanted, StatusWanted, StopWanted
+from tenax._core.requests import DrainRequest, StatusRequest, StopRequest
 from tenax._engines.tcp import wire
 from tenax._view.status import RunStatus
 from tenax.rendezvous._tcp_handler import tcp_settings
@@ -23,12 +23,12 @@ from tenax.rendezvous.api import RendezvousParameters
 ME = "absurd"  # the node id of the peer that sends what no node sends
 
 
-def joined(generation: int = 0, restarts_used: int = 0, group_rank: int = -1, **fields: Any) -> word.NodeJoined:
-    info = word.NodeInfo(**{"node_id": ME, "host": "host", "min_nodes": 1, "max_nodes": 4, **fields})
-    return word.NodeJoined(info, generation, group_rank=group_rank, restarts_used=restarts_used)
+def joined(generation: int = 0, restarts_used: int = 0, group_rank: int = -1, **fields: Any) -> messages.NodeJoined:
+    info = messages.NodeInfo(**{"node_id": ME, "host": "host", "min_nodes": 1, "max_nodes": 4, **fields})
+    return messages.NodeJoined(info, generation, group_rank=group_rank, restarts_used=restarts_used)
 
 
-def failure(**fields: Any) -> word.FailureSeen:
+def failure(**fields: Any) -> messages.FailureSeen:
     told: dict[str, Any] = {
         "generation": 1,
         "local_rank": 0,
@@ -37,10 +37,10 @@ def failure(**fields: Any) -> word.FailureSeen:
         "exit_code": 1,
         "seen_at": 1.0,
     }
-    return word.FailureSeen(1, Failure(**{**told, **fields}), 1.0)
+    return messages.FailureSeen(1, Failure(**{**told, **fields}), 1.0)
 
 
-ABSURD: dict[str, word.FromNode] = {
+ABSURD: dict[str, messages.FromNode] = {
     "slots 2^40": joined(slots=1 << 40),
     "slots beyond the maximum": joined(slots=MAX_SLOTS + 1),
     "slots 0": joined(slots=0),
@@ -63,42 +63,42 @@ ABSURD: dict[str, word.FromNode] = {
     "a line break in a role": joined(role="trainer\nevaluator"),
     "a line break in a node name": joined(name="n\n"),
     "a line break in the order": joined(order="\r"),
-    "port 2^16": word.NodeReady(0, "127.0.0.1", 1 << 16),
-    "port -1": word.NodeReady(0, "127.0.0.1", -1),
-    "an address with a line break": word.NodeReady(0, "127.0.0.1\n", 1),
-    "pid -1": word.WorkersRunning(1, (-1,)),
-    "too many pids": word.WorkersRunning(1, (1,) * (MAX_SLOTS + 1)),
-    "a time of 1e300": word.FailureSeen(1, failure().failure, 1e300),
+    "port 2^16": messages.NodeReady(0, "127.0.0.1", 1 << 16),
+    "port -1": messages.NodeReady(0, "127.0.0.1", -1),
+    "an address with a line break": messages.NodeReady(0, "127.0.0.1\n", 1),
+    "pid -1": messages.WorkersRunning(1, (-1,)),
+    "too many pids": messages.WorkersRunning(1, (1,) * (MAX_SLOTS + 1)),
+    "a time of 1e300": messages.FailureSeen(1, failure().failure, 1e300),
     "a failure in 400 years": failure(seen_at=1.3e10),
     "an exit code of 2^60": failure(exit_code=1 << 60),
     "rank 2^40": failure(global_rank=1 << 40),
     "a reason of a megabyte": failure(reason="x" * (1 << 20)),
     "a message of a megabyte": failure(evidence=Evidence(message="x" * (1 << 20))),
     "too many last lines": failure(evidence=Evidence(last_lines=("x",) * 5000)),
-    "a grace period of 1e300 s": word.NodeDraining(1, 1e300, "asked"),
-    "a negative grace period": word.NodeDraining(1, -1.0, "asked"),
-    "a notice 1e300 s ahead": word.NodeWillLeave(1, "asked", 1e300),
-    "a step of 2^60": word.NodeProgress(1, 1.0, (word.WorkerProgress(0, 0, 1 << 60, 0.0, 1.0),)),
-    "local rank 2^40": word.NodeProgress(1, 1.0, (word.WorkerProgress(1 << 40, 0, 1, 0.0, 1.0),)),
-    "a stopped worker of rank -5": word.NodeStopped(1, 1.0, (), (Stopped(0, -5, 1, 0),)),
+    "a grace period of 1e300 s": messages.NodeDraining(1, 1e300, "asked"),
+    "a negative grace period": messages.NodeDraining(1, -1.0, "asked"),
+    "a notice 1e300 s ahead": messages.NodeWillLeave(1, "asked", 1e300),
+    "a step of 2^60": messages.NodeProgress(1, 1.0, (messages.WorkerProgress(0, 0, 1 << 60, 0.0, 1.0),)),
+    "local rank 2^40": messages.NodeProgress(1, 1.0, (messages.WorkerProgress(1 << 40, 0, 1, 0.0, 1.0),)),
+    "a stopped worker of rank -5": messages.NodeStopped(1, 1.0, (), (Stopped(0, -5, 1, 0),)),
 }
 
 
 def status(client: Client) -> RunStatus:
-    client.send(wire.Ask(1, StatusWanted()))
+    client.send(wire.Ask(1, StatusRequest()))
     answer: wire.Answer = client.until(wire.Answer)
     assert not answer.error
     return msgspec.json.decode(answer.value, type=RunStatus)
 
 
 @pytest.mark.parametrize("message", ABSURD.values(), ids=ABSURD)
-def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: word.FromNode) -> None:
+def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: messages.FromNode) -> None:
     """Its sender is disconnected; the honest member stays in its generation, is answered, and the status works."""
     with served() as server, server.member("honest") as member:
         formed = member.until(GenerationFormed)
         with server.client(ME) as absurd:
             absurd.greet()
-            if not isinstance(message, word.NodeJoined):
+            if not isinstance(message, messages.NodeJoined):
                 absurd.say(joined())
             body = msgspec.json.encode(wire.Word(message))  # an honest sender shortens texts
             absurd.sock.sendall(len(body).to_bytes(4, "big") + body)
@@ -106,7 +106,7 @@ def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: word
         seen = status(member)
         assert (seen.generation, seen.restarts_used) == (formed.assignment.generation, 0)
         assert "honest" not in {lost.node_id for lost in server.facts(NodeLost)}
-        member.say(word.NodeSucceeded(1))
+        member.say(messages.NodeSucceeded(1))
         assert member.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
 
 
@@ -116,10 +116,10 @@ def test_an_absurd_value_closes_the_connection_and_the_run_goes_on(message: word
         wire.Beat(-1),
         wire.Beat(1 << 60),
         wire.Beat(1, at=1e300),
-        wire.Ask(1, DrainWanted("x\ny", "why")),
-        wire.Ask(1, DrainWanted("x" * 1000, "why")),
-        wire.Ask(1, StopWanted("x" * (1 << 20))),
-        wire.Ask(1, StatusWanted(wait_s=1e300)),
+        wire.Ask(1, DrainRequest("x\ny", "why")),
+        wire.Ask(1, DrainRequest("x" * 1000, "why")),
+        wire.Ask(1, StopRequest("x" * (1 << 20))),
+        wire.Ask(1, StatusRequest(wait_s=1e300)),
         wire.Cancel("x" * (1 << 20)),
     ],
     ids=lambda frame: repr(frame)[:60],
@@ -145,16 +145,16 @@ def test_what_a_coordinator_makes_of_values_at_their_bounds_is_within_bounds() -
     ):
         generation = honest.until(GenerationFormed).assignment.generation
         at = MAX_SECONDS
-        far = word.WorkerProgress(0, -(1 << 53), 1 << 53, -at, at)
-        edge.say(word.NodeProgress(generation, -at, (far,)))
+        far = messages.WorkerProgress(0, -(1 << 53), 1 << 53, -at, at)
+        edge.say(messages.NodeProgress(generation, -at, (far,)))
         text = "x" * MAX_TEXT
         evidence = Evidence(message=text, raised_at=-at, out_of_memory=text, proof=text)
         worst = Failure(generation, 0, 0, 1, -9, at, text, evidence)
-        edge.say(word.FailureSeen(generation, worst, -at))
-        edge.say(word.NodeStopped(generation, at, (worst,)))
-        honest.say(word.NodeStopped(generation, 1.0))
+        edge.say(messages.FailureSeen(generation, worst, -at))
+        edge.say(messages.NodeStopped(generation, at, (worst,)))
+        honest.say(messages.NodeStopped(generation, 1.0))
         for client in (edge, honest):
-            client.say(word.NodeReady(generation, "127.0.0.1", 1))
+            client.say(messages.NodeReady(generation, "127.0.0.1", 1))
         verdict = honest.until(RunEnded).verdict
         assert verdict.outcome is Outcome.FAILED
 

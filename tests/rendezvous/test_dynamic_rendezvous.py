@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tenax.rendezvous._dynamic.state import MOST_BYTES, Node, Standing, State, decode, encode
+from tenax.rendezvous._dynamic.state import MAX_BYTES, Node, Standing, State, decode, encode
 from tenax.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -506,7 +506,7 @@ HOSTILE = {
     "half a document": encode(State("run", 1, 2))[:-5],
     "two documents": encode(State("run", 1, 2)) * 2,
     "not UTF-8": b'{"format": "tenax.rendezvous\xff"}',
-    "huge": b'{"format": "' + b"x" * MOST_BYTES + b'"}',
+    "huge": b'{"format": "' + b"x" * MAX_BYTES + b'"}',
     "deep": b'{"format": ' + b"[" * 100_000,
     "deep behind a good header": changed(nodes=[])[:-1] + b', "more": ' + b'{"a":' * 100_000,
     "another format": changed(format="somebody.else"),

@@ -9,7 +9,7 @@ import pytest
 
 from etcd_servers import EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.authority import AuthorityTerms
-from tenax._core.coordinator import CoordinatorState, RunSettings, Say
+from tenax._core.coordinator import CoordinatorState, RunSettings, Send
 from tenax._core.events import GenerationEnded, GenerationFormed, Waiting
 from tenax._core.lease import LeaseTerms
 from tenax._core.model import Assignment, Outcome, Verdict
@@ -39,7 +39,7 @@ class Bench:
         self.lost: list[str] = []
         self.failed: list[EtcdError] = []
         self.candidacies: dict[str, Candidacy] = {}
-        self.delivered: list[Say] = []
+        self.delivered: list[Send] = []
         self.deposed: list[str] = []
         self.written: list[RunRecord] = []
 
@@ -122,12 +122,12 @@ def state(generation: int, **changes: Any) -> CoordinatorState:
     return made
 
 
-def formed(generation: int) -> Say:
-    return Say(("a",), GenerationFormed(Assignment(generation, 0, 1, 0, 1, 0, 1, "addr", 1)))
+def formed(generation: int) -> Send:
+    return Send(("a",), GenerationFormed(Assignment(generation, 0, 1, 0, 1, 0, 1, "addr", 1)))
 
 
-ENDED = Say(("a",), GenerationEnded(1, "a node was lost"))
-WAITING = Say(("a",), Waiting("for somebody"))
+ENDED = Send(("a",), GenerationEnded(1, "a node was lost"))
+WAITING = Send(("a",), Waiting("for somebody"))
 
 
 def test_of_many_candidates_one_wins(bench: Bench) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 import pytest
 
-from tenax._engines.etcd.leader_address import Knock, Place, address_towards, this_machine
+from tenax._engines.etcd.leader_address import LeaderProbe, Place, address_towards, this_machine
 from tenax._io.endpoint import Endpoint
 from tenax._io.loop import Loop
 
@@ -40,7 +40,9 @@ def knock(loop: Loop, place: Place) -> str:
         sock.close()
         outcomes.append("opened")
 
-    Knock(loop, place, opened, lambda: outcomes.append("dead"), lambda why: outcomes.append(f"away: {why}")).start()
+    LeaderProbe(
+        loop, place, opened, lambda: outcomes.append("dead"), lambda why: outcomes.append(f"away: {why}")
+    ).start()
     assert not outcomes, "never from within"
     until = loop.now() + PATIENCE_S
     while not outcomes:
@@ -76,7 +78,7 @@ def test_an_address_that_is_none_is_no_death(loop: Loop, door: socket.socket) ->
 def test_a_knock_that_is_not_wanted_any_more_says_nothing(loop: Loop, door: socket.socket) -> None:
     outcomes: list[object] = []
     for place in (place_of(door), msgspec.structs.replace(place_of(door), machine="another")):
-        unwanted = Knock(loop, place, outcomes.append, lambda: outcomes.append("dead"), outcomes.append)
+        unwanted = LeaderProbe(loop, place, outcomes.append, lambda: outcomes.append("dead"), outcomes.append)
         unwanted.start()
         unwanted.close()
     assert knock(loop, place_of(door)) == "opened"

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome
 from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
 from tenax._engines.free_port import free_port
 from tenax._engines.local import LocalRendezvous
-from tenax._engines.store_address import StorePlace
+from tenax._engines.store_address import StoreAddress
 from tenax._io.loop import Loop
 from tenax._io.ports import ControlledNode
 from tenax.rendezvous import (
@@ -67,22 +66,22 @@ class Seated:
         )
         engine.open(self.loop, self.loop.post, node)
 
-    def hear(self) -> fact.AnyEvent:
+    def hear(self) -> events.AnyEvent:
         """The next event; everything here is answered at once."""
         event = self.loop.next_event(lambda: self.loop.now() + PATIENCE_S)
         assert event is not None, "nothing was heard"
         return event
 
     def join(self, last: int = 0) -> Assignment:
-        self.engine.tell(word.NodeReady(last))
+        self.engine.tell(messages.NodeReady(last))
         event = self.hear()
-        assert isinstance(event, fact.GenerationFormed), event
+        assert isinstance(event, events.GenerationFormed), event
         return event.assignment
 
     def fail(self, generation: int) -> None:
         failure = Failure(generation, 0, 0, 77, 3, self.loop.now())
-        self.engine.tell(word.NodeStopped(generation, self.loop.now(), (failure,)))
-        assert isinstance(self.hear(), fact.GenerationEnded)
+        self.engine.tell(messages.NodeStopped(generation, self.loop.now(), (failure,)))
+        assert isinstance(self.hear(), events.GenerationEnded)
 
     def close(self) -> None:
         self.engine.close()
@@ -93,7 +92,7 @@ class Seated:
 def seated() -> Iterator[Callable[..., Seated]]:
     made: list[Seated] = []
 
-    def make(place: StorePlace | None = None, **options: Any) -> Seated:
+    def make(place: StoreAddress | None = None, **options: Any) -> Seated:
         made.append(Seated(LocalRendezvous("run", place), **options))
         return made[-1]
 
@@ -105,7 +104,7 @@ def seated() -> Iterator[Callable[..., Seated]]:
 
 def test_a_group_of_one_is_agreed_at_once(seated: Callable[..., Seated]) -> None:
     """All ranks are ours, from 0 on; the store is the agent's, on this host."""
-    part = seated(StorePlace("127.0.0.1")).join()
+    part = seated(StoreAddress("127.0.0.1")).join()
     assert (part.generation, part.group_rank, part.group_world_size, part.why) == (1, 0, 1, "first generation")
     assert (part.first_global_rank, part.world_size, part.first_role_rank, part.role_world_size) == (0, 4, 0, 4)
     assert (part.master_addr, part.use_agent_store, part.restarts_used) == ("127.0.0.1", True, 0)
@@ -120,15 +119,15 @@ def test_without_a_place_there_is_no_store(seated: Callable[..., Seated]) -> Non
 
 def test_a_failure_is_answered_with_the_next_generation_while_restarts_are_left(seated: Callable[..., Seated]) -> None:
     """The coordinator in this process decides: a restart with its reason, then the end of the run with the cause."""
-    made = seated(StorePlace("127.0.0.1"), max_restarts=1)
+    made = seated(StoreAddress("127.0.0.1"), max_restarts=1)
     made.join()
     made.fail(1)
     part = made.join(1)
     assert (part.generation, part.restarts_used, part.why) == (2, 1, "restart 1 of 1")
     made.fail(2)
-    made.engine.tell(word.NodeReady(2))
+    made.engine.tell(messages.NodeReady(2))
     ended = made.hear()
-    assert isinstance(ended, fact.RunEnded)
+    assert isinstance(ended, events.RunEnded)
     assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.FAILED, "the one restart is used")
     assert [(failure.generation, failure.host) for failure in ended.verdict.failures] == [(2, os.uname().nodename)]
     assert [failure.generation for failure in ended.verdict.earlier] == [1]
@@ -144,12 +143,12 @@ def test_a_policy_of_the_users_own_is_asked_here(seated: Callable[..., Seated]) 
     made = seated(policy=SlowDown(), max_restarts=0)
     made.join()
     made.fail(1)
-    made.engine.tell(word.NodeReady(1))
-    assert made.hear() == fact.Waiting("waiting 0.01 s before the next try: too hot")
+    made.engine.tell(messages.NodeReady(1))
+    assert made.hear() == events.Waiting("waiting 0.01 s before the next try: too hot")
     formed = made.hear()
-    while isinstance(formed, fact.Waiting):
+    while isinstance(formed, events.Waiting):
         formed = made.hear()
-    assert isinstance(formed, fact.GenerationFormed)
+    assert isinstance(formed, events.GenerationFormed)
     assert (formed.assignment.generation, formed.assignment.why) == (2, "too hot")
 
 
@@ -157,33 +156,33 @@ def test_success_ends_the_run(seated: Callable[..., Seated]) -> None:
     """And nobody has to be waited for."""
     made = seated()
     made.join()
-    made.engine.tell(word.NodeSucceeded(1))
+    made.engine.tell(messages.NodeSucceeded(1))
     ended = made.hear()
-    assert isinstance(ended, fact.RunEnded)
+    assert isinstance(ended, events.RunEnded)
     assert (ended.verdict.outcome, ended.verdict.why) == (Outcome.SUCCEEDED, "all 4 workers succeeded")
     assert not made.engine.stays_for_others()
 
 
 def test_a_host_without_a_free_port_refuses(seated: Callable[..., Seated]) -> None:
     """A reason instead of an exception: the run ends with a sentence."""
-    made = seated(StorePlace("127.0.0.1"))
+    made = seated(StoreAddress("127.0.0.1"))
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
-        made.engine.tell(word.NodeReady(0))
+        made.engine.tell(messages.NodeReady(0))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     event = made.hear()
-    assert event == fact.JoinRefused("there is no port for the workers' store: Too many open files")
+    assert event == events.JoinRefused("there is no port for the workers' store: Too many open files")
 
 
 def test_a_port_that_somebody_has_is_refused(seated: Callable[..., Seated]) -> None:
     """A fixed port is the user's wish: another one would not be found by whoever was told of it."""
     with socket.create_server(("127.0.0.1", 0)) as other:
-        made = seated(StorePlace("127.0.0.1", other.getsockname()[1]))
-        made.engine.tell(word.NodeReady(0))
+        made = seated(StoreAddress("127.0.0.1", other.getsockname()[1]))
+        made.engine.tell(messages.NodeReady(0))
         event = made.hear()
-        assert isinstance(event, fact.JoinRefused)
+        assert isinstance(event, events.JoinRefused)
         assert event.reason.startswith(
             f"port {other.getsockname()[1]} for the workers' store is taken on this host; choose another (--master-port"
         )

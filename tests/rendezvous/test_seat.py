@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CancelRequested,
     CoordinatorState,
-    Heard,
     NodeLost,
     Opened,
+    Received,
     Resumed,
     RunPhase,
     RunSettings,
-    Say,
-    TimeWentBy,
+    Send,
+    Tick,
 )
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
 from watching import leaving_nothing
@@ -34,24 +34,24 @@ class Table:
     def __init__(self, **settings: Any) -> None:
         self.clock = FakeClock(1000.0)
         self.loop = Loop(self.clock, selector=self.clock.selector())
-        self.said: list[tuple[float, Say]] = []
-        self.recorded: list[tuple[float, AnyCoordinatorEvent, list[Say]]] = []
-        self.interrupt: Callable[[Say], None] = lambda _: None
+        self.said: list[tuple[float, Send]] = []
+        self.recorded: list[tuple[float, AnyCoordinatorEvent, list[Send]]] = []
+        self.interrupt: Callable[[Send], None] = lambda _: None
         self.settings = RunSettings("run", **{"min_nodes": 2, "max_nodes": 2, **settings})
-        self.seat = CoordinatorSeat(self.settings, None, self.loop, self._deliver, self._record)
+        self.seat = CoordinatorHost(self.settings, None, self.loop, self._deliver, self._record)
 
-    def _deliver(self, say: Say) -> None:
+    def _deliver(self, say: Send) -> None:
         self.said.append((self.clock() - 1000.0, say))
         self.interrupt(say)
 
-    def _record(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+    def _record(self, now: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
         assert state is self.seat.state
         self.recorded.append((now - 1000.0, event, says))
 
     def ready(self, node_id: str) -> None:
         info = NodeInfo(node_id, node_id, min_nodes=self.settings.min_nodes, max_nodes=self.settings.max_nodes)
-        self.seat.step(Heard(node_id, NodeJoined(info)))
-        self.seat.step(Heard(node_id, NodeReady(0)))
+        self.seat.step(Received(node_id, NodeJoined(info)))
+        self.seat.step(Received(node_id, NodeReady(0)))
 
     def wait_until(self, moment: float) -> None:
         assert self.loop.next_event(lambda: 1000.0 + moment) is None
@@ -82,21 +82,21 @@ def test_what_happens_while_words_are_delivered_waits_until_they_are_out(table: 
     made.seat.step(Opened())
     made.ready("a")
 
-    def break_the_link(say: Say) -> None:
-        if isinstance(say.event, fact.GenerationFormed) and say.to == ("a",):
+    def break_the_link(say: Send) -> None:
+        if isinstance(say.event, events.GenerationFormed) and say.to == ("a",):
             made.seat.step(NodeLost("b", "its connection was closed"))
 
     made.interrupt = break_the_link
     made.ready("b")
-    assert made.kinds(fact.GenerationFormed, fact.GenerationEnded) == [
+    assert made.kinds(events.GenerationFormed, events.GenerationEnded) == [
         (0, "GenerationFormed", ("a",)),
         (0, "GenerationFormed", ("b",)),
         (0, "GenerationEnded", ("a",)),
     ]
     *_, (_, formed, first), (_, lost, then) = made.recorded
-    assert (formed, lost) == (Heard("b", NodeReady(0)), NodeLost("b", "its connection was closed"))
-    assert [type(say.event) for say in first[:2]] == [fact.GenerationFormed] * 2
-    assert [type(say.event) for say in then] == [fact.GenerationEnded]
+    assert (formed, lost) == (Received("b", NodeReady(0)), NodeLost("b", "its connection was closed"))
+    assert [type(say.event) for say in first[:2]] == [events.GenerationFormed] * 2
+    assert [type(say.event) for say in then] == [events.GenerationEnded]
 
 
 def test_facts_that_arise_meanwhile_keep_their_order(table: Callable[..., Table]) -> None:
@@ -106,12 +106,12 @@ def test_facts_that_arise_meanwhile_keep_their_order(table: Callable[..., Table]
     for name in "ab":
         made.ready(name)
 
-    def lose_them(say: Say) -> None:
+    def lose_them(say: Send) -> None:
         match say.event:
-            case fact.GenerationFormed() if say.to == ("a",):
+            case events.GenerationFormed() if say.to == ("a",):
                 made.seat.step(NodeLost("a", "first"))
                 made.seat.step(NodeLost("b", "second"))
-            case fact.GenerationEnded():
+            case events.GenerationEnded():
                 made.seat.step(NodeLost("c", "third"))
 
     made.interrupt = lose_them
@@ -125,7 +125,7 @@ def test_a_deliverer_that_fails_does_not_block_the_seat(table: Callable[..., Tab
     made = table()
     made.seat.step(Opened())
 
-    def fail(_: Say) -> None:
+    def fail(_: Send) -> None:
         raise ConnectionError("nobody listens")
 
     made.interrupt = fail
@@ -148,7 +148,7 @@ def test_deadlines_are_kept(table: Callable[..., Table]) -> None:
         (20, "Waiting", ("a",)),
         (25, "RunEnded", ("a",)),
     ]
-    assert [at for at, event, _ in made.recorded if isinstance(event, TimeWentBy)] == [10, 20, 25]
+    assert [at for at, event, _ in made.recorded if isinstance(event, Tick)] == [10, 20, 25]
 
 
 def test_a_nearer_deadline_moves_the_timer(table: Callable[..., Table]) -> None:
@@ -158,8 +158,8 @@ def test_a_nearer_deadline_moves_the_timer(table: Callable[..., Table]) -> None:
     made.clock.advance(2.0)
     made.ready("a")
     made.wait_until(500.0)
-    assert made.kinds(fact.GenerationFormed) == [(7, "GenerationFormed", ("a",))]
-    assert [at for at, event, _ in made.recorded if isinstance(event, TimeWentBy)] == [7]
+    assert made.kinds(events.GenerationFormed) == [(7, "GenerationFormed", ("a",))]
+    assert [at for at, event, _ in made.recorded if isinstance(event, Tick)] == [7]
 
 
 def test_a_deadline_that_is_gone_wakes_nobody(table: Callable[..., Table]) -> None:
@@ -169,12 +169,12 @@ def test_a_deadline_that_is_gone_wakes_nobody(table: Callable[..., Table]) -> No
     made.ready("a")
     made.clock.advance(3.0)
     made.ready("b")
-    assert made.kinds(fact.GenerationFormed) == [
+    assert made.kinds(events.GenerationFormed) == [
         (3, "GenerationFormed", ("a",)),
         (3, "GenerationFormed", ("b",)),
     ]
     made.wait_until(500.0)
-    assert not [event for _, event, _ in made.recorded if isinstance(event, TimeWentBy)]
+    assert not [event for _, event, _ in made.recorded if isinstance(event, Tick)]
 
 
 def test_a_farther_deadline_moves_the_timer_too(table: Callable[..., Table]) -> None:
@@ -186,8 +186,8 @@ def test_a_farther_deadline_moves_the_timer_too(table: Callable[..., Table]) -> 
     made.clock.advance(1.0)
     made.seat.step(NodeLost("b", "its connection was closed"))
     made.wait_until(45.0)
-    assert [at for at, event, _ in made.recorded if isinstance(event, TimeWentBy)] == [10, 20, 30, 40]
-    assert made.kinds(fact.GenerationFormed) == []
+    assert [at for at, event, _ in made.recorded if isinstance(event, Tick)] == [10, 20, 30, 40]
+    assert made.kinds(events.GenerationFormed) == []
 
 
 def test_a_closed_seat_keeps_no_deadline(table: Callable[..., Table]) -> None:
@@ -206,7 +206,7 @@ def test_an_operator_is_heard_like_any_other_fact(table: Callable[..., Table]) -
     made.seat.step(Opened())
     made.ready("a")
     made.seat.step(CancelRequested("enough"))
-    (ended,) = [say.event for _, say in made.said if isinstance(say.event, fact.RunEnded)]
+    (ended,) = [say.event for _, say in made.said if isinstance(say.event, events.RunEnded)]
     assert (ended.verdict.why, ended.sent_at) == ("enough", 1000.0)
 
 
@@ -217,7 +217,7 @@ def test_the_last_steps_are_kept_for_whoever_asks(table: Callable[..., Table]) -
     made.ready("a")
     before = list(made.seat.recent)
     assert [event for _, event, _ in before] == [event for _, event, _ in made.recorded]
-    made.seat.step(TimeWentBy())
+    made.seat.step(Tick())
     assert list(made.seat.recent) == before
     for number in range(300):
         made.seat.step(NodeLost(f"stranger {number}", "who is that?"))
@@ -264,9 +264,9 @@ def test_a_deadline_that_passed_while_the_process_was_frozen_is_not_acted_on(tab
     made.clock.advance(90.0)
     made.wait_until(91.0)
     assert [event for _, event, _ in made.recorded if isinstance(event, Resumed)] == [Resumed(30.0)]
-    assert made.kinds(fact.RunEnded) == []
+    assert made.kinds(events.RunEnded) == []
     made.wait_until(500.0)
-    assert made.kinds(fact.RunEnded) == [(150.0, "RunEnded", ("a",))]
+    assert made.kinds(events.RunEnded) == [(150.0, "RunEnded", ("a",))]
 
 
 def test_a_deadline_that_is_noticed_a_little_late_is_acted_on(table: Callable[..., Table]) -> None:
@@ -276,4 +276,4 @@ def test_a_deadline_that_is_noticed_a_little_late_is_acted_on(table: Callable[..
     made.ready("a")
     made.clock.advance(61.0)
     made.wait_until(62.0)
-    assert made.kinds(fact.RunEnded) == [(61.0, "RunEnded", ("a",))]
+    assert made.kinds(events.RunEnded) == [(61.0, "RunEnded", ("a",))]

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tenax._core.events import TimePassed
+from tenax._core.events import Tick
 from tenax._core.messages import NodeReady
 from tenax._core.model import Assignment
 from tenax._engines.free_port import free_port
-from tenax._engines.store_address import StorePlace, store_allow
+from tenax._engines.store_address import StoreAddress, store_allow
 from tenax._io.loop import Loop
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.store import StoreConnectionError, StoreTimeoutError, TCPStore
@@ -29,7 +29,7 @@ T = TypeVar("T")
 class Housed:
     """A place on a loop. ``beside`` does what blocks in a thread, while the loop serves."""
 
-    def __init__(self, place: StorePlace) -> None:
+    def __init__(self, place: StoreAddress) -> None:
         self.place = place
         self.loop = Loop()
         self.said: list[str] = []
@@ -56,7 +56,7 @@ class Housed:
                 results.append(what())
             except BaseException as error:
                 results.append(error)
-            self.loop.post_from_anywhere(TimePassed())
+            self.loop.post_from_anywhere(Tick())
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -84,7 +84,7 @@ def housed() -> Iterator[Callable[..., Housed]]:
     made: list[Housed] = []
 
     def make(addr: str = "127.0.0.1", *words: Any, **options: Any) -> Housed:
-        made.append(Housed(StorePlace(addr, *words, **options)))
+        made.append(Housed(StoreAddress(addr, *words, **options)))
         return made[-1]
 
     with leaving_nothing():

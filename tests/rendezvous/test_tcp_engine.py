@@ -29,7 +29,7 @@ from tcp_kit import (
     server_process,
 )
 
-from tenax._core.coordinator import Heard, NodeLost, Opened, RunPhase
+from tenax._core.coordinator import NodeLost, Opened, Received, RunPhase
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
 from tenax._core.messages import NodeJoined, NodeLeft, NodeSucceeded
@@ -73,7 +73,7 @@ def test_a_node_that_came_before_the_server_joins_when_it_is_there(address: Held
         early.until_said("there is no coordinator at")
         with served(door=address.listen()) as server:
             early.until(GenerationFormed)
-            assert server.facts(Heard)[0].message.node.host == os.uname().nodename
+            assert server.facts(Received)[0].message.node.host == os.uname().nodename
 
 
 def test_a_name_that_does_not_exist_is_said_tried_again_and_does_not_hold_the_loop() -> None:
@@ -266,7 +266,7 @@ def test_a_new_coordinator_is_told_everything_and_adopts_the_generation(address:
         first.thread.call(first.server.close)
         node.until_said("workers go on, and this node looks for it")
         with served(door=copy, opened=Opened(recover_s=30.0)) as second:
-            joined = second.until_heard(Heard).message
+            joined = second.until_heard(Received).message
             assert isinstance(joined, NodeJoined)
             assert (joined.generation, joined.is_running) == (1, True)
             assert second.thread.call(lambda: second.server.seat.state.phase) is RunPhase.RUNNING
@@ -286,7 +286,7 @@ def test_a_link_that_breaks_costs_nothing_but_a_greeting(address: Held) -> None:
 
         server.thread.call(break_it)
         node.until_said("workers go on, and this node looks for it")
-        again = server.until_heard(Heard, number=1, kind_of_message=NodeJoined).message
+        again = server.until_heard(Received, number=1, kind_of_message=NodeJoined).message
         assert (again.generation, again.is_running) == (1, True)
         node.tell(NodeSucceeded(1))
         assert node.until(RunEnded).verdict.outcome is Outcome.SUCCEEDED
@@ -368,7 +368,7 @@ def test_who_cannot_reach_a_silent_coordinator_is_fenced_in_time(address: Held) 
 
 def accept_by_hand(sock: socket.socket, terms: LeaseTerms, is_formed: bool = True) -> None:
     """The coordinator's side of a handshake without a secret, and a generation; then silence."""
-    reader = wire.FrameReader(wire.MOST_BYTES)
+    reader = wire.FrameReader(wire.MAX_BYTES)
     bodies: list[bytes] = []
 
     def frame() -> Any:
@@ -436,7 +436,7 @@ def test_leaving_says_goodbye_before_the_link_is_closed(address: Held) -> None:
             node.until(GenerationFormed)
             node.tell(NodeLeft("asked to"))
         assert server.until_heard(NodeLost)
-        words = [event.message for event in server.facts(Heard)]
+        words = [event.message for event in server.facts(Received)]
         assert words[-1] == NodeLeft("asked to")
 
 

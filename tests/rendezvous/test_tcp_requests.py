@@ -12,10 +12,10 @@ import pytest
 from tcp_kit import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 
 from tenax._core.bounds import MAX_SLOTS
-from tenax._core.coordinator import Heard, NodeLost
+from tenax._core.coordinator import NodeLost, Received
 from tenax._core.events import GenerationFormed
 from tenax._core.messages import NodeReady
-from tenax._core.requests import LogsWanted, StatusWanted
+from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.tcp import wire
 from watching import until
 
@@ -43,7 +43,7 @@ class Answers:
 def member(server: Served, node_id: str) -> Client:
     """One that the coordinator knows."""
     client = server.member(node_id)
-    server.until_heard(Heard, kind_of_message=NodeReady, node_id=node_id)
+    server.until_heard(Received, kind_of_message=NodeReady, node_id=node_id)
     return client
 
 
@@ -59,13 +59,13 @@ def operator(server: Served) -> Client:
 def test_what_was_asked_over_a_link_that_was_replaced_is_answered() -> None:
     with served() as server, member(server, "a") as old:
         operator = Answers(server)
-        operator.ask(LogsWanted("a"))
+        operator.ask(LogsRequest("a"))
         asked = old.until(wire.Ask)
         with server.client("a") as new:
             new.greet()
             assert "lost before it answered" in operator.until(1)[0][1]
             new.send(wire.Answer(asked.number, msgspec.Raw(b"1")))  # by one who knows no better: too late
-            operator.ask(LogsWanted("a"))
+            operator.ask(LogsRequest("a"))
             number = new.until(wire.Ask).number
             new.send(wire.Answer(number, msgspec.Raw(b"2")))
             assert operator.until(2)[1] == (msgspec.Raw(b"2"), "")
@@ -74,7 +74,7 @@ def test_what_was_asked_over_a_link_that_was_replaced_is_answered() -> None:
 def test_nobody_answers_for_another_node() -> None:
     with served() as server, member(server, "a") as asked, member(server, "b") as other:
         operator = Answers(server)
-        operator.ask(LogsWanted("a"))
+        operator.ask(LogsRequest("a"))
         number = asked.until(wire.Ask).number
         other.send(wire.Answer(number, msgspec.Raw(b'"of b"')))
         other.send(wire.Beat(1))
@@ -87,7 +87,7 @@ def test_a_node_that_never_answers_is_given_up() -> None:
     later_s = 0.0
     with served(clock=lambda: time.monotonic() + later_s) as server, member(server, "a") as silent:
         operator = Answers(server)
-        operator.ask(LogsWanted("a"))
+        operator.ask(LogsRequest("a"))
         silent.until(wire.Ask)
         later_s = 61.0
         silent.send(wire.Beat(1))
@@ -97,20 +97,20 @@ def test_a_node_that_never_answers_is_given_up() -> None:
 @pytest.mark.parametrize(
     "request_",
     [
-        LogsWanted("a", generation=10**17),
-        LogsWanted("a", generation=10**30),
-        LogsWanted("a", wait_s=float("nan")),
-        LogsWanted("a", since=float("inf")),
-        LogsWanted("a", containing="x" * (9 << 20)),
+        LogsRequest("a", generation=10**17),
+        LogsRequest("a", generation=10**30),
+        LogsRequest("a", wait_s=float("nan")),
+        LogsRequest("a", since=float("inf")),
+        LogsRequest("a", containing="x" * (9 << 20)),
     ],
 )
-def test_a_request_that_a_node_would_not_take_costs_nobody_a_link(request_: LogsWanted) -> None:
+def test_a_request_that_a_node_would_not_take_costs_nobody_a_link(request_: LogsRequest) -> None:
     """A page may ask with any numbers; a node closes a link over which such a frame comes."""
     with served() as server, member(server, "a") as node:
         operator = Answers(server)
         operator.ask(request_)
         assert "this cannot be asked of a node" in operator.until(1)[0][1]
-        operator.ask(LogsWanted("a", generation=2))
+        operator.ask(LogsRequest("a", generation=2))
         assert node.until(wire.Ask).request.generation == 2
         assert not server.facts(NodeLost)
 
@@ -120,7 +120,7 @@ def test_answers_that_a_node_does_not_take_do_not_cost_it_its_link() -> None:
     with served() as server, member(server, "a") as asks, member(server, "b") as has_lines:
         count = 120
         for number in range(count):
-            asks.send(wire.Ask(number + 1, LogsWanted("b")))
+            asks.send(wire.Ask(number + 1, LogsRequest("b")))
         lines = msgspec.Raw(b'"' + b"x" * (300 << 10) + b'"')
         for _ in range(count):
             has_lines.send(wire.Answer(has_lines.until(wire.Ask).number, lines))
@@ -142,7 +142,7 @@ def test_operators_who_read_nothing_do_not_take_the_moment_for_the_nodes_last_wo
         deaf = [operator(server) for _ in range(4)]
         for client in (*deaf, reads_late):
             for number in range(count):
-                client.send(wire.Ask(number + 1, LogsWanted("b")))
+                client.send(wire.Ask(number + 1, LogsRequest("b")))
         for _ in range(count * (len(deaf) + 1)):
             has_lines.send(wire.Answer(has_lines.until(wire.Ask).number, lines))
         has_lines.send(wire.Beat(1))
@@ -184,9 +184,9 @@ def test_who_asks_at_a_node_that_leaves_is_told_so() -> None:
         def take(value: Any, error: str) -> None:
             heard.append((value, error))
 
-        guest.thread.call(lambda: guest.engine.ask(StatusWanted(), take_mark))
+        guest.thread.call(lambda: guest.engine.ask(StatusRequest(), take_mark))
         until(lambda: mark, "a status", PATIENCE_S)
-        guest.thread.call(lambda: guest.engine.ask(StatusWanted(mark[0], 30.0), take))
+        guest.thread.call(lambda: guest.engine.ask(StatusRequest(mark[0], 30.0), take))
         guest.close()
         assert heard == [(None, "this node has left the run")]
 
@@ -208,8 +208,8 @@ def test_a_node_with_as_many_workers_as_are_allowed_can_be_shown() -> None:
     with served(nodes=(2, 2)) as server, server.client("a") as node:
         node.greet()
         node.join(nodes=(2, 2), slots=MAX_SLOTS)
-        server.until_heard(Heard, kind_of_message=NodeReady)
+        server.until_heard(Received, kind_of_message=NodeReady)
         operator = Answers(server)
-        operator.ask(StatusWanted())
+        operator.ask(StatusRequest())
         status, error = operator.until(1)[0]
         assert (error, status.nodes[0].slots) == ("", MAX_SLOTS)

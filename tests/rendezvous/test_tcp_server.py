@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 
-from tenax._core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed
+from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed
 from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
 from tenax._core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, NodeReady, NodeSucceeded
@@ -163,7 +163,7 @@ def test_a_frame_out_of_its_place_costs_the_connection_and_changes_nothing(frame
             client.send(frame)
         assert client.is_closed_by_server()
         assert server.thread.call(lambda: server.server.refused) == 1
-        assert not server.facts(Heard)
+        assert not server.facts(Received)
         assert not server.facts(CancelRequested)
 
 
@@ -174,7 +174,7 @@ def test_the_words_of_another_node_are_refused_and_its_life_goes_on() -> None:
             liar.greet()
             liar.say(NodeJoined(NodeInfo("honest", "elsewhere", min_nodes=1, max_nodes=4)))
             assert liar.is_closed_by_server()
-        assert {event.node_id for event in server.facts(Heard)} == {"honest"}
+        assert {event.node_id for event in server.facts(Received)} == {"honest"}
         honest.send(wire.Beat(1))
         assert honest.until(wire.BeatAnswer) == wire.BeatAnswer(1)
 
@@ -293,7 +293,7 @@ def test_a_word_that_was_long_under_way_is_dated_by_its_arrival() -> None:
         node.send(wire.Beat(1, theirs))
         node.until(wire.BeatAnswer)
         node.say(FailureSeen(1, failure, theirs - 6.0))  # sent six seconds before the beat, as it seems
-        heard = server.until_heard(Heard, kind_of_message=FailureSeen).message
+        heard = server.until_heard(Received, kind_of_message=FailureSeen).message
         assert heard.failure == failure
         assert theirs <= heard.sent_at < theirs + PATIENCE_S
 

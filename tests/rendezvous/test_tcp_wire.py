@@ -77,7 +77,7 @@ def framed(bodies: list[bytes]) -> bytes:
 
 
 def body_of(frame: Any) -> bytes:
-    (body,) = FrameReader(wire.MOST_BYTES).feed(wire.encode(frame))
+    (body,) = FrameReader(wire.MAX_BYTES).feed(wire.encode(frame))
     return body
 
 
@@ -110,14 +110,14 @@ def test_a_truncated_frame_is_waited_for_and_never_given(body: bytes, missing: i
     assert FrameReader().feed(stream[: max(0, len(stream) - missing)]) == []
 
 
-@pytest.mark.parametrize("size", [wire.MOST_BYTES_OF_STRANGERS + 1, 1 << 20, 1 << 31, (1 << 32) - 1])
+@pytest.mark.parametrize("size", [wire.MAX_BYTES_OF_STRANGERS + 1, 1 << 20, 1 << 31, (1 << 32) - 1])
 def test_a_giant_length_is_refused_by_its_first_four_bytes(size: int) -> None:
     with pytest.raises(WireError, match=str(size)):
         FrameReader().feed(size.to_bytes(4, "big"))
 
 
 def test_a_frame_as_long_as_allowed_is_taken() -> None:
-    for most in (wire.MOST_BYTES_OF_STRANGERS, wire.MOST_BYTES):
+    for most in (wire.MAX_BYTES_OF_STRANGERS, wire.MAX_BYTES):
         assert FrameReader(most).feed(framed([b"x" * most])) == [b"x" * most]
 
 
@@ -129,14 +129,14 @@ def test_random_bytes_raise_wire_error_or_wait_and_hold_little(chunks: list[byte
     try:
         for chunk in chunks:
             for body in reader.feed(chunk):
-                assert len(body) <= wire.MOST_BYTES_OF_STRANGERS
+                assert len(body) <= wire.MAX_BYTES_OF_STRANGERS
     except WireError:
         return
-    assert len(reader._buffer) <= 4 + wire.MOST_BYTES_OF_STRANGERS
+    assert len(reader._buffer) <= 4 + wire.MAX_BYTES_OF_STRANGERS
 
 
 def test_a_reader_of_a_long_stream_needs_no_more_memory_than_one_frame() -> None:
-    reader = FrameReader(wire.MOST_BYTES)
+    reader = FrameReader(wire.MAX_BYTES)
     frame = framed([b"x" * 1000])
     tracemalloc.start()
     try:
@@ -310,7 +310,7 @@ def test_the_longest_verdict_of_a_large_run_fits_into_a_frame() -> None:
         ),
         earlier=tuple(failure.brief() for failure in failures[:100]),
     )
-    assert len(wire.encode(wire.Event(RunEnded(verdict, 1.0)))) < wire.MOST_BYTES
+    assert len(wire.encode(wire.Event(RunEnded(verdict, 1.0)))) < wire.MAX_BYTES
 
 
 def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
@@ -327,12 +327,12 @@ def test_the_longest_word_of_a_large_node_fits_into_a_frame() -> None:
     failures = [Failure(1, rank, rank, 4_000_000, -11, 1.5, "r" * 5000, story) for rank in range(512)]
     stopped = tuple(Stopped(7, rank, 1, -15, "\x01" * 6007 if rank < 16 else "") for rank in range(512))
     word = NodeStopped(1, 1.0, told_in_full(failures), stopped)
-    assert len(wire.encode(wire.Word(word))) < wire.MOST_BYTES
+    assert len(wire.encode(wire.Word(word))) < wire.MAX_BYTES
 
 
 def test_every_greeting_fits_into_what_a_stranger_may_send() -> None:
     hello = Hello(wire.VERSION, "r" * 1000, "n" * 64, b"n" * wire.NONCE_BYTES)
-    assert len(wire.encode(hello)) < wire.MOST_BYTES_OF_STRANGERS
+    assert len(wire.encode(hello)) < wire.MAX_BYTES_OF_STRANGERS
 
 
 # --- proofs -----------------------------------------------------------------------------------------------------------

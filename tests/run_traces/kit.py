@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tenax._core.coordinator import CoordinatorMachine, Heard, Opened, RunSettings
+from tenax._core.coordinator import CoordinatorMachine, Opened, Received, RunSettings
 from tenax._core.messages import NodeInfo, NodeJoined, NodeProgress, NodeReady, WorkerProgress, WorkersRunning
 from tenax._core.model import Evidence, Failure
 from tenax._core.requests import AnyRequest
@@ -101,7 +101,7 @@ class ToldDesk:
             watch()
 
     def hear(self, at: float, message: Any) -> None:
-        self.tell(at, Heard("n0", message))
+        self.tell(at, Received("n0", message))
 
     def watch(self, on_step: Callable[[], None]) -> None:
         self.watchers.append(on_step)

@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import commands, events, messages
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax._node.journal import Footer, Header, Journal, JournalUnreadable, Step, read_journal
@@ -21,7 +19,7 @@ from watching import leaving_nothing
 SETTINGS = AgentSettings(run_id="run", role="trainer", local_world_size=2, max_restarts=1)
 ASSIGNMENT = Assignment(1, world_size=2)
 FAILURE = Failure(1, 0, 8, 4711, 3, 12.5, evidence=Evidence(message="ValueError: boom", raised_at=12.25), host="b")
-READY = order.Tell(word.NodeReady(1))
+READY = commands.SendMessage(messages.NodeReady(1))
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def opened(path: str, limit_bytes: int = 1 << 20, complain: Callable[[str], None
 
 
 def note(journal: Journal, text: str, at: float = 11.0) -> None:
-    journal.step(at, fact.JoinRefused(text), [])
+    journal.step(at, events.JoinRefused(text), [])
 
 
 def written(journal: Journal, steps: list[Step]) -> None:
@@ -46,17 +44,17 @@ def written(journal: Journal, steps: list[Step]) -> None:
 
 
 def notes(steps: list[Step]) -> list[str]:
-    return [step.event.reason for step in steps if isinstance(step.event, fact.JoinRefused)]
+    return [step.event.reason for step in steps if isinstance(step.event, events.JoinRefused)]
 
 
 def test_what_was_written_is_read_back(path: str) -> None:
     """Header, steps with their orders, and the last line: equal values, in order."""
     journal = opened(path)
     steps = [
-        Step(10.5, fact.RunRequested(), [order.Tell(word.NodeReady(0))]),
-        Step(11.0, fact.GenerationFormed(ASSIGNMENT), [order.StartWorkers(ASSIGNMENT)]),
-        Step(12.0, fact.FailureExamined(1, 0, Evidence(message="ValueError: ü\n\0", last_lines=("a", "b")))),
-        Step(13.0, fact.NodeCleared(1), [order.Tell(word.NodeStopped(1, 13.0, (FAILURE,))), READY]),
+        Step(10.5, events.RunRequested(), [commands.SendMessage(messages.NodeReady(0))]),
+        Step(11.0, events.GenerationFormed(ASSIGNMENT), [commands.StartWorkers(ASSIGNMENT)]),
+        Step(12.0, events.FailureExamined(1, 0, Evidence(message="ValueError: ü\n\0", last_lines=("a", "b")))),
+        Step(13.0, events.NodeCleared(1), [commands.SendMessage(messages.NodeStopped(1, 13.0, (FAILURE,))), READY]),
     ]
     written(journal, steps)
     journal.close(14.0)
@@ -82,15 +80,25 @@ def test_what_the_coordinator_says_and_hears_is_read_back(path: str) -> None:
         drains=3,
     )
     steps = [
-        Step(11.0, fact.Waiting("1 node of 2 here")),
-        Step(12.0, fact.LeaveNoticed(5, "b", "maintenance", 30.0), [order.PassOnNotice(5, "b", "maintenance", 30.0)]),
-        Step(12.1, fact.NoticeReceived("spot", None), [order.Tell(word.NodeWillLeave(5, "spot"))]),
-        Step(12.2, fact.SignalReceived(15), [order.Tell(word.NodeDraining(5, 30.0, "asked"))]),
-        Step(12.3, fact.WorkerExited(5, 0, 3), [order.Tell(word.FailureSeen(5, FAILURE, 12.3))]),
-        Step(13.0, fact.GenerationEnded(5, "rank 9 on b failed"), [order.SignalWorkers(5, 15, "rank 9 on b failed")]),
-        Step(14.0, fact.Fenced(5, "cut off"), [order.KillNode(5, "cut off")]),
-        Step(15.0, fact.NodeCleared(5), [order.Tell(word.NodeSucceeded(5)), order.Tell(word.NodeLeft("done"))]),
-        Step(16.0, fact.RunEnded(verdict, 900.0), [order.Finish(verdict)]),
+        Step(11.0, events.Waiting("1 node of 2 here")),
+        Step(
+            12.0,
+            events.LeaveNoticed(5, "b", "maintenance", 30.0),
+            [commands.ForwardNotice(5, "b", "maintenance", 30.0)],
+        ),
+        Step(12.1, events.NoticeReceived("spot", None), [commands.SendMessage(messages.NodeWillLeave(5, "spot"))]),
+        Step(12.2, events.SignalReceived(15), [commands.SendMessage(messages.NodeDraining(5, 30.0, "asked"))]),
+        Step(12.3, events.WorkerExited(5, 0, 3), [commands.SendMessage(messages.FailureSeen(5, FAILURE, 12.3))]),
+        Step(
+            13.0, events.GenerationEnded(5, "rank 9 on b failed"), [commands.SignalWorkers(5, 15, "rank 9 on b failed")]
+        ),
+        Step(14.0, events.Fenced(5, "cut off"), [commands.KillNode(5, "cut off")]),
+        Step(
+            15.0,
+            events.NodeCleared(5),
+            [commands.SendMessage(messages.NodeSucceeded(5)), commands.SendMessage(messages.NodeLeft("done"))],
+        ),
+        Step(16.0, events.RunEnded(verdict, 900.0), [commands.Finish(verdict)]),
     ]
     written(journal, steps)
     journal.close(17.0)
@@ -131,17 +139,21 @@ def test_progress_is_written_once_before_what_happens_next(path: str) -> None:
     before = os.path.getsize(path)
     for number in range(1000):
         progress = (WorkerProgress(0, 0, number, 11.0, 11.0 + number),)
-        journal.step(12.0 + number, fact.ProgressSeen(1, progress), [order.Tell(word.NodeProgress(1, 12.0, progress))])
+        journal.step(
+            12.0 + number,
+            events.ProgressSeen(1, progress),
+            [commands.SendMessage(messages.NodeProgress(1, 12.0, progress))],
+        )
     assert os.path.getsize(path) == before
     note(journal, "two", at=2000.0)
     journal.close(2001.0)
     _, steps, footer = read_journal(path)
     assert footer == Footer(2001.0)
     assert [(step.at, type(step.event)) for step in steps] == [
-        *[(11.0, fact.JoinRefused), (1011.0, fact.ProgressSeen), (2000.0, fact.JoinRefused)]
+        *[(11.0, events.JoinRefused), (1011.0, events.ProgressSeen), (2000.0, events.JoinRefused)]
     ]
     assert steps[1].event.workers[0].last_step == 999
-    assert steps[1].commands == [order.Tell(word.NodeProgress(1, 12.0, steps[1].event.workers))]
+    assert steps[1].commands == [commands.SendMessage(messages.NodeProgress(1, 12.0, steps[1].event.workers))]
 
 
 def test_a_limit_below_the_header_leaves_no_nonsense(path: str) -> None:
@@ -196,7 +208,7 @@ def test_text_that_is_no_unicode_does_not_end_the_run(path: str) -> None:
     odd = AgentSettings(run_id="r\udcff", role="trainer", local_world_size=1, max_restarts=0)
     journal.begin(odd, "train\udcff.py", 10.0)
     note(journal, "\ud800 boom")
-    journal.step(12.0, fact.FailureExamined(1, 0, Evidence(last_lines=("\udc80",))), [order.KillNode(1, "\udc80")])
+    journal.step(12.0, events.FailureExamined(1, 0, Evidence(last_lines=("\udc80",))), [commands.KillNode(1, "\udc80")])
     journal.close(20.0)
     header, steps, footer = read_journal(path)
     assert header.entrypoint == "train\\udcff.py"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
 from watching import descriptors, leaving_nothing
@@ -42,14 +42,14 @@ class Ear:
     def on_readable(self) -> None:
         data = self.ours.recv(100)
         if data:
-            self._loop.post(fact.JoinRefused(data.decode()))
+            self._loop.post(events.JoinRefused(data.decode()))
         else:
             self.close()
 
     def on_writable(self) -> None:
         self.written += 1
         self.wants_to_write = False
-        self._loop.post(fact.TimePassed())
+        self._loop.post(events.Tick())
 
     def replace(self) -> None:
         """Close the descriptor and take another one, which gets the same number."""
@@ -73,15 +73,15 @@ def ear(loop: Loop) -> Iterator[Ear]:
 
 def test_facts_come_out_in_order(loop: Loop) -> None:
     """First in, first out, and nobody waits while there is one."""
-    loop.post(fact.JoinRefused("1"))
-    loop.post(fact.JoinRefused("2"))
-    assert [loop.next_event(lambda: 0.0) for _ in range(3)] == [fact.JoinRefused("1"), fact.JoinRefused("2"), None]
+    loop.post(events.JoinRefused("1"))
+    loop.post(events.JoinRefused("2"))
+    assert [loop.next_event(lambda: 0.0) for _ in range(3)] == [events.JoinRefused("1"), events.JoinRefused("2"), None]
 
 
 def test_a_readable_descriptor_wakes_it(loop: Loop, ear: Ear) -> None:
     """What arrives on something watched comes out as a fact; no deadline is needed for that."""
     ear.theirs.send(b"hello")
-    assert loop.next_event(never) == fact.JoinRefused("hello")
+    assert loop.next_event(never) == events.JoinRefused("hello")
 
 
 def test_interest_in_writing_is_asked_every_time(loop: Loop, ear: Ear) -> None:
@@ -90,7 +90,7 @@ def test_interest_in_writing_is_asked_every_time(loop: Loop, ear: Ear) -> None:
     loop.next_event(never)
     assert ear.written == 0
     ear.wants_to_write = True
-    assert loop.next_event(never) == fact.TimePassed()
+    assert loop.next_event(never) == events.Tick()
     assert ear.written == 1
 
 
@@ -103,9 +103,9 @@ def test_a_deadline_ends_the_waiting(loop: Loop, ear: Ear) -> None:
 
 def test_another_thread_can_post(loop: Loop) -> None:
     """The loop wakes up although it waits for ever."""
-    thread = threading.Thread(target=lambda: loop.post_from_anywhere(fact.RunRequested()))
+    thread = threading.Thread(target=lambda: loop.post_from_anywhere(events.RunRequested()))
     thread.start()
-    assert loop.next_event(never) == fact.RunRequested()
+    assert loop.next_event(never) == events.RunRequested()
     thread.join()
 
 
@@ -113,8 +113,8 @@ def test_many_wake_ups_are_not_too_many(loop: Loop) -> None:
     """A full pipe of wake-ups neither blocks who posts nor is felt later."""
     for _ in range(100_000):
         loop.wake()
-    loop.post_from_anywhere(fact.RunRequested())
-    assert loop.next_event(never) == fact.RunRequested()
+    loop.post_from_anywhere(events.RunRequested())
+    assert loop.next_event(never) == events.RunRequested()
     assert loop.next_event(loop.now) is None
 
 
@@ -128,13 +128,13 @@ def test_something_closed_is_not_watched_any_more(loop: Loop, ear: Ear) -> None:
 def test_a_successor_with_the_same_number_is_watched(loop: Loop, ear: Ear) -> None:
     """A helper that was started again has a new descriptor, often with the old one's number."""
     ear.theirs.send(b"old")
-    assert loop.next_event(never) == fact.JoinRefused("old")
+    assert loop.next_event(never) == events.JoinRefused("old")
     ear.replace()
     ear.theirs.send(b"new")
-    assert loop.next_event(lambda: loop.now() + 10) == fact.JoinRefused("new")
+    assert loop.next_event(lambda: loop.now() + 10) == events.JoinRefused("new")
     ear.replace()
     ear.wants_to_write = True
-    assert loop.next_event(lambda: loop.now() + 10) == fact.TimePassed()
+    assert loop.next_event(lambda: loop.now() + 10) == events.Tick()
 
 
 def test_who_is_not_watched_any_more_is_not_called(loop: Loop, ear: Ear) -> None:
@@ -144,10 +144,10 @@ def test_who_is_not_watched_any_more_is_not_called(loop: Loop, ear: Ear) -> None
     loop.unwatch(ear)
     ear.theirs.send(b"unheard")
     other.theirs.send(b"heard")
-    assert loop.next_event(never) == fact.JoinRefused("heard")
+    assert loop.next_event(never) == events.JoinRefused("heard")
     assert loop.next_event(loop.now) is None
     loop.watch(ear)
-    assert loop.next_event(never) == fact.JoinRefused("unheard")
+    assert loop.next_event(never) == events.JoinRefused("unheard")
     other.close()
 
 
@@ -172,7 +172,7 @@ def test_who_is_let_go_while_both_are_ready_is_not_called(loop: Loop) -> None:
     loop.watch(victim)
     victim.theirs.send(b"too late")
     jealous.theirs.send(b"first")
-    assert loop.next_event(never) == fact.JoinRefused("first")
+    assert loop.next_event(never) == events.JoinRefused("first")
     assert loop.next_event(loop.now) is None
     jealous.close()
 
@@ -218,10 +218,10 @@ def test_a_timer_that_was_cancelled_neither_runs_nor_wakes(timed: Loop, clock: F
     """Nobody waits for it; cancelling it again, or after it ran, changes nothing."""
     ran: list[str] = []
     cancelled = timed.at(110.0, lambda: ran.append("cancelled"))
-    kept = timed.at(120.0, lambda: timed.post(fact.RunRequested()))
+    kept = timed.at(120.0, lambda: timed.post(events.RunRequested()))
     cancelled.cancel()
     cancelled.cancel()
-    assert timed.next_event(never) == fact.RunRequested()
+    assert timed.next_event(never) == events.RunRequested()
     assert (ran, clock()) == ([], 120.0)
     kept.cancel()
 
@@ -244,10 +244,10 @@ def test_what_has_arrived_is_read_before_a_due_timer_runs(timed: Loop, clock: Fa
     """A loop that was late itself does not take for silence what was said in time."""
     ear = Ear(timed)
     timed.watch(ear)
-    timed.at(105.0, lambda: timed.post(fact.TimePassed()))
+    timed.at(105.0, lambda: timed.post(events.Tick()))
     ear.theirs.send(b"in time")
     clock.advance(1000.0)  # stopped for a while
-    assert [timed.next_event(never) for _ in range(2)] == [fact.JoinRefused("in time"), fact.TimePassed()]
+    assert [timed.next_event(never) for _ in range(2)] == [events.JoinRefused("in time"), events.Tick()]
     ear.close()
 
 
@@ -255,8 +255,8 @@ def test_facts_that_wait_come_before_timers(timed: Loop) -> None:
     """A timer runs when the mailbox is empty: what was said first is heard first."""
     ran: list[str] = []
     timed.at(90.0, lambda: ran.append("timer"))
-    timed.post(fact.RunRequested())
-    assert timed.next_event(never) == fact.RunRequested()
+    timed.post(events.RunRequested())
+    assert timed.next_event(never) == events.RunRequested()
     assert ran == []
     assert timed.next_event(lambda: 101.0) is None
     assert ran == ["timer"]
@@ -265,8 +265,8 @@ def test_facts_that_wait_come_before_timers(timed: Loop) -> None:
 def test_a_timer_on_the_real_clock(loop: Loop) -> None:
     """The loop sleeps exactly until then, for want of anything else."""
     when = loop.now() + 0.02
-    loop.at(when, lambda: loop.post(fact.JoinRefused(repr(loop.now() >= when))))
-    assert loop.next_event(never) == fact.JoinRefused("True")
+    loop.at(when, lambda: loop.post(events.JoinRefused(repr(loop.now() >= when))))
+    assert loop.next_event(never) == events.JoinRefused("True")
 
 
 def test_close_may_be_repeated(loop: Loop) -> None:
@@ -288,8 +288,8 @@ def test_a_forked_process_holds_nothing_of_it() -> None:
     if pid == 0:
         os._exit(len(its_own & set(descriptors())))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    loop.post_from_anywhere(fact.RunRequested())
-    assert loop.next_event(never) == fact.RunRequested()
+    loop.post_from_anywhere(events.RunRequested())
+    assert loop.next_event(never) == events.RunRequested()
     loop.close()
 
 
@@ -300,7 +300,7 @@ def test_a_loop_on_a_fake_clock_waits_no_time() -> None:
     ear = Ear(loop)
     loop.watch(ear)
     ear.theirs.send(b"ready")
-    assert loop.next_event(lambda: 5000.0) == fact.JoinRefused("ready")
+    assert loop.next_event(lambda: 5000.0) == events.JoinRefused("ready")
     assert clock() == 100.0
     assert loop.next_event(lambda: 5000.0) is None
     assert clock() == 5000.0
@@ -324,11 +324,11 @@ def test_a_call_from_another_thread_is_made_in_the_loop() -> None:
 
     def call() -> None:
         made_in.append(threading.get_ident())
-        loop.post(fact.RunRequested())
+        loop.post(events.RunRequested())
 
     thread = threading.Thread(target=loop.soon, args=(call,))
     thread.start()
-    assert loop.next_event(lambda: None) == fact.RunRequested()
+    assert loop.next_event(lambda: None) == events.RunRequested()
     assert made_in == [threading.get_ident()]
     thread.join()
     loop.close()
@@ -339,13 +339,13 @@ def test_a_call_from_another_thread_is_made_in_the_loop() -> None:
 def test_what_has_arrived_comes_before_a_deadline_that_has_passed(loop: Loop, ear: Ear) -> None:
     """A process that was stopped reads what waits for it before it acts on the time that went by."""
     ear.theirs.send(b"in time")
-    assert loop.next_event(lambda: 0.0) == fact.JoinRefused("in time")
+    assert loop.next_event(lambda: 0.0) == events.JoinRefused("in time")
     assert loop.next_event(lambda: 0.0) is None
 
 
 def test_input_without_end_does_not_delay_a_deadline(loop: Loop, ear: Ear) -> None:
     """Pending input is read once for each deadline."""
     ear.theirs.send(b"first")
-    assert loop.next_event(lambda: 0.0) == fact.JoinRefused("first")
+    assert loop.next_event(lambda: 0.0) == events.JoinRefused("first")
     ear.theirs.send(b"second")
     assert loop.next_event(lambda: 0.0) is None

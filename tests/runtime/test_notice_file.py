@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tenax import preemption
-from tenax._core.commands import PassOnNotice
+from tenax._core.commands import ForwardNotice
 from tenax._node.notice_file import VARIABLE, NoticeFile
 
 
@@ -54,7 +54,7 @@ def test_another_node_leaves(notices: NoticeFile) -> None:
     """Who, why, and how soon, on this host's clock."""
     become_a_worker(notices, 1)
     before = time.monotonic()
-    notices.write(PassOnNotice(1, "gpu-08", "the agent was asked to stop", 30.0))
+    notices.write(ForwardNotice(1, "gpu-08", "the agent was asked to stop", 30.0))
     after = time.monotonic()
     notice = preemption.notice()
     assert notice is not None
@@ -69,7 +69,7 @@ def test_another_node_leaves(notices: NoticeFile) -> None:
 def test_this_node_leaves_and_nobody_knows_when(notices: NoticeFile) -> None:
     """Our own host by its name."""
     become_a_worker(notices, 1)
-    notices.write(PassOnNotice(1, "", "maintenance"))
+    notices.write(ForwardNotice(1, "", "maintenance"))
     notice = preemption.notice()
     assert notice is not None
     assert (notice.host, notice.is_this_host) == (os.uname().nodename, True)
@@ -78,7 +78,7 @@ def test_this_node_leaves_and_nobody_knows_when(notices: NoticeFile) -> None:
 
 def test_time_that_is_over_is_not_negative(notices: NoticeFile) -> None:
     become_a_worker(notices, 1)
-    notices.write(PassOnNotice(1, "", "now", 0.0))
+    notices.write(ForwardNotice(1, "", "now", 0.0))
     notice = preemption.notice()
     assert notice is not None
     assert notice.seconds_left == 0.0
@@ -88,7 +88,7 @@ def test_the_latest_notice_counts_and_is_whole(notices: NoticeFile, tmp_path: Pa
     """It replaces the one before; nothing half-written is ever there."""
     become_a_worker(notices, 1)
     for number in range(5):
-        notices.write(PassOnNotice(1, f"gpu-{number}", "why not" * number, float(number)))
+        notices.write(ForwardNotice(1, f"gpu-{number}", "why not" * number, float(number)))
     notice = preemption.notice()
     assert notice is not None
     assert notice.host == "gpu-4"
@@ -98,7 +98,7 @@ def test_the_latest_notice_counts_and_is_whole(notices: NoticeFile, tmp_path: Pa
 def test_a_notice_is_for_its_generation(notices: NoticeFile) -> None:
     """The next one starts without."""
     become_a_worker(notices, 1)
-    notices.write(PassOnNotice(1, "gpu-08", "maintenance", 30.0))
+    notices.write(ForwardNotice(1, "gpu-08", "maintenance", 30.0))
     assert preemption.notice() is not None
     become_a_worker(notices, 2)
     assert preemption.notice() is None
@@ -106,14 +106,14 @@ def test_a_notice_is_for_its_generation(notices: NoticeFile) -> None:
 
 def test_an_earlier_run_in_the_same_folder_announces_nothing(notices: NoticeFile, tmp_path: Path) -> None:
     """Log specs may be used again: what the first run was told is not for the second."""
-    notices.write(PassOnNotice(1, "gpu-08", "maintenance", 30.0))
+    notices.write(ForwardNotice(1, "gpu-08", "maintenance", 30.0))
     become_a_worker(NoticeFile(str(tmp_path)), 1)
     assert preemption.notice() is None
 
 
 def test_any_language_can_read_it(notices: NoticeFile, tmp_path: Path) -> None:
     """JSON with these names."""
-    notices.write(PassOnNotice(4, "gpu-08", "maintenance", None))
+    notices.write(ForwardNotice(4, "gpu-08", "maintenance", None))
     assert json.loads((tmp_path / "notice-4.json").read_text()) == {
         "version": 1,
         "generation": 4,
@@ -128,13 +128,13 @@ def test_without_a_folder_nothing_is_promised(tmp_path: Path) -> None:
     """No variable, no file, no error."""
     nowhere = NoticeFile()
     assert nowhere.env(1) == {}
-    nowhere.write(PassOnNotice(1, "", "maintenance"))
+    nowhere.write(ForwardNotice(1, "", "maintenance"))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_notice_that_cannot_be_written_costs_the_notice(tmp_path: Path) -> None:
     """The folder is gone, or the disk full: the run goes on, and the signal itself will come all the same."""
     gone = NoticeFile(str(tmp_path / "gone"))
-    gone.write(PassOnNotice(1, "", "maintenance"))
+    gone.write(ForwardNotice(1, "", "maintenance"))
     become_a_worker(gone, 1)
     assert preemption.notice() is None

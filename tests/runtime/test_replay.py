@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome, Verdict
 from tenax._core.policy import AnyDecision, GiveUp, History, Restart
@@ -84,7 +84,7 @@ def test_a_custom_policys_run_replays_without_its_code(tmp_path: Path) -> None:
     """The coordinator asked it, not this node: here its decisions are generations that were formed, with the reason."""
     _, steps, _ = read_journal(path := run(tmp_path, restart_policy=Stubborn()))
     assert replayed(path).differences == []
-    formed = [step.event.assignment for step in steps if isinstance(step.event, fact.GenerationFormed)]
+    formed = [step.event.assignment for step in steps if isinstance(step.event, events.GenerationFormed)]
     assert [part.why for part in formed] == ["first generation", "one more", "one more"]
     assert [part.restarts_used for part in formed] == [0, 1, 2]
 
@@ -92,7 +92,7 @@ def test_a_custom_policys_run_replays_without_its_code(tmp_path: Path) -> None:
 def test_a_step_that_was_left_out_is_noticed(journal: Path) -> None:
     """Without the fact the orders do not follow."""
     header, steps, footer = read_journal(str(journal))
-    formed = next(index for index, step in enumerate(steps) if isinstance(step.event, fact.GenerationFormed))
+    formed = next(index for index, step in enumerate(steps) if isinstance(step.event, events.GenerationFormed))
     result = replay(header, steps[:formed] + steps[formed + 1 :], footer)
     assert result.differences
 
@@ -130,27 +130,27 @@ def test_other_settings_lead_to_other_decisions(journal: Path) -> None:
 SETTINGS = AgentSettings(run_id="run", role="trainer", local_world_size=1, max_restarts=3)
 VERDICT = Verdict(Outcome.CANCELLED, "an operator ended it", generation=4, restarts_used=1, drains=1)
 # One node of several: a node leaves, the next generation is fenced, the third is ended with the run.
-SEVERAL: list[fact.AnyEvent] = [
-    fact.RunRequested(),
-    fact.Waiting("1 node of 2 here (a); waiting for 1 more, for 600 s at most"),
-    fact.GenerationFormed(Assignment(1, group_world_size=2, world_size=2)),
-    fact.WorkerStarted(1, 0, 100),
-    fact.LeaveNoticed(1, "b", "the agent was asked to stop", 30.0),
-    fact.GenerationEnded(1, "b was asked to leave"),
-    fact.WorkerExited(1, 0, -15),
-    fact.NodeCleared(1),
-    fact.GenerationFormed(Assignment(3, group_world_size=2, world_size=2, why="b was asked to leave")),
-    fact.WorkerStarted(3, 0, 300),
-    fact.GenerationEnded(1, "a late echo"),
-    fact.Fenced(3, "nothing was heard of the coordinator"),
-    fact.WorkerExited(3, 0, -9),
-    fact.NodeCleared(3),
-    fact.GenerationFormed(Assignment(4, group_world_size=2, world_size=2, restarts_used=1, why="restart 1 of 3")),
-    fact.WorkerStarted(4, 0, 400),
-    fact.NoticeReceived("spot instance", None),
-    fact.RunEnded(VERDICT, 5000.0),
-    fact.WorkerExited(4, 0, -15),
-    fact.NodeCleared(4),
+SEVERAL: list[events.AnyEvent] = [
+    events.RunRequested(),
+    events.Waiting("1 node of 2 here (a); waiting for 1 more, for 600 s at most"),
+    events.GenerationFormed(Assignment(1, group_world_size=2, world_size=2)),
+    events.WorkerStarted(1, 0, 100),
+    events.LeaveNoticed(1, "b", "the agent was asked to stop", 30.0),
+    events.GenerationEnded(1, "b was asked to leave"),
+    events.WorkerExited(1, 0, -15),
+    events.NodeCleared(1),
+    events.GenerationFormed(Assignment(3, group_world_size=2, world_size=2, why="b was asked to leave")),
+    events.WorkerStarted(3, 0, 300),
+    events.GenerationEnded(1, "a late echo"),
+    events.Fenced(3, "nothing was heard of the coordinator"),
+    events.WorkerExited(3, 0, -9),
+    events.NodeCleared(3),
+    events.GenerationFormed(Assignment(4, group_world_size=2, world_size=2, restarts_used=1, why="restart 1 of 3")),
+    events.WorkerStarted(4, 0, 400),
+    events.NoticeReceived("spot instance", None),
+    events.RunEnded(VERDICT, 5000.0),
+    events.WorkerExited(4, 0, -15),
+    events.NodeCleared(4),
 ]
 
 
@@ -184,7 +184,7 @@ def test_a_node_among_several_replays_without_a_difference(tmp_path: Path) -> No
     assert not any("a late echo" in text for text in story)
 
 
-@pytest.mark.parametrize("kind", [fact.GenerationEnded, fact.Fenced, fact.RunEnded])
+@pytest.mark.parametrize("kind", [events.GenerationEnded, events.Fenced, events.RunEnded])
 def test_a_word_of_the_coordinator_that_was_left_out_is_noticed(tmp_path: Path, kind: type) -> None:
     """Workers that were stopped for no reason that can be seen."""
     header, steps, footer = read_journal(str(several(tmp_path / "journal.jsonl")))

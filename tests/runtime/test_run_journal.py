@@ -9,23 +9,23 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core import messages as word
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CancelRequested,
     CoordinatorMachine,
-    Heard,
     NodeLost,
     Opened,
+    Received,
     RunSettings,
-    TimeWentBy,
+    Tick,
 )
 from tenax._core.model import AgentSettings, Failure
 from tenax._core.policy import AnyDecision, GiveUp, History, Restart, RestartPolicy, Wait
 from tenax._node.journal import Footer, Journal, JournalUnreadable, read_journal
 from tenax._node.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
-from tenax._view.run_messages import RunStory
+from tenax._view.run_messages import RunMessages
 from watching import leaving_nothing
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")
@@ -54,7 +54,7 @@ class Served:
 
     def hear(self, node_id: str, *messages: word.FromNode) -> None:
         for message in messages:
-            self.step(Heard(node_id, message))
+            self.step(Received(node_id, message))
 
     def gather(self) -> None:
         for node_id in "ab":
@@ -75,7 +75,7 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
     served.fail(1)
     served.step(NodeLost("b", "its connection was closed"))
     served.hear("a", word.NodeStopped(2, served.now), word.NodeReady(2))
-    served.step(TimeWentBy())
+    served.step(Tick())
     served.hear("c", word.NodeJoined(word.NodeInfo("c", "host-c", min_nodes=2, max_nodes=2)), word.NodeReady(0))
     for node_id in "ac":
         served.hear(node_id, word.NodeSucceeded(3))
@@ -102,9 +102,9 @@ def test_what_was_written_is_read_back_and_replays(path: str) -> None:
 
 
 def test_nodes_of_one_host_are_told_apart_in_the_story() -> None:
-    story = RunStory()
+    story = RunMessages()
     for node_id, host in (("a", "big"), ("b", "big"), ("c", "small")):
-        story.tell(Heard(node_id, word.NodeJoined(word.NodeInfo(node_id, host))), [])
+        story.tell(Received(node_id, word.NodeJoined(word.NodeInfo(node_id, host))), [])
     assert [story.name(node_id) for node_id in ("a", "b", "c", "0123456789abc")] == [
         "big #1",
         "big #2",
@@ -129,8 +129,8 @@ def test_every_word_of_a_node_has_a_sentence() -> None:
         word.NodeWillLeave(1, "SIGUSR1", 120.0),
         word.NodeLeft("SIGTERM"),
     ]
-    story = RunStory()
-    assert [story.tell(Heard("a", each), []) for each in said] == [
+    story = RunMessages()
+    assert [story.tell(Received("a", each), []) for each in said] == [
         ["host-a came, with 8 workers"],
         ["host-a came, with 8 workers and runs generation 2"],
         ["host-a came, with 8 workers and is done with generation 2"],
@@ -180,7 +180,7 @@ def test_a_pause_replays_and_an_operators_end_too(path: str) -> None:
     served.gather()
     served.fail(1)
     served.now += 60.0
-    served.step(TimeWentBy())
+    served.step(Tick())
     served.step(CancelRequested("enough"))
     served.journal.close(500.0)
     header, steps, _ = read_run_journal(path)
@@ -204,7 +204,7 @@ def test_a_changed_word_is_named(path: str) -> None:
 
 
 def _is_formed(event: object) -> bool:
-    return isinstance(event, fact.GenerationFormed)
+    return isinstance(event, events.GenerationFormed)
 
 
 def test_it_is_told_from_an_agents_journal(path: str, tmp_path: Path) -> None:

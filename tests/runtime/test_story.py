@@ -10,7 +10,7 @@ from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verd
 from tenax._node.messages import live_line, tell
 
 
-class Teller:
+class EventRecorder:
     """A machine whose story is written down as it goes."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Teller:
 
 def test_ranks_are_global() -> None:
     """A person knows workers by their rank in the job, and processes by their pid."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     assert ("generation 1: starting 2 workers, ranks 4 to 5 of 8", True) in teller.told
     assert ("rank 5 started (pid 101)", False) in teller.told
@@ -50,7 +50,7 @@ def test_ranks_are_global() -> None:
 
 def test_a_cause_is_told_when_it_is_known() -> None:
     """The kernel's verdict before the program's own words."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     teller.hear(fact.WorkerExited(1, 1, -9, unasked=True))
     evidence = Evidence(message="ValueError: boom", out_of_memory="the kernel killed it for memory")
@@ -59,7 +59,7 @@ def test_a_cause_is_told_when_it_is_known() -> None:
 
 def test_who_was_asked_is_not_blamed() -> None:
     """A worker that ended because we asked it to is a remark, not news."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     teller.hear(fact.SignalReceived(signal.SIGTERM))
     teller.hear(fact.WorkerExited(1, 0, -15))
@@ -70,7 +70,7 @@ def test_who_was_asked_is_not_blamed() -> None:
 
 def test_who_waits_is_told_why() -> None:
     """A pause before the next try, or nodes that are not there yet: else a person wonders why nothing happens."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.hear(fact.RunRequested())
     for why in ("1 node of 2 here (a); waiting for 1 more, for 600 s at most", "waiting 90 s before the next try: hot"):
         assert teller.hear(fact.Waiting(why)) == [why]
@@ -79,7 +79,7 @@ def test_who_waits_is_told_why() -> None:
 
 def test_the_next_generation_is_told_with_its_reason() -> None:
     """The first one needs none; among several nodes it says which of them this is."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     assert not any("first generation" in text for text, _ in teller.told)
     teller.hear(fact.GenerationEnded(1, "b joins"), fact.WorkerExited(1, 0, -15), fact.WorkerExited(1, 1, -15))
@@ -91,12 +91,12 @@ def test_the_next_generation_is_told_with_its_reason() -> None:
 
 def test_a_generation_that_ends_elsewhere_is_told_once() -> None:
     """By what is asked of the workers; where they are done already, by a line of its own."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run(nodes=2)
     assert teller.hear(fact.GenerationEnded(1, "rank 0 on b failed")) == [
         "asking the workers to end with SIGTERM (asked to end), 30 s of grace: rank 0 on b failed"
     ]
-    done = Teller()
+    done = EventRecorder()
     done.run(nodes=2)
     assert "all workers of this node succeeded; the run ends when all nodes did" in done.succeed()
     assert done.live == "tenax night: generation 1: done here, waiting for the other nodes, 3 of 3 restarts left"
@@ -107,7 +107,7 @@ def test_a_generation_that_ends_elsewhere_is_told_once() -> None:
 
 def test_alone_nobody_waits_for_other_nodes() -> None:
     """On one node the success of its workers is the end of the run, and is told as that."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     assert not any("other nodes" in line or "all nodes" in line for line in teller.succeed())
     verdict = Verdict(Outcome.SUCCEEDED, "all 2 workers succeeded")
@@ -117,7 +117,7 @@ def test_alone_nobody_waits_for_other_nodes() -> None:
 
 def test_who_leaves_is_told_with_what_is_known() -> None:
     """This node or another, how soon, and why."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run(nodes=2)
     assert teller.hear(fact.LeaveNoticed(1, "b", "it was asked to stop", 30.0)) == [
         "b is going to leave in 30 s: it was asked to stop"
@@ -127,14 +127,14 @@ def test_who_leaves_is_told_with_what_is_known() -> None:
 
 def test_a_fence_is_told_by_what_is_killed() -> None:
     """With the reason."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run(nodes=2)
     assert teller.hear(fact.Fenced(1, "this node was cut off")) == ["killing what is left: this node was cut off"]
 
 
 def test_late_echoes_are_not_told() -> None:
     """A fact of another generation is nobody's news."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     assert teller.hear(fact.WorkerExited(7, 0, 3), fact.NodeCleared(7), fact.WorkerStarted(7, 0, 5)) == []
     assert teller.hear(fact.GenerationEnded(7, "x"), fact.Fenced(7, "x"), fact.LeaveNoticed(7, "b", "x")) == []
@@ -142,7 +142,7 @@ def test_late_echoes_are_not_told() -> None:
 
 def test_the_live_line_says_who_is_waited_for() -> None:
     """Phase, generation, workers, and what is left of the budget."""
-    teller = Teller()
+    teller = EventRecorder()
     assert teller.live == "tenax night: waiting for the first generation, 3 of 3 restarts left"
     teller.run()
     assert teller.live == "tenax night: generation 1 running, 2 of 2 workers, 3 of 3 restarts left"
@@ -158,7 +158,7 @@ def test_the_live_line_says_who_is_waited_for() -> None:
 
 def test_a_worker_that_hangs_is_told_when_it_is_late_and_when_it_is_ended() -> None:
     """The reason stands once; a second signal says why there is one."""
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     late = fact.ScopeExpired(1, 1, 101, "step", 60.0, 1e9, signal.SIGTERM)
     assert teller.hear(late) == [
@@ -173,14 +173,14 @@ def test_a_worker_that_hangs_is_told_when_it_is_late_and_when_it_is_ended() -> N
         "the stacks of rank 5 are not known: it is no Python program",
         "ending rank 5 with SIGTERM (asked to end)",
     ]
-    commands = teller.machine.step(fact.TimePassed(), 1e6)
-    (line,) = tell(fact.TimePassed(), commands, teller.machine.state)
+    commands = teller.machine.step(fact.Tick(), 1e6)
+    (line,) = tell(fact.Tick(), commands, teller.machine.state)
     assert line.text == "ending rank 5 with SIGKILL (killed): not gone within the grace period"
     assert teller.hear(fact.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) ended by SIGKILL (killed)"
 
 
 def test_a_scope_that_wants_no_signal_is_only_told() -> None:
-    teller = Teller()
+    teller = EventRecorder()
     teller.run()
     assert teller.hear(fact.ScopeExpired(1, 0, 100, "load", 10.0, 1e9)) == [
         "rank 4 (pid 100) did not leave the scope 'load' within 10 s"

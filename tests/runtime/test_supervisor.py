@@ -13,16 +13,14 @@ from typing import Any
 
 import pytest
 
-from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, Phase
-from tenax._core.coordinator import Heard, Opened, RunSettings, Say
+from tenax._core.coordinator import Opened, Received, RunSettings, Send
 from tenax._core.environment import worker_environment
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Verdict, WorkerPhase
 from tenax._core.policy import AnyDecision, GiveUp, History, RestartPolicy, Wait
-from tenax._core.requests import AnyRequest, DrainWanted, LogsWanted, RestartWanted
-from tenax._engines.coordinator_host import CoordinatorSeat
+from tenax._core.requests import AnyRequest, DrainRequest, LogsRequest, RestartRequest
+from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._engines.local import LocalRendezvous
 from tenax._failures.exit_codes import exit_code_for
 from tenax._failures.exit_text import signal_in_words
@@ -38,7 +36,7 @@ from watching import leaving_nothing
 
 HOUR_S = 3600.0
 
-Emit = Callable[[fact.AnyEvent], None]
+Emit = Callable[[events.AnyEvent], None]
 Reply = Callable[[Any, str], None]
 
 
@@ -52,7 +50,7 @@ class QuietLogs:
         self.said_after_output: list[str] = []
         self.evidence: dict[int, Evidence | None] = {}  # None: there will never be an answer
         self.refuses = False
-        self.steps: tuple[word.WorkerProgress, ...] = ()
+        self.steps: tuple[messages.WorkerProgress, ...] = ()
 
     def open(self) -> None: ...
 
@@ -64,15 +62,15 @@ class QuietLogs:
     def has_error_file(self, local_rank: int) -> bool:
         return bool(self.evidence.get(local_rank))
 
-    def progress(self) -> tuple[word.WorkerProgress, ...]:
+    def progress(self) -> tuple[messages.WorkerProgress, ...]:
         return self.steps
 
-    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
+    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         reply(f"lines of {request.node} in generation {generation}", "")
 
     def answer_the_last(self) -> None: ...
 
-    def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
+    def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         evidence = self.evidence.get(command.local_rank, Evidence())
         if evidence is not None:
             done(evidence)
@@ -140,7 +138,7 @@ class Stage:
         self.entrypoint = Named()
         self.logs = QuietLogs()
         self.control: Control = LocalRendezvous("run")
-        self.notices: list[order.PassOnNotice] = []
+        self.notices: list[commands.ForwardNotice] = []
         self.acts: dict[int, Callable[[], None]] = {}  # by generation: what happens when all its workers run
         self._path = path
         self._policy = policy
@@ -174,7 +172,7 @@ class Stage:
     def _open_run_journal(self) -> RunJournal:
         return RunJournal(f"{self._path}.run")
 
-    def _environments(self, command: order.StartWorkers) -> dict[int, dict[str, str]]:
+    def _environments(self, command: commands.StartWorkers) -> dict[int, dict[str, str]]:
         return {
             rank: worker_environment(self.settings, command.assignment, rank, {})
             for rank in range(self.settings.local_world_size)
@@ -368,7 +366,7 @@ def test_every_order_is_in_the_journal_before_it_is_carried_out(stage: Callable[
 
     made.entrypoint.launch = look  # type: ignore[method-assign]
     made.run()
-    assert seen == [["Tell", "StartWorkers"]] * 2
+    assert seen == [["SendMessage", "StartWorkers"]] * 2
 
 
 def test_an_exception_of_ours_still_closes_everything(stage: Callable[..., Stage]) -> None:
@@ -403,7 +401,7 @@ def test_a_fact_of_nobody(stage: Callable[..., Stage]) -> None:
     made = stage()
 
     def echo() -> None:
-        made.processes._say(fact.NodeCleared(7))
+        made.processes._say(events.NodeCleared(7))
         made._succeed()
 
     made.acts[1] = echo
@@ -417,9 +415,9 @@ class Elsewhere:
     """Implements ``ports.Control``: a coordinator that says what a test wants it to, when it hears a kind of word."""
 
     def __init__(
-        self, answers: dict[type, list[fact.AnyEvent]] | None = None, after: list[fact.AnyEvent] | None = None
+        self, answers: dict[type, list[events.AnyEvent]] | None = None, after: list[events.AnyEvent] | None = None
     ) -> None:
-        self.told: list[word.FromNode] = []
+        self.told: list[messages.FromNode] = []
         self.answers = answers or {}
         self.after = after or []  # arrives together with each answer
         self.asked: list[AnyRequest] = []
@@ -432,7 +430,7 @@ class Elsewhere:
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         self.loop, self.emit, self.node = loop, emit, node
 
-    def tell(self, message: word.FromNode) -> None:
+    def tell(self, message: messages.FromNode) -> None:
         self.told.append(message)
         answers = self.answers.get(type(message), [])
         if answers:
@@ -460,8 +458,8 @@ class Elsewhere:
         return [type(message).__name__ for message in self.told]
 
 
-def formed(generation: int, **fields: Any) -> fact.GenerationFormed:
-    return fact.GenerationFormed(Assignment(generation, 1, 2, 2, 4, 2, 4, **fields))
+def formed(generation: int, **fields: Any) -> events.GenerationFormed:
+    return events.GenerationFormed(Assignment(generation, 1, 2, 2, 4, 2, 4, **fields))
 
 
 WELL = Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded", generation=1)
@@ -470,11 +468,13 @@ WELL = Verdict(Outcome.SUCCEEDED, "all 4 workers succeeded", generation=1)
 def test_a_node_of_several_hears_of_the_end(stage: Callable[..., Stage], tmp_path: Path) -> None:
     """It says that it is ready and that it succeeded; the verdict is the coordinator's."""
     made = stage()
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    control = made.control = Elsewhere(
+        {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
+    )
     assert made.run() == WELL
     assert not list(tmp_path.glob("*.run"))
     pids = tuple(worker.pid for worker in made.processes.workers.values())
-    assert control.told == [word.NodeReady(0), word.WorkersRunning(1, pids), word.NodeSucceeded(1)]
+    assert control.told == [messages.NodeReady(0), messages.WorkersRunning(1, pids), messages.NodeSucceeded(1)]
     assert [env["RANK"] for _, env in made.entrypoint.launched] == ["2", "3"]
     assert control.closed == 1
 
@@ -483,9 +483,12 @@ def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callab
     """The workers are asked to end, the node clears and is ready again; numbers may be skipped."""
     made = stage()
     control = made.control = Elsewhere(
-        {word.NodeReady: [formed(1), formed(3, why="b joins")], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]}
+        {
+            messages.NodeReady: [formed(1), formed(3, why="b joins")],
+            messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)],
+        }
     )
-    made.acts[1] = lambda: control.emit(fact.GenerationEnded(1, "b joins"))
+    made.acts[1] = lambda: control.emit(events.GenerationEnded(1, "b joins"))
     assert made.run() == WELL
     assert control.kinds == [
         *("NodeReady", "WorkersRunning", "NodeStopped"),
@@ -498,8 +501,8 @@ def test_a_generation_that_ends_elsewhere_is_left_and_joined_again(stage: Callab
 def test_a_generation_that_is_read_together_with_the_end_of_the_run_is_not_started(stage: Callable[..., Stage]) -> None:
     """The link had stalled: what it held back arrives at once, and no worker is started for a run that is over."""
     made = stage()
-    ended = fact.RunEnded(Verdict(Outcome.CANCELLED, "an operator ended the run"), 5.0)
-    made.control = Elsewhere({word.NodeReady: [formed(1)]}, after=[ended])
+    ended = events.RunEnded(Verdict(Outcome.CANCELLED, "an operator ended the run"), 5.0)
+    made.control = Elsewhere({messages.NodeReady: [formed(1)]}, after=[ended])
     assert made.run().outcome is Outcome.CANCELLED
     assert made.processes.workers == {}
 
@@ -509,8 +512,8 @@ def test_a_verdict_is_told_on_this_nodes_clock(stage: Callable[..., Stage]) -> N
     made = stage()
     elsewhere = Failure(1, 0, 0, 77, 3, 47.0, evidence=Evidence(message="boom", raised_at=46.5), host="b")
     verdict = Verdict(Outcome.FAILED, "no restarts are allowed", (elsewhere,), generation=1)
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)]})
-    made.acts[1] = lambda: control.emit(fact.RunEnded(verdict, 50.0))
+    control = made.control = Elsewhere({messages.NodeReady: [formed(1)]})
+    made.acts[1] = lambda: control.emit(events.RunEnded(verdict, 50.0))
     (failure,) = made.run().failures
     assert (failure.seen_at, failure.evidence.raised_at, failure.host) == (997.0, 996.5, "b")
     assert made.clock() == 1000.0
@@ -519,7 +522,7 @@ def test_a_verdict_is_told_on_this_nodes_clock(stage: Callable[..., Stage]) -> N
 def test_a_refusal_ends_the_node_with_its_reason(stage: Callable[..., Stage]) -> None:
     """Nothing was started."""
     made = stage()
-    made.control = Elsewhere({word.NodeReady: [fact.JoinRefused("the run is over")]})
+    made.control = Elsewhere({messages.NodeReady: [events.JoinRefused("the run is over")]})
     verdict = made.run()
     assert verdict.outcome is Outcome.BROKEN
     assert verdict.why == "the run is over"
@@ -530,7 +533,7 @@ def test_a_fenced_node_kills_and_comes_back(stage: Callable[..., Stage]) -> None
     """No grace for workers whose place others may have taken; then it is ready for another generation."""
     made = stage(grace_s=30.0)
     control = made.control = Elsewhere(
-        {word.NodeReady: [formed(1), formed(2)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]}
+        {messages.NodeReady: [formed(1), formed(2)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
     )
 
     def cut_off() -> None:
@@ -551,7 +554,7 @@ def test_a_fenced_node_kills_and_comes_back(stage: Callable[..., Stage]) -> None
 def test_notices_are_passed_on_before_workers_are_asked(stage: Callable[..., Stage]) -> None:
     """Another node's leave, our own in advance, our own now: each as it comes, with how soon."""
     made = stage(grace_s=30.0)
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)]})
+    control = made.control = Elsewhere({messages.NodeReady: [formed(1)]})
     asked_after: list[int] = []
     signal_workers = made.processes.signal
 
@@ -562,16 +565,16 @@ def test_notices_are_passed_on_before_workers_are_asked(stage: Callable[..., Sta
     made.processes.signal = note_and_signal  # type: ignore[method-assign]
 
     def leave() -> None:
-        control.emit(fact.LeaveNoticed(1, "b", "maintenance", 60.0))
-        control.emit(fact.NoticeReceived("spot"))
-        control.emit(fact.SignalReceived(signal.SIGTERM))
+        control.emit(events.LeaveNoticed(1, "b", "maintenance", 60.0))
+        control.emit(events.NoticeReceived("spot"))
+        control.emit(events.SignalReceived(signal.SIGTERM))
 
     made.acts[1] = leave
     assert made.run().outcome is Outcome.CANCELLED
     assert made.notices == [
-        order.PassOnNotice(1, "b", "maintenance", 60.0),
-        order.PassOnNotice(1, "", "spot"),
-        order.PassOnNotice(1, "", "the agent was asked to stop", 30.0),
+        commands.ForwardNotice(1, "b", "maintenance", 60.0),
+        commands.ForwardNotice(1, "", "spot"),
+        commands.ForwardNotice(1, "", "the agent was asked to stop", 30.0),
     ]
     assert asked_after == [3]
     told = ["NodeReady", "WorkersRunning", "NodeWillLeave", "NodeDraining", "NodeStopped", "NodeLeft"]
@@ -582,9 +585,11 @@ def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: 
     """What an engine may ask of its node: limit its workers, tell the person, introduce the node as it is now."""
     policy = Patient()
     made = stage(policy=policy)
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
-    info = word.NodeInfo("me", "a", slots=2)
-    introduced: list[word.FromNode] = []
+    control = made.control = Elsewhere(
+        {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
+    )
+    info = messages.NodeInfo("me", "a", slots=2)
+    introduced: list[messages.FromNode] = []
 
     def look() -> None:
         introduced.extend(control.node.words(info))
@@ -598,8 +603,8 @@ def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: 
     assert control.node.policy is policy
     assert control.loop.now() == 1000.0
     joined, running = introduced
-    assert isinstance(joined, word.NodeJoined)
-    assert running == word.WorkersRunning(1, tuple(worker.pid for worker in made.processes.workers.values()))
+    assert isinstance(joined, messages.NodeJoined)
+    assert running == messages.WorkersRunning(1, tuple(worker.pid for worker in made.processes.workers.values()))
     assert (joined.node, joined.generation, joined.is_running) == (info, 1, True)
     assert (joined.group_rank, joined.group_world_size) == (1, 2)
     assert made.processes.held_s == 4.3
@@ -611,21 +616,25 @@ def test_a_control_has_a_hold_a_voice_and_the_words_for_every_connection(stage: 
 def test_how_far_the_workers_got_is_told_before_their_end(stage: Callable[..., Stage]) -> None:
     """The ledger can only charge steps to a generation that has not settled."""
     made = stage()
-    steps = (word.WorkerProgress(1, 3, 9, 990.0, 999.0),)
+    steps = (messages.WorkerProgress(1, 3, 9, 990.0, 999.0),)
     made.logs.steps = steps
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    control = made.control = Elsewhere(
+        {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
+    )
     made.run()
-    assert control.told[-2:] == [word.NodeProgress(1, 1000.0, steps), word.NodeSucceeded(1)]
+    assert control.told[-2:] == [messages.NodeProgress(1, 1000.0, steps), messages.NodeSucceeded(1)]
 
 
 def test_what_only_this_node_knows_is_asked_of_its_logs(stage: Callable[..., Stage]) -> None:
     """The coordinator passes an operator's request on to the node; it is answered once, with the generation of now."""
     made = stage()
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    control = made.control = Elsewhere(
+        {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
+    )
     answers: list[tuple[Any, str]] = []
 
     def ask() -> None:
-        control.node.answer(LogsWanted("a"), lambda value, error: answers.append((value, error)))
+        control.node.answer(LogsRequest("a"), lambda value, error: answers.append((value, error)))
         made._succeed()
 
     made.acts[1] = ask
@@ -638,7 +647,7 @@ def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
     made = stage()
 
     def drain() -> None:
-        made.control.ask(DrainWanted("0", "maintenance"), lambda value, error: answers.append((value, error)))
+        made.control.ask(DrainRequest("0", "maintenance"), lambda value, error: answers.append((value, error)))
 
     answers: list[tuple[Any, str]] = []
     made.acts[1] = drain
@@ -654,7 +663,7 @@ def test_an_operator_drains_the_only_node(stage: Callable[..., Stage]) -> None:
 def test_an_operator_restarts_the_workers(stage: Callable[..., Stage]) -> None:
     """Free of charge, with no restart in the budget; and the verdict says so, with what the time was spent on."""
     made = stage(max_restarts=0)
-    made.acts[1] = lambda: made.control.ask(RestartWanted("new data"), lambda *_: None)
+    made.acts[1] = lambda: made.control.ask(RestartRequest("new data"), lambda *_: None)
     verdict = made.run()
     assert (verdict.outcome, verdict.generation) == (Outcome.SUCCEEDED, 2)
     assert (verdict.requests, verdict.restarts_used) == (1, 0)
@@ -667,15 +676,15 @@ class Serving(Elsewhere):
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
         super().open(loop, emit, node)
         settings = RunSettings("run", max_restarts=node.settings.max_restarts)
-        self.seat = CoordinatorSeat(settings, node.policy, loop, self._deliver, node.record_run(settings))
+        self.seat = CoordinatorHost(settings, node.policy, loop, self._deliver, node.record_run(settings))
         self.seat.step(Opened())
-        self.tell(word.NodeJoined(word.NodeInfo("me", "a", slots=2)))
+        self.tell(messages.NodeJoined(messages.NodeInfo("me", "a", slots=2)))
 
-    def _deliver(self, say: Say) -> None:
+    def _deliver(self, say: Send) -> None:
         self.emit(say.event)
 
-    def tell(self, message: word.FromNode) -> None:
-        self.seat.step(Heard("me", message))
+    def tell(self, message: messages.FromNode) -> None:
+        self.seat.step(Received("me", message))
 
     def close(self) -> None:
         super().close()
@@ -698,13 +707,15 @@ def test_who_serves_the_coordinator_keeps_its_journal(stage: Callable[..., Stage
 def test_an_agent_that_others_need_stays(stage: Callable[..., Stage]) -> None:
     """The coordinator may live here: after the verdict the loop goes on, until nobody needs it."""
     made = stage()
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    control = made.control = Elsewhere(
+        {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
+    )
     control.needed_by_others = 3
     served: list[float] = []
 
     def serve() -> None:
         served.append(made.clock())
-        control.emit(fact.TimePassed())  # somebody has gone
+        control.emit(events.Tick())  # somebody has gone
 
     def begin() -> None:
         for later_s in (10.0, 20.0, 30.0, 40.0):
@@ -720,11 +731,13 @@ def test_an_agent_that_others_need_stays(stage: Callable[..., Stage]) -> None:
 def test_a_signal_ends_the_stay(stage: Callable[..., Stage]) -> None:
     """Whoever asked to stop twice does not wait for others."""
     made = stage()
-    control = made.control = Elsewhere({word.NodeReady: [formed(1)], word.NodeSucceeded: [fact.RunEnded(WELL, 5.0)]})
+    control = made.control = Elsewhere(
+        {messages.NodeReady: [formed(1)], messages.NodeSucceeded: [events.RunEnded(WELL, 5.0)]}
+    )
     control.needed_by_others = 1000
 
     def begin() -> None:
-        control.loop.at(1050.0, lambda: control.emit(fact.SignalReceived(signal.SIGINT)))
+        control.loop.at(1050.0, lambda: control.emit(events.SignalReceived(signal.SIGINT)))
         made._succeed()
 
     made.acts[1] = begin

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import commands, events
 from tenax._core.model import Evidence
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs
@@ -45,12 +44,12 @@ class Bench:
         now = self.loop.now()
         times = {"started_at": now - 1, "ended_at": now}
         given = {**times, **fields}
-        command = order.ExamineFailure(self.generation, rank, os.getpid(), exit_code, **given)  # type: ignore[arg-type]
+        command = commands.ExamineFailure(self.generation, rank, os.getpid(), exit_code, **given)  # type: ignore[arg-type]
         answers: list[Evidence] = []
 
         def done(evidence: Evidence) -> None:
             answers.append(evidence)
-            self.loop.post(fact.TimePassed())
+            self.loop.post(events.Tick())
 
         self.logs.examine(command, done)
         deadline = time.monotonic() + 20

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, Phase
-from tenax._core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Say
+from tenax._core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Send
 from tenax._core.lease import Lease, LeaseTerms
 from tenax._core.model import when_it_began
 from tenax._core.policy import GiveUp, Restart
@@ -53,7 +51,7 @@ class StartsAgain(AgentMachine):
 
     def _on_generation_ended(self, *details) -> None:
         if self.state.phase is Phase.RUNNING and self.state.assignment.group_rank > 0:
-            self._orders.append(order.StartWorkers(self.state.assignment))
+            self._orders.append(commands.StartWorkers(self.state.assignment))
         super()._on_generation_ended(*details)
 
 
@@ -85,19 +83,19 @@ class CountsFromOne(CoordinatorMachine):
 class GivesARankTwice(CoordinatorMachine):
     def _form(self, now: float) -> None:
         super()._form(now)
-        formed = [say for say in self._says if isinstance(say.event, fact.GenerationFormed)]
+        formed = [say for say in self._says if isinstance(say.event, events.GenerationFormed)]
         if len(formed) > 1:
             part = msgspec.structs.replace(formed[-1].event.assignment, first_global_rank=0)
-            self._says[self._says.index(formed[-1])] = Say(formed[-1].to, fact.GenerationFormed(part))
+            self._says[self._says.index(formed[-1])] = Send(formed[-1].to, events.GenerationFormed(part))
 
 
 class TellsEverybodyAnotherCount(CoordinatorMachine):
     def _form(self, now: float) -> None:
         super()._form(now)
         for index, say in enumerate(self._says):
-            if isinstance(say.event, fact.GenerationFormed):
+            if isinstance(say.event, events.GenerationFormed):
                 part = msgspec.structs.replace(say.event.assignment, restarts_used=index)
-                self._says[index] = Say(say.to, fact.GenerationFormed(part))
+                self._says[index] = Send(say.to, events.GenerationFormed(part))
 
 
 class ChargesTwice(CoordinatorMachine):
@@ -152,15 +150,15 @@ class TellsNobodyOfTheEnd(CoordinatorMachine):
 
     def _end_generation(self, kind: Ending, why: str, now: float) -> None:
         super()._end_generation(kind, why, now)
-        self._says = [say for say in self._says if not isinstance(say.event, fact.GenerationEnded)]
+        self._says = [say for say in self._says if not isinstance(say.event, events.GenerationEnded)]
 
 
 # --- what was true once -----------------------------------------------------------------------------------------------
 
 
 class ChargesForTheCutOff(CoordinatorMachine):
-    def _on_heard(self, node_id: str, message: word.FromNode, now: float) -> None:
-        if isinstance(message, word.NodeStopped):
+    def _on_heard(self, node_id: str, message: messages.FromNode, now: float) -> None:
+        if isinstance(message, messages.NodeStopped):
             message = msgspec.structs.replace(message, was_cut_off=False)
         super()._on_heard(node_id, message, now)
 

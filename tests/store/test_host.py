@@ -14,7 +14,7 @@ import pytest
 from store import requests as ask
 from store.requests import Peer
 from store.users import NOBODY, answer_to
-from tenax._core.events import TimePassed
+from tenax._core.events import Tick
 from tenax._io.loop import Loop
 from tenax.store import StoreHost, StoreTimeoutError, TCPStore
 from watching import (
@@ -48,11 +48,11 @@ class Agent:
 
     def _on_lost(self, reason: str) -> None:
         self.lost.append(reason)
-        self.loop.post(TimePassed())
+        self.loop.post(Tick())
 
     def _on_notice(self, text: str) -> None:
         self.notices.append(text)
-        self.loop.post(TimePassed())
+        self.loop.post(Tick())
 
     def run_until(self, fact: Callable[[], bool]) -> None:
         deadline = self.loop.now() + PATIENCE_S
@@ -69,7 +69,7 @@ class Agent:
                 results.append(function())
             except BaseException as error:
                 errors.append(error)
-            self.loop.post_from_anywhere(TimePassed())
+            self.loop.post_from_anywhere(Tick())
 
         thread = threading.Thread(target=call)
         thread.start()
@@ -284,7 +284,7 @@ def test_a_forked_copy_of_the_agent_does_not_keep_the_port(agent: Agent) -> None
 
 AGENT = """
     import sys
-    from tenax._core.events import TimePassed
+    from tenax._core.events import Tick
     from tenax._io.loop import Loop
     from tenax.store import StoreHost
     loop = Loop()

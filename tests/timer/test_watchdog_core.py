@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenax._core import commands as order
+from tenax._core import commands
 from tenax._core import events as fact
 from tenax._core.hang import Scopes
 from tenax._core.model import Assignment, Outcome, Verdict
-from tenax._core.watchdog import MOST_LINE, RequestLines, Watchdog
+from tenax._core.watchdog import MAX_LINE, RequestLines, Watchdog
 
 WALL = 1_700_000_000.0  # what the wall clock shows when the agent's shows 0
 SIGKILL, SIGTERM = 9, 15
@@ -43,7 +43,7 @@ class Kennel:
 
     def form(self, generation: int) -> None:
         assignment = Assignment(generation)
-        self.dog.heard(fact.GenerationFormed(assignment), [order.StartWorkers(assignment)])
+        self.dog.heard(fact.GenerationFormed(assignment), [commands.StartWorkers(assignment)])
 
     def start(self, rank: int, generation: int = 1) -> None:
         self.dog.heard(fact.WorkerStarted(generation, rank, 100 * generation + rank), [])
@@ -191,18 +191,18 @@ def test_the_timers_of_a_worker_die_with_it() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        order.SignalWorkers(1, SIGTERM, "rank 1 failed"),
-        order.KillNode(1, "cut off"),
-        order.ClearNode(1),
-        order.Finish(Verdict(Outcome.BROKEN, "the keeper was lost")),
+        commands.SignalWorkers(1, SIGTERM, "rank 1 failed"),
+        commands.KillNode(1, "cut off"),
+        commands.ClearNode(1),
+        commands.Finish(Verdict(Outcome.BROKEN, "the keeper was lost")),
     ],
     ids=lambda command: type(command).__name__,
 )
-def test_who_is_being_ended_is_not_watched(command: order.AnyCommand) -> None:
+def test_who_is_being_ended_is_not_watched(command: commands.AnyCommand) -> None:
     """The kill ladder is at work: a scope that expires now says nothing new."""
     kennel = Kennel()
     kennel.take(acquire(100, "step", 1.0))
-    kennel.dog.heard(fact.TimePassed(), [command])
+    kennel.dog.heard(fact.Tick(), [command])
     kennel.take(acquire(101, "step", 1.0))
     assert kennel.dog.next_deadline() is None
     assert kennel.late(1e6) == []
@@ -277,7 +277,7 @@ GOOD = acquire(100, "step", 1.0)
         line(pid=0, scope_id="step", expiration_time=0, signal=9),
         line(pid=-1, scope_id="step", expiration_time=0, signal=9),
         line(pid=10**400, scope_id="step", expiration_time=0, signal=9),
-        line(pid=100, scope_id="x" * MOST_LINE, expiration_time=0, signal=9),
+        line(pid=100, scope_id="x" * MAX_LINE, expiration_time=0, signal=9),
         json.dumps([1] * 30).encode() + b"\n",
     ],
 )
@@ -291,7 +291,7 @@ def test_a_line_that_is_no_request_costs_only_itself(garbage: bytes) -> None:
     assert "no request" in note
 
 
-@pytest.mark.parametrize("length", [1, 50, MOST_LINE - 1, MOST_LINE, 10 * MOST_LINE])
+@pytest.mark.parametrize("length", [1, 50, MAX_LINE - 1, MAX_LINE, 10 * MAX_LINE])
 def test_what_is_written_without_a_newline_does_not_spoil_the_next_request(length: int) -> None:
     kennel = Kennel()
     kennel.take(b"x" * length)
@@ -405,4 +405,4 @@ def test_a_beginning_that_never_ends_is_bounded() -> None:
     lines = RequestLines()
     for _ in range(100):
         assert list(lines.feed(b"x" * 65536)) == []
-    assert len(lines._carry) <= MOST_LINE
+    assert len(lines._carry) <= MAX_LINE

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import commands, events
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
-from tenax._core.requests import LogsWanted
+from tenax._core.requests import LogsRequest
 from tenax._engines.local import LocalRendezvous
 from tenax._io.loop import Loop
 from tenax._io.ports import Launch, Output
@@ -44,9 +43,9 @@ def pipe(tmp_path: Path) -> Iterator[WatchdogPipe]:
 
 def begin(pipe: WatchdogPipe, generation: int = 1) -> None:
     part = Assignment(generation)
-    pipe.heard(fact.GenerationFormed(part), [order.StartWorkers(part)])
+    pipe.heard(events.GenerationFormed(part), [commands.StartWorkers(part)])
     for rank in range(2):
-        pipe.heard(fact.WorkerStarted(generation, rank, 100 * generation + rank), [])
+        pipe.heard(events.WorkerStarted(generation, rank, 100 * generation + rank), [])
 
 
 def write(path: str, *requests: FileTimerRequest | bytes) -> None:
@@ -93,7 +92,7 @@ def test_a_full_pipe_is_read_in_one_turn(pipe: WatchdogPipe) -> None:
 
 def test_what_was_left_in_the_pipe_does_not_reach_the_next_generation(pipe: WatchdogPipe) -> None:
     """Its workers may have got the numbers of the old ones."""
-    pipe.heard(fact.TimePassed(), [order.KillNode(1, "cut off")])
+    pipe.heard(events.Tick(), [commands.KillNode(1, "cut off")])
     write(pipe.path, late(200), b"half a line")
     begin(pipe, 2)
     assert pipe.expired() == []
@@ -221,12 +220,12 @@ class SilentLogs:
     def progress(self) -> tuple[WorkerProgress, ...]:
         return ()
 
-    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
+    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         reply(None, "nobody asks here")
 
     def answer_the_last(self) -> None: ...
 
-    def examine(self, command: order.ExamineFailure, done: Callable[[Evidence], None]) -> None:
+    def examine(self, command: commands.ExamineFailure, done: Callable[[Evidence], None]) -> None:
         done(Evidence(stacks="here"))
 
     def say(self, text: str, *, after_output: bool = False) -> None:
@@ -299,7 +298,7 @@ class Run:
 
 def hangs(*ranks: int, number: int = SIGKILL) -> Callable[[Run, Any], None]:
     def on(run: Run, event: Any) -> None:
-        if isinstance(event, fact.WorkerStarted) and event.local_rank in ranks:
+        if isinstance(event, events.WorkerStarted) and event.local_rank in ranks:
             run.write(late(event.pid, number=number))
 
     return on
@@ -335,7 +334,7 @@ def test_a_worker_that_cannot_show_its_stacks_is_not_waited_for(tmp_path: Path) 
     """Though it might have had an hour for them."""
 
     def on(run: Run, event: Any) -> None:
-        if isinstance(event, fact.WorkerStarted):
+        if isinstance(event, events.WorkerStarted):
             run.processes[0].shows_stacks = False
             run.write(late(event.pid))
 
@@ -349,7 +348,7 @@ def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
     """Its timers, and those of others, keep nobody from the end."""
 
     def on(run: Run, event: Any) -> None:
-        if isinstance(event, fact.WorkerStarted):
+        if isinstance(event, events.WorkerStarted):
             soon = FileTimerRequest(event.pid, "soon", time.time() + 3600, SIGKILL)
             run.write(late(event.pid), FileTimerRequest(event.pid, "step", -1), soon)
             run.processes.exit(event.local_rank)
@@ -357,28 +356,28 @@ def test_a_worker_that_leaves_in_time_succeeds(tmp_path: Path) -> None:
     with leaving_nothing():
         run = Run(tmp_path, on)
         assert run.run().outcome is Outcome.SUCCEEDED
-        assert run.orders(order.DumpStacks) == []
+        assert run.orders(commands.DumpStacks) == []
 
 
 def test_time_is_told_to_the_machine_only_when_it_waits_for_it(tmp_path: Path) -> None:
     """A scope's deadline is the watchdog's own: a journal is not filled with moments in which nothing was due."""
 
     def on(run: Run, event: Any) -> None:
-        if isinstance(event, fact.WorkerStarted):
+        if isinstance(event, events.WorkerStarted):
             run.write(*(FileTimerRequest(event.pid, f"{n}", time.time() + n / 1000, 0) for n in range(20)))
-        if isinstance(event, fact.ScopeExpired) and event.scope == "19":
+        if isinstance(event, events.ScopeExpired) and event.scope == "19":
             run.processes.exit(0)
 
     with leaving_nothing():
         run = Run(tmp_path, on, workers=1)
         assert run.run().outcome is Outcome.SUCCEEDED
-        assert sum(isinstance(step.event, fact.ScopeExpired) for step in run.steps) == 20
-        assert not any(isinstance(step.event, fact.TimePassed) for step in run.steps)
+        assert sum(isinstance(step.event, events.ScopeExpired) for step in run.steps) == 20
+        assert not any(isinstance(step.event, events.Tick) for step in run.steps)
 
 
 def test_nonsense_is_said_once(tmp_path: Path) -> None:
     def on(run: Run, event: Any) -> None:
-        if isinstance(event, fact.WorkerStarted):
+        if isinstance(event, events.WorkerStarted):
             for _ in range(10):
                 run.write(b"this is certainly not a request of anybody\n", late(1), late(2))
             run.write(late(event.pid))

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from e2e.harness import Bench, Done
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._node.journal import read_journal
 from tenax._processes.keeper import KeeperProcess
 from tenax._processes.stacks import stacks_signal
@@ -546,12 +546,12 @@ def test_the_keeper_asks_a_worker_that_is_prepared(tmp_path: Path) -> None:
         keeper.start(1, 0, launch(python(textwrap.dedent(code)), descriptors={0: orders, 1: words.writer}))
         os.close(orders)
         words.close_writer()
-        hearing.take(fact.WorkerStarted)
+        hearing.take(events.WorkerStarted)
         assert words.line() == "ready"
         keeper.dump_stacks(1, 0)
         until(lambda: "in <module>" in file.read_text(), "the stacks")
         os.close(orders_in)
-        assert hearing.take(fact.WorkerExited).exit_code == 0
-        assert not any(isinstance(event, fact.StacksRefused) for event in hearing.events)
+        assert hearing.take(events.WorkerExited).exit_code == 0
+        assert not any(isinstance(event, events.StacksRefused) for event in hearing.events)
         words.close()
         keeper.close()

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tenax._core import coordinator as run
-from tenax._core import messages as word
-from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Say, Suspicion
+from tenax._core import messages
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, RunSettings, Send, Suspicion
 from tenax._core.ledger import Spent
 from tenax._core.model import Evidence, Failure, Outcome, Verdict
 from tenax._core.policy import AnyDecision, BudgetPolicy, History, RestartPolicy, Wait
@@ -31,7 +31,7 @@ class Told:
     def __init__(self, least: int = 2, most: int = 2, policy: RestartPolicy | None = None) -> None:
         self.settings = RunSettings("job", least, most, max_restarts=3, last_call_s=5.0, serving_node="a")
         self.machine = CoordinatorMachine(self.settings, policy or BudgetPolicy())
-        self.recent: list[tuple[float, AnyCoordinatorEvent, list[Say]]] = []
+        self.recent: list[tuple[float, AnyCoordinatorEvent, list[Send]]] = []
         self.now = 0.0
 
     def take(self, event: AnyCoordinatorEvent, at: float | None = None) -> Told:
@@ -39,25 +39,25 @@ class Told:
         self.recent.append((self.now, event, self.machine.step(event, self.now)))
         return self
 
-    def hear(self, node_id: str, message: word.FromNode, at: float | None = None) -> Told:
-        return self.take(run.Heard(node_id, message), at)
+    def hear(self, node_id: str, message: messages.FromNode, at: float | None = None) -> Told:
+        return self.take(run.Received(node_id, message), at)
 
     def up(self, *node_ids: str, at: float = 0.0, slots: int = 2) -> Told:
         for node_id in node_ids:
-            info = word.NodeInfo(
+            info = messages.NodeInfo(
                 node_id,
                 f"host-{node_id}",
                 slots=slots,
                 min_nodes=self.settings.min_nodes,
                 max_nodes=self.settings.max_nodes,
             )
-            self.hear(node_id, word.NodeJoined(info), at)
-            self.hear(node_id, word.NodeReady(0), at)
+            self.hear(node_id, messages.NodeJoined(info), at)
+            self.hear(node_id, messages.NodeReady(0), at)
         return self
 
     def running(self, *node_ids: str, at: float) -> Told:
         for number, node_id in enumerate(node_ids):
-            self.hear(node_id, word.WorkersRunning(1, (100 + 10 * number, 101 + 10 * number)), at)
+            self.hear(node_id, messages.WorkersRunning(1, (100 + 10 * number, 101 + 10 * number)), at)
         return self
 
     def status(self, at: float | None = None) -> RunStatus:
@@ -97,8 +97,8 @@ def test_nobody_is_here() -> None:
 def test_gathering() -> None:
     """Who is here, since when, and who is missing."""
     told = opened().up("a", at=10.0)
-    joined = word.NodeInfo("b", "host-b", min_nodes=2, max_nodes=2)
-    told.hear("b", word.NodeJoined(joined), 12.0)
+    joined = messages.NodeInfo("b", "host-b", min_nodes=2, max_nodes=2)
+    told.hear("b", messages.NodeJoined(joined), 12.0)
     status = told.status(15.0)
     assert status.phase == "gathering"
     assert states(status) == {"a": "waiting", "b": "joined"}
@@ -137,7 +137,7 @@ def test_running() -> None:
 
 
 def test_one_node_is_done() -> None:
-    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0).hear("b", word.NodeSucceeded(1), 20.0)
+    told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0).hear("b", messages.NodeSucceeded(1), 20.0)
     status = told.status()
     assert states(status) == {"a": "working", "b": "done"}
     assert node(status, "b").since == EPOCH + 20.0
@@ -153,14 +153,14 @@ def test_a_spare() -> None:
 
 def test_draining() -> None:
     told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
-    told.hear("b", word.NodeDraining(1, 30.0, "maintenance"), 20.0)
+    told.hear("b", messages.NodeDraining(1, 30.0, "maintenance"), 20.0)
     assert states(told.status()) == {"a": "working", "b": "draining"}
 
 
 def test_ending() -> None:
     """Who has failed, what it said, and who still stops."""
     told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
-    told.hear("b", word.FailureSeen(1, BOOM, 70.0), 70.0).hear("b", word.FailureSeen(1, CRASH, 70.5), 70.5)
+    told.hear("b", messages.FailureSeen(1, BOOM, 70.0), 70.0).hear("b", messages.FailureSeen(1, CRASH, 70.5), 70.5)
     status = told.status(71.0)
     assert status.phase == "ending"
     assert states(status) == {"a": "stopping", "b": "stopping"}
@@ -179,9 +179,9 @@ def test_ending() -> None:
 def test_paused() -> None:
     """The restart is charged, and the cause of the generation that was tried again is kept."""
     told = Told(policy=Pausing()).take(run.Opened(), 0.0).up("a", "b").running("a", "b", at=1.0)
-    told.hear("b", word.FailureSeen(1, BOOM, 70.0), 70.0)
+    told.hear("b", messages.FailureSeen(1, BOOM, 70.0), 70.0)
     for node_id in ("a", "b"):
-        told.hear(node_id, word.NodeStopped(1, 71.0), 71.0).hear(node_id, word.NodeReady(1), 71.0)
+        told.hear(node_id, messages.NodeStopped(1, 71.0), 71.0).hear(node_id, messages.NodeReady(1), 71.0)
     status = told.status(75.0)
     assert status.phase == "paused"
     assert states(status) == {"a": "waiting", "b": "waiting"}
@@ -194,8 +194,8 @@ def test_paused() -> None:
 def test_recovering() -> None:
     """A new coordinator waits for the nodes of an earlier one."""
     told = Told().take(run.Opened(30.0, generation=3), 0.0)
-    info = word.NodeInfo("a", "host-a", slots=2, min_nodes=2, max_nodes=2)
-    told.hear("a", word.NodeJoined(info, 3, is_running=True, group_rank=0, group_world_size=2), 5.0)
+    info = messages.NodeInfo("a", "host-a", slots=2, min_nodes=2, max_nodes=2)
+    told.hear("a", messages.NodeJoined(info, 3, is_running=True, group_rank=0, group_world_size=2), 5.0)
     status = told.status(6.0)
     assert (status.phase, status.generation) == ("recovering", 3)
     assert states(status) == {"a": "working"}
@@ -207,7 +207,7 @@ def test_over() -> None:
     """The verdict, and the same goodput for ever."""
     told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
     for node_id in ("a", "b"):
-        told.hear(node_id, word.NodeSucceeded(1), 20.0)
+        told.hear(node_id, messages.NodeSucceeded(1), 20.0)
     status = told.status(500.0)
     assert (status.phase, status.outcome, status.why) == ("over", "succeeded", "all 4 workers succeeded")
     assert status.doing == "the run is over: all 4 workers succeeded"
@@ -234,10 +234,10 @@ def test_progress() -> None:
     told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
     ahead = 1000.0  # of b's clock
     steps = (
-        word.WorkerProgress(0, 5, 17, ahead + 12.0, ahead + 30.0, "checkpoint"),
-        word.WorkerProgress(1, 5, 18, ahead + 12.0, ahead + 31.0),
+        messages.WorkerProgress(0, 5, 17, ahead + 12.0, ahead + 30.0, "checkpoint"),
+        messages.WorkerProgress(1, 5, 18, ahead + 12.0, ahead + 31.0),
     )
-    told.hear("b", word.NodeProgress(1, ahead + 32.0, steps), 32.0)
+    told.hear("b", messages.NodeProgress(1, ahead + 32.0, steps), 32.0)
     status = told.status()
     a, b = node(status, "a"), node(status, "b")
     assert (a.steps, a.phases, a.step_at) == ((), (), None)
@@ -251,7 +251,7 @@ def test_progress() -> None:
 def test_a_worker_that_has_said_only_what_it_does() -> None:
     """It has done no step, and the ledger hears of none."""
     told = opened().up("a", "b", at=10.0).running("a", "b", at=11.0)
-    told.hear("a", word.NodeProgress(1, 12.0, (word.WorkerProgress(1, -1, -1, 0.0, 0.0, "loading"),)), 12.0)
+    told.hear("a", messages.NodeProgress(1, 12.0, (messages.WorkerProgress(1, -1, -1, 0.0, 0.0, "loading"),)), 12.0)
     status = told.status()
     a = node(status, "a")
     assert (a.steps, a.phases) == ((-1, -1), ("", "loading"))
@@ -263,10 +263,10 @@ def test_a_worker_that_has_said_only_what_it_does() -> None:
 def test_what_is_known_of_a_node_is_of_this_generation() -> None:
     """Pids and steps of the one before are gone when the next is formed."""
     told = opened().up("a", "b").running("a", "b", at=1.0)
-    told.hear("a", word.NodeProgress(1, 5.0, (word.WorkerProgress(0, 0, 4, 1.0, 5.0),)), 5.0)
+    told.hear("a", messages.NodeProgress(1, 5.0, (messages.WorkerProgress(0, 0, 4, 1.0, 5.0),)), 5.0)
     told.take(run.RestartRequested("new data"), 10.0)
     for node_id in ("a", "b"):
-        told.hear(node_id, word.NodeReady(1), 11.0)
+        told.hear(node_id, messages.NodeReady(1), 11.0)
     status = told.status()
     assert (status.generation, status.requests, status.restarts_used) == (2, 1, 0)
     assert [(each.pids, each.steps) for each in status.nodes] == [((), ()), ((), ())]
@@ -276,7 +276,7 @@ def test_what_is_known_of_a_node_is_of_this_generation() -> None:
 def test_what_happened_last_is_told_in_sentences() -> None:
     """Oldest first, with the time of each; nodes are called by their hosts."""
     told = opened().up("a", "b", at=10.0).take(run.DrainRequested("b", "maintenance"), 20.0)
-    told.hear("b", word.NodeDraining(1, 30.0, "asked"), 21.0)
+    told.hear("b", messages.NodeDraining(1, 30.0, "asked"), 21.0)
     events = told.status().events
     assert [each.at for each in events] == sorted(each.at for each in events)
     texts = [each.text for each in events]
@@ -290,9 +290,9 @@ def test_only_the_last_events_and_the_first_failures_are_shown() -> None:
     told = opened().up("a", "b")
     for number in range(300):
         told.take(run.DrainRequested("a", f"whim {number}"), 1.0 + number)
-    told.hear("a", word.FailureSeen(1, BOOM, 400.0), 400.0)
+    told.hear("a", messages.FailureSeen(1, BOOM, 400.0), 400.0)
     many = tuple(Failure(1, rank, rank, 100 + rank, 1, 401.0) for rank in range(200))
-    told.hear("a", word.NodeStopped(1, 402.0, many), 402.0)
+    told.hear("a", messages.NodeStopped(1, 402.0, many), 402.0)
     status = told.status()
     assert len(status.events) == 100
     assert len(status.failures) == 64
@@ -310,14 +310,14 @@ def test_a_thousand_nodes_are_a_short_message() -> None:
     told.up(*names, slots=8)
     for generation in range(1, 4):
         for node_id in names:
-            told.hear(node_id, word.WorkersRunning(generation, tuple(range(2_000_000, 2_000_008))))
+            told.hear(node_id, messages.WorkersRunning(generation, tuple(range(2_000_000, 2_000_008))))
         told.take(run.RestartRequested("new data"), told.now + 60.0)
         for node_id in names:
-            told.hear(node_id, word.NodeReady(generation))
+            told.hear(node_id, messages.NodeReady(generation))
     for node_id in names:
-        told.hear(node_id, word.WorkersRunning(4, tuple(range(2_000_000, 2_000_008))))
-        steps = tuple(word.WorkerProgress(rank, 0, 123_456, told.now, told.now) for rank in range(8))
-        told.hear(node_id, word.NodeProgress(4, told.now, steps))
+        told.hear(node_id, messages.WorkersRunning(4, tuple(range(2_000_000, 2_000_008))))
+        steps = tuple(messages.WorkerProgress(rank, 0, 123_456, told.now, told.now) for rank in range(8))
+        told.hear(node_id, messages.NodeProgress(4, told.now, steps))
     told.recent = told.recent[-256:]  # as the seat keeps them
     status = told.status()
     assert (len(status.nodes), status.world_size, status.generation) == (count, 8 * count, 4)
@@ -325,17 +325,17 @@ def test_a_thousand_nodes_are_a_short_message() -> None:
     assert len(msgspec.json.encode(status)) < 600_000
 
 
-def _hanging(*places: word.StackPlace, is_odd: bool) -> RunStatus:
+def _hanging(*places: messages.StackPlace, is_odd: bool) -> RunStatus:
     told = opened().up("a", "b").running("a", "b", at=10.0)
-    report = word.HangReport(1, 2, 4, 10.0, "no step", places, is_odd)
+    report = messages.HangReport(1, 2, 4, 10.0, "no step", places, is_odd)
     told.machine.state.hang = Suspicion(1, 20.0, "no step", set(), places, report)
     return told.status(58.0)
 
 
 def test_since_when_nothing_moves_is_told_as_a_time_and_in_words() -> None:
     """A page counts from the time; a terminal prints the words. The odd one is named alone."""
-    odd = word.StackPlace((3,), ("/job/data.py:8 in load",), host="host-b", local_rank=1)
-    others = word.StackPlace((0, 1, 2), ("/job/train.py:5 in step",), host="host-a", local_rank=0)
+    odd = messages.StackPlace((3,), ("/job/data.py:8 in load",), host="host-b", local_rank=1)
+    others = messages.StackPlace((0, 1, 2), ("/job/train.py:5 in step",), host="host-a", local_rank=0)
     status = _hanging(odd, others, is_odd=True)
     assert (status.hang_since, status.hang_where) == (EPOCH + 20.0, "rank 3 on host-b: at /job/data.py:8 in load")
     still = "generation 1 seems to hang: nothing has moved for 38 s"
@@ -346,7 +346,7 @@ def test_since_when_nothing_moves_is_told_as_a_time_and_in_words() -> None:
 def test_if_no_rank_stands_out_all_places_are_named() -> None:
     """The first of them is not blamed for being the first. Of many places the first are named, and the rest counted."""
     places = [
-        word.StackPlace((rank,), (f"/job/train.py:{rank} in step",), host="host-a", local_rank=rank)
+        messages.StackPlace((rank,), (f"/job/train.py:{rank} in step",), host="host-a", local_rank=rank)
         for rank in range(9)
     ]
     assert _hanging(*places[:2], is_odd=False).hang_where == (

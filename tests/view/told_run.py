@@ -8,7 +8,7 @@ import msgspec
 
 from tenax._core.agent import AgentMachine
 from tenax._core.commands import ExamineFailure
-from tenax._core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunSettings
+from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunSettings
 from tenax._core.events import (
     FailureExamined,
     GenerationFormed,
@@ -80,7 +80,7 @@ class ToldRun:
         self.journal.run_step(self.at, event, says, self.machine.state)  # type: ignore[arg-type]
 
     def hear(self, node: int, message: FromNode, at: float | None = None) -> None:
-        self.step(Heard(f"n{node}", message), at)
+        self.step(Received(f"n{node}", message), at)
 
     def join(self, node: int, at: float | None = None) -> None:
         info = NodeInfo(f"n{node}", f"node{node}", self.slots, min_nodes=self.settings.min_nodes, max_nodes=self.count)

@@ -17,7 +17,7 @@ from tenax._io.channel import Channel
 from tenax._io.ports import Launch
 from tenax._processes.keeper import KeeperProcess
 from tenax._processes.template import Template, template_of
-from tenax._processes.warm_pool import Nursery
+from tenax._processes.warm_pool import WarmPool
 
 from .family import MARKED_KIT, STAYING, Family, kill, name_of, started_at
 
@@ -295,7 +295,7 @@ class _Mother:
         self._output, printed = os.pipe()
         os.set_blocking(self._output, False)
         os.close(printed)
-        self.nursery = Nursery(os.getpid(), ours, self._output, standbys)
+        self.nursery = WarmPool(os.getpid(), ours, self._output, standbys)
         self.nursery.prepare(["json"], [], has_own_arguments=False)
 
     def orders(self) -> list[str]:

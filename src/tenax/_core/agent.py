@@ -32,9 +32,7 @@ import enum
 
 import msgspec
 
-from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import commands, events, messages
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
 from tenax._core.model import (
@@ -57,8 +55,8 @@ SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we r
 EXIT_CODE_OF_EXCEPTION = 1  # of a Python process
 _HURRY = (SIGINT, SIGQUIT)
 _HISTORY_KEPT = 100
-_MOST_OF_SCOPE = 200  # characters in a sentence
-_MOST_STACKS = 16  # workers of this node that were stopped
+_MAX_OF_SCOPE = 200  # characters in a sentence
+_MAX_STACKS = 16  # workers of this node that were stopped
 
 
 class Phase(enum.Enum):
@@ -168,59 +166,59 @@ class AgentMachine:
 
     def _take(self, event: AnyEvent, now: float) -> None:
         match event:
-            case fact.RunRequested():
+            case events.RunRequested():
                 self._on_run_requested()
-            case fact.GenerationFormed(assignment):
+            case events.GenerationFormed(assignment):
                 self._on_generation_formed(assignment, now)
-            case fact.GenerationEnded(_, why, is_late, is_free):
+            case events.GenerationEnded(_, why, is_late, is_free):
                 self.state.is_free |= is_free
                 self._on_generation_ended(why, is_late, now)
-            case fact.RunEnded(verdict, sent_at):
+            case events.RunEnded(verdict, sent_at):
                 self._on_run_ended(_on_our_clock(verdict, now - sent_at), now)
-            case fact.JoinRefused(reason):
+            case events.JoinRefused(reason):
                 self._on_refused(reason, now)
-            case fact.Fenced(_, why):
+            case events.Fenced(_, why):
                 self._on_fenced(why, now)
-            case fact.LeaveNoticed(_, host, why, in_s):
+            case events.LeaveNoticed(_, host, why, in_s):
                 self._pass_on_notice(host, why, in_s)
-            case fact.NoticeReceived(why, in_s):
-                self._tell(word.NodeWillLeave(self.state.generation, why, in_s))
+            case events.NoticeReceived(why, in_s):
+                self._tell(messages.NodeWillLeave(self.state.generation, why, in_s))
                 self._pass_on_notice("", why, in_s)
-            case fact.LeaveRequested(why):
+            case events.LeaveRequested(why):
                 self._on_leave_requested(why, now)
-            case fact.ProgressSeen(generation, workers):
+            case events.ProgressSeen(generation, workers):
                 if self.state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING):
-                    self._tell(word.NodeProgress(generation, now, workers))
-            case fact.WorkerStarted(_, local_rank, pid):
+                    self._tell(messages.NodeProgress(generation, now, workers))
+            case events.WorkerStarted(_, local_rank, pid):
                 self._on_worker_started(local_rank, pid)
-            case fact.WorkerStartFailed(_, local_rank, reason, exit_code, ended_at):
+            case events.WorkerStartFailed(_, local_rank, reason, exit_code, ended_at):
                 fault = f"could not be started: {reason}"
                 self._on_worker_ended(local_rank, exit_code, fault, now, ended_at=ended_at, unasked=True)
-            case fact.WorkerExited(_, local_rank, exit_code, fault, unasked, wrote_error, ended_at):
+            case events.WorkerExited(_, local_rank, exit_code, fault, unasked, wrote_error, ended_at):
                 self._on_worker_ended(
                     local_rank, exit_code, fault, now, ended_at=ended_at, unasked=unasked, wrote_error=wrote_error
                 )
-            case fact.FailureExamined(_, local_rank, evidence):
+            case events.FailureExamined(_, local_rank, evidence):
                 self._on_failure_examined(local_rank, evidence, now)
-            case fact.ScopeExpired():
+            case events.ScopeExpired():
                 self._on_scope_expired(event, now)
-            case fact.StacksRefused(_, local_rank, why):
+            case events.StacksRefused(_, local_rank, why):
                 self._on_stacks_refused(local_rank, why, now)
-            case fact.NodeCleared():
+            case events.NodeCleared():
                 self._on_node_cleared(now)
-            case fact.SignalReceived(signal, grace_s):
+            case events.SignalReceived(signal, grace_s):
                 self._on_signal(signal, self.state.settings.grace_s if grace_s is None else grace_s, now)
-            case fact.KeeperLost(reason):
+            case events.KeeperLost(reason):
                 self._end(self._own_verdict(Outcome.BROKEN, f"the keeper of the workers was lost: {reason}"))
-            case fact.TimePassed():
+            case events.Tick():
                 self._on_time_passed(now)
-            case fact.Waiting():
+            case events.Waiting():
                 pass  # for the people who watch
             case _:
                 self._take_of_hang(event, now)
 
-    def _tell(self, message: word.FromNode) -> None:
-        self._orders.append(order.Tell(message))
+    def _tell(self, message: messages.FromNode) -> None:
+        self._orders.append(commands.SendMessage(message))
 
     # --- joining ------------------------------------------------------------------------------------------------------
 
@@ -230,7 +228,7 @@ class AgentMachine:
 
     def _join(self) -> None:
         self.state.phase = Phase.JOINING
-        self._tell(word.NodeReady(self.state.generation))
+        self._tell(messages.NodeReady(self.state.generation))
 
     def _on_generation_formed(self, assignment: Assignment, now: float) -> None:
         state = self.state
@@ -249,7 +247,7 @@ class AgentMachine:
         state.has_ended_elsewhere = False
         state.is_free = state.was_cut_off = state.is_hang_told = False
         state.stillness = None
-        self._orders.append(order.StartWorkers(assignment))
+        self._orders.append(commands.StartWorkers(assignment))
 
     # --- what the coordinator decided ---------------------------------------------------------------------------------
 
@@ -296,7 +294,7 @@ class AgentMachine:
 
     def _pass_on_notice(self, host: str, why: str, in_s: float | None) -> None:
         if self.state.phase is Phase.RUNNING:
-            self._orders.append(order.PassOnNotice(self.state.generation, host, why, in_s))
+            self._orders.append(commands.ForwardNotice(self.state.generation, host, why, in_s))
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
@@ -337,7 +335,7 @@ class AgentMachine:
         if exit_code != 0 or fault or self._has_stacks_to_show(worker):
             self._note_bad_end(worker, fault, wrote_error, now)
         if state.phase is Phase.RUNNING and state.failures:
-            self._tell(word.FailureSeen(state.generation, state.failures[0], now))
+            self._tell(messages.FailureSeen(state.generation, state.failures[0], now))
             self._stop(SIGTERM, f"rank {state.failures[0].global_rank} failed", state.settings.grace_s, now)
         elif self._all_workers_ended():
             if state.phase is Phase.RUNNING:
@@ -360,7 +358,7 @@ class AgentMachine:
         state.unexamined.add(worker.local_rank)
         state.deadlines[Deadline.EXAMINE] = now + state.settings.examine_s  # the last one has the full time, too
         self._orders.append(
-            order.ExamineFailure(
+            commands.ExamineFailure(
                 generation=state.generation,
                 local_rank=worker.local_rank,
                 pid=worker.pid,
@@ -417,7 +415,7 @@ class AgentMachine:
 
     # --- scopes that were not left in time ----------------------------------------------------------------------------
 
-    def _on_scope_expired(self, event: fact.ScopeExpired, now: float) -> None:
+    def _on_scope_expired(self, event: events.ScopeExpired, now: float) -> None:
         """First the stacks of all, while each hangs where it hangs; then the signal that the late one asked for.
 
         Whoever is late first may only wait for another one, which is late a moment later, or never.
@@ -440,7 +438,7 @@ class AgentMachine:
 
     def _dump_stacks(self, worker: WorkerRecord, now: float) -> None:
         worker.stacks_asked_at = now
-        self._orders.append(order.DumpStacks(self.state.generation, worker.local_rank))
+        self._orders.append(commands.DumpStacks(self.state.generation, worker.local_rank))
 
     def _on_stacks_refused(self, local_rank: int, why: str, now: float) -> None:
         worker = self.state.workers.get(local_rank)
@@ -472,7 +470,7 @@ class AgentMachine:
         is_last = overdue.sent == SIGKILL
         overdue.until = now + (state.settings.abandon_s if is_last else state.settings.grace_s)
         self._orders.append(
-            order.EndWorker(
+            commands.EndWorker(
                 generation=state.generation,
                 local_rank=worker.local_rank,
                 pid=worker.pid,
@@ -504,36 +502,36 @@ class AgentMachine:
 
     def _take_of_hang(
         self,
-        event: fact.QuietSeen
-        | fact.MovementSeen
-        | fact.StacksWanted
-        | fact.StacksRead
-        | fact.HangFound
-        | fact.HangOver,
+        event: events.QuietSeen
+        | events.MovementSeen
+        | events.StacksRequested
+        | events.StacksRead
+        | events.HangFound
+        | events.HangOver,
         now: float,
     ) -> None:
         state = self.state
         match event:
-            case fact.HangFound(generation, report):
+            case events.HangFound(generation, report):
                 if not state.is_hang_told and state.phase in (Phase.RUNNING, Phase.CLOSING, Phase.DONE):
                     state.is_hang_told = True
-                    self._orders.append(order.ReportHang(generation, report))
-            case fact.HangOver():
+                    self._orders.append(commands.ReportHang(generation, report))
+            case events.HangOver():
                 self._on_hang_over()
             case _ if state.phase is not Phase.RUNNING:
                 pass
-            case fact.QuietSeen(_, since, why, stopped):
+            case events.QuietSeen(_, since, why, stopped):
                 is_news = state.stillness is None
                 state.stillness = Stillness(since, why, stopped)
                 if is_news:
                     self._tell(quiet_message(state.generation, state.stillness, now))
-            case fact.MovementSeen():
+            case events.MovementSeen():
                 if state.stillness is not None:
                     state.stillness = None
-                    self._tell(word.NodeBusy(state.generation))
-            case fact.StacksWanted(_, number):
+                    self._tell(messages.NodeBusy(state.generation))
+            case events.StacksRequested(_, number):
                 self._on_stacks_wanted(number, now)
-            case fact.StacksRead(_, number, workers):
+            case events.StacksRead(_, number, workers):
                 if state.stacks_wish is not None and state.stacks_wish.number == number:
                     self._tell_stacks(workers)
 
@@ -544,7 +542,7 @@ class AgentMachine:
                 worker.stacks_asked_at = None  # where it was then says nothing of what may happen to it
         if state.is_hang_told:
             state.is_hang_told = False
-            self._orders.append(order.ReportMovement(state.generation))
+            self._orders.append(commands.ReportMovement(state.generation))
 
     def _on_stacks_wanted(self, number: int, now: float) -> None:
         """Each worker writes down where it hangs. That would wake one that somebody has stopped: it is left alone."""
@@ -571,9 +569,9 @@ class AgentMachine:
             self._tell_stacks(())
             return
         wish.is_read, wish.until = True, now + state.settings.examine_s
-        self._orders.append(order.ReadStacks(state.generation, wish.number, asked, state.running_since))
+        self._orders.append(commands.ReadStacks(state.generation, wish.number, asked, state.running_since))
 
-    def _tell_stacks(self, read: tuple[fact.WorkerStacks, ...]) -> None:
+    def _tell_stacks(self, read: tuple[events.WorkerStacks, ...]) -> None:
         from tenax._core.hang_report import LocalStacks, places_of
 
         state, wish = self.state, self.state.stacks_wish
@@ -583,11 +581,11 @@ class AgentMachine:
         workers = []
         for rank, worker in state.workers.items():
             if worker.phase is WorkerPhase.RUNNING:
-                found = known.get(rank, fact.WorkerStacks(rank))
+                found = known.get(rank, events.WorkerStacks(rank))
                 why = wish.unknown.get(rank) or found.why or "what it wrote could not be read in time"
                 workers.append(LocalStacks(rank, self._global_rank(rank), worker.pid, found.stacks, why))
         state.stacks_wish = None
-        self._tell(word.StacksTaken(state.generation, wish.number, places_of(workers)))
+        self._tell(messages.StacksTaken(state.generation, wish.number, places_of(workers)))
 
     def _watch_stacks_wish(self) -> None:
         state = self.state
@@ -610,13 +608,13 @@ class AgentMachine:
         if self._all_workers_ended():
             self._clear(now)
         else:
-            self._orders.append(order.SignalWorkers(state.generation, signal, why))
+            self._orders.append(commands.SignalWorkers(state.generation, signal, why))
 
     def _clear(self, now: float) -> None:
         state = self.state
         state.rung = Rung.CLEARING
         state.deadlines.setdefault(Deadline.GRACE, now + state.settings.grace_s)
-        self._orders.append(order.ClearNode(state.generation))
+        self._orders.append(commands.ClearNode(state.generation))
 
     def _kill(self, why: str, now: float) -> None:
         state = self.state
@@ -625,7 +623,7 @@ class AgentMachine:
         state.rung = Rung.KILLED
         state.deadlines.pop(Deadline.GRACE, None)
         state.deadlines[Deadline.ABANDON] = now + state.settings.abandon_s
-        self._orders.append(order.KillNode(state.generation, why))
+        self._orders.append(commands.KillNode(state.generation, why))
 
     def _abandon(self) -> None:
         state = self.state
@@ -636,7 +634,7 @@ class AgentMachine:
             f"{named} did not end within {state.settings.abandon_s:g} s of SIGKILL; "
             "it is stuck in the kernel and this host needs attention"
         )
-        self._tell(word.NodeLeft(why, is_clear=False))
+        self._tell(messages.NodeLeft(why, is_clear=False))
         self._end(self._own_verdict(Outcome.ABANDONED, why, stuck_pids=stuck))
 
     def _on_node_cleared(self, now: float) -> None:
@@ -657,7 +655,7 @@ class AgentMachine:
         """All our workers succeeded and nothing of them is left."""
         state = self.state
         state.phase = Phase.DONE
-        self._tell(word.NodeSucceeded(state.generation))
+        self._tell(messages.NodeSucceeded(state.generation))
         if state.decided is not None:
             self._end_as_decided(state.decided)
         elif state.cancelled_by and (state.has_ended_elsewhere or not self._is_alone()):
@@ -683,7 +681,7 @@ class AgentMachine:
 
     def _leave(self) -> None:
         verdict = self._own_verdict(Outcome.CANCELLED, why_asked(self.state))
-        self._tell(word.NodeLeft(verdict.why))
+        self._tell(messages.NodeLeft(verdict.why))
         self._end(verdict)
 
     def _on_signal(self, signal: int, grace_s: float, now: float) -> None:
@@ -698,7 +696,7 @@ class AgentMachine:
         match state.phase:
             case Phase.RUNNING:
                 why = why_asked(self.state)
-                self._tell(word.NodeDraining(state.generation, grace_s, why))
+                self._tell(messages.NodeDraining(state.generation, grace_s, why))
                 self._pass_on_notice("", why, grace_s)
                 self._stop(signal, why, grace_s, now)
             case Phase.NEW | Phase.JOINING | Phase.DONE:
@@ -771,17 +769,17 @@ class AgentMachine:
         state.phase = Phase.ENDED
         state.deadlines.clear()
         state.verdict = verdict
-        self._orders.append(order.Finish(verdict))
+        self._orders.append(commands.Finish(verdict))
 
     def _global_rank(self, local_rank: int) -> int:
         return global_rank(self.state, local_rank)
 
 
-def lateness(event: fact.ScopeExpired) -> str:
+def lateness(event: events.ScopeExpired) -> str:
     """What the worker did not do, as the rest of a sentence that begins with its name."""
     scope = event.scope
-    if len(scope) > _MOST_OF_SCOPE:
-        scope = "..." + scope[-_MOST_OF_SCOPE:]  # of a file and a line, the end says more
+    if len(scope) > _MAX_OF_SCOPE:
+        scope = "..." + scope[-_MAX_OF_SCOPE:]  # of a file and a line, the end says more
     in_time = f"within {event.after_s:g} s" if event.after_s > 0 else "in time"
     return f"did not leave the scope {scope!r} {in_time}"
 
@@ -798,19 +796,19 @@ def stopped_workers(state: AgentState) -> tuple[Stopped, ...]:
         for worker in state.workers.values()
         if worker.asked_to_end and worker.local_rank not in failed
     ]
-    return (*stopped[:_MOST_STACKS], *(each.brief() for each in stopped[_MOST_STACKS:]))
+    return (*stopped[:_MAX_STACKS], *(each.brief() for each in stopped[_MAX_STACKS:]))
 
 
 def is_started(state: AgentState) -> bool:
     return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
 
 
-def quiet_message(generation: int, stillness: Stillness, now: float) -> word.NodeQuiet:
-    return word.NodeQuiet(generation, now, stillness.since, stillness.why)
+def quiet_message(generation: int, stillness: Stillness, now: float) -> messages.NodeQuiet:
+    return messages.NodeQuiet(generation, now, stillness.since, stillness.why)
 
 
-def running_message(state: AgentState) -> word.WorkersRunning:
-    return word.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
+def running_message(state: AgentState) -> messages.WorkersRunning:
+    return messages.WorkersRunning(state.generation, tuple(worker.pid for worker in state.workers.values()))
 
 
 def why_asked(state: AgentState) -> str:
@@ -819,20 +817,20 @@ def why_asked(state: AgentState) -> str:
     return f"an operator wants this node to leave: {why}" if why else "the agent was asked to stop"
 
 
-def stopped_message(state: AgentState, now: float) -> word.NodeStopped:
-    return word.NodeStopped(
+def stopped_message(state: AgentState, now: float) -> messages.NodeStopped:
+    return messages.NodeStopped(
         state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off
     )
 
 
-def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> list[word.FromNode]:
+def words_on_connecting(state: AgentState, node: messages.NodeInfo, now: float) -> list[messages.FromNode]:
     """Everything that a coordinator must know of this node, said again: it may be a new one, or have missed some of it.
 
     Derived from the state alone, so nothing has to be kept for the time without a connection.
     """
     part = state.assignment
-    words: list[word.FromNode] = [
-        word.NodeJoined(
+    words: list[messages.FromNode] = [
+        messages.NodeJoined(
             node,
             generation=state.generation,
             is_running=state.phase in (Phase.RUNNING, Phase.STOPPING, Phase.CLOSING),
@@ -850,15 +848,15 @@ def words_on_connecting(state: AgentState, node: word.NodeInfo, now: float) -> l
         if state.stillness is not None:
             words.append(quiet_message(state.generation, state.stillness, now))
         elif state.settings.on_hang != "off":
-            words.append(word.NodeBusy(state.generation))  # the one before may have been told the opposite
+            words.append(messages.NodeBusy(state.generation))  # the one before may have been told the opposite
     elif state.phase is Phase.STOPPING:
-        words += [word.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
+        words += [messages.FailureSeen(state.generation, failure, now) for failure in state.failures[:1]]
         if state.cancelled_by:
-            words.append(word.NodeDraining(state.generation, state.settings.grace_s, why_asked(state)))
+            words.append(messages.NodeDraining(state.generation, state.settings.grace_s, why_asked(state)))
     elif state.phase is Phase.JOINING:
         if state.failures or state.was_cut_off:
             words.append(stopped_message(state, now))
-        words.append(word.NodeReady(state.generation))
+        words.append(messages.NodeReady(state.generation))
     return words
 
 

@@ -12,7 +12,7 @@ class Command(msgspec.Struct, frozen=True, tag=True, tag_field="command", omit_d
     """Base of all orders."""
 
 
-class Tell(Command, frozen=True):
+class SendMessage(Command, frozen=True):
     """Say this to the coordinator."""
 
     message: FromNode
@@ -99,7 +99,7 @@ class KillNode(Command, frozen=True):
     why: str
 
 
-class PassOnNotice(Command, frozen=True):
+class ForwardNotice(Command, frozen=True):
     """Let the workers know that a node of their generation is going to leave."""
 
     generation: int
@@ -113,7 +113,7 @@ class Finish(Command, frozen=True):
 
 
 AnyCommand = (
-    Tell
+    SendMessage
     | StartWorkers
     | ExamineFailure
     | SignalWorkers
@@ -124,6 +124,6 @@ AnyCommand = (
     | EndWorker
     | ClearNode
     | KillNode
-    | PassOnNotice
+    | ForwardNotice
     | Finish
 )

@@ -33,8 +33,7 @@ from itertools import islice
 
 import msgspec
 
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.events import FromCoordinator
 from tenax._core.model import (
     HANG,
@@ -59,20 +58,20 @@ from tenax._core.run_state import (
     DrainRequested,
     EarlierCoordinatorGone,
     Ending,
-    Heard,
     NodeLost,
     NodePhase,
     NodeRecord,
     Opened,
     Quiet,
+    Received,
     RestartRequested,
     Resumed,
     RunDeadline,
     RunPhase,
     RunSettings,
-    Say,
+    Send,
     Suspicion,
-    TimeWentBy,
+    Tick,
 )
 from tenax._core.text import NAMES_SAID, some_of
 
@@ -90,20 +89,20 @@ __all__ = [
     "DrainRequested",
     "EarlierCoordinatorGone",
     "Ending",
-    "Heard",
     "NodeLost",
     "NodePhase",
     "NodeRecord",
     "Opened",
     "Quiet",
+    "Received",
     "RestartRequested",
     "Resumed",
     "RunDeadline",
     "RunPhase",
     "RunSettings",
-    "Say",
+    "Send",
     "Suspicion",
-    "TimeWentBy",
+    "Tick",
 ]
 
 _HISTORY_KEPT = 100
@@ -142,17 +141,17 @@ class CoordinatorMachine:
         self.state = state if state is not None else CoordinatorState(settings)
         self._policy = policy or BudgetPolicy()
         self._failed_ranks, self._stopped_ranks = _Places(), _Places()
-        self._says: list[Say] = []
+        self._says: list[Send] = []
 
-    def step(self, event: AnyCoordinatorEvent, now: float) -> list[Say]:
+    def step(self, event: AnyCoordinatorEvent, now: float) -> list[Send]:
         """Take one fact, return what to say about it."""
         self._says = []
         match event:
-            case Heard(node_id, message):
+            case Received(node_id, message):
                 self._on_heard(node_id, message, now)
             case NodeLost(node_id, why):
                 self._on_gone(node_id, why, now, is_loss=True)
-            case TimeWentBy():
+            case Tick():
                 self._on_time(now)
             case Resumed():
                 self._on_resumed(now)
@@ -167,12 +166,12 @@ class CoordinatorMachine:
                 self._on_restart_requested(why, now)
             case DrainRequested(node_id, why):
                 if node_id in self.state.nodes and self.state.phase is not RunPhase.OVER:
-                    self._say(fact.LeaveRequested(why), node_id)
+                    self._say(events.LeaveRequested(why), node_id)
         return self._says
 
     def _say(self, event: FromCoordinator, *to: str) -> None:
         if to:
-            self._says.append(Say(to, event))
+            self._says.append(Send(to, event))
 
     def _on_opened(self, opened: Opened, now: float) -> None:
         state = self.state
@@ -196,26 +195,26 @@ class CoordinatorMachine:
             state.recover_period_s = opened.recover_s
             state.deadlines = {RunDeadline.RECOVER: now + opened.recover_s}
 
-    def _on_heard(self, node_id: str, message: word.FromNode, now: float) -> None:
-        if isinstance(message, word.NodeJoined):
+    def _on_heard(self, node_id: str, message: messages.FromNode, now: float) -> None:
+        if isinstance(message, messages.NodeJoined):
             self._on_joined(message, now)
             return
         record = self.state.nodes.get(node_id)
         if record is None:
             return
         match message:
-            case word.NodeReady():
+            case messages.NodeReady():
                 self._on_ready(record, message, now)
-            case word.WorkersRunning(generation, pids):
+            case messages.WorkersRunning(generation, pids):
                 if self._is_ours(record, generation):
                     self._on_running(record, pids, now)
-            case word.NodeProgress(generation, sent_at, workers):
+            case messages.NodeProgress(generation, sent_at, workers):
                 if self._is_ours(record, generation):
                     self._on_progress(record, workers, now - sent_at, now)
-            case word.FailureSeen(generation, failure, sent_at):
+            case messages.FailureSeen(generation, failure, sent_at):
                 if self._is_ours(record, generation):
                     self._take_failures(record, (failure,), now - sent_at, now)
-            case word.NodeStopped(generation, sent_at, failures, stopped, was_cut_off):
+            case messages.NodeStopped(generation, sent_at, failures, stopped, was_cut_off):
                 if self._is_ours(record, generation):
                     if was_cut_off:
                         self.state.lost[record.label] = _CUT_OFF
@@ -223,25 +222,25 @@ class CoordinatorMachine:
                     self._take_failures(record, failures, now - sent_at, now)
                     if record.is_superseded:
                         self._on_gone(node_id, _SUPERSEDED, now, is_loss=True)
-            case word.NodeSucceeded(generation):
+            case messages.NodeSucceeded(generation):
                 if self._is_ours(record, generation):
                     self._on_succeeded(record, now)
-            case word.NodeQuiet(generation, sent_at, since, why):
+            case messages.NodeQuiet(generation, sent_at, since, why):
                 if self._is_ours(record, generation):
                     self._on_quiet(node_id, Quiet(min(now, since + now - sent_at), why), now)
-            case word.NodeBusy(generation):
+            case messages.NodeBusy(generation):
                 if self._is_ours(record, generation) and self.state.quiet.pop(node_id, None) is not None:
                     self._on_movement(now)
-            case word.StacksTaken(generation, number, places):
+            case messages.StacksTaken(generation, number, places):
                 if self._is_ours(record, generation):
                     self._on_stacks(record, number, places, now)
-            case word.NodeDraining(generation, grace_s, why):
+            case messages.NodeDraining(generation, grace_s, why):
                 if self._is_ours(record, generation):
                     self._on_draining(record, grace_s, why)
-            case word.NodeWillLeave(generation, why, in_s):
+            case messages.NodeWillLeave(generation, why, in_s):
                 if self._is_ours(record, generation):
                     self._pass_on_notice(record, why, in_s)
-            case word.NodeLeft(why, is_clear):
+            case messages.NodeLeft(why, is_clear):
                 self._on_gone(node_id, why, now, is_loss=not is_clear)
 
     def _is_ours(self, record: NodeRecord, generation: int) -> bool:
@@ -255,14 +254,14 @@ class CoordinatorMachine:
 
     # --- nodes come ---------------------------------------------------------------------------------------------------
 
-    def _on_joined(self, joined: word.NodeJoined, now: float) -> None:
+    def _on_joined(self, joined: messages.NodeJoined, now: float) -> None:
         state, node = self.state, joined.node
         if state.phase is RunPhase.OVER:
             self._tell_of_end(joined, now)
             return
         refusal = _SUPERSEDED_HERE if node.node_id in state.superseded else self._why_not(node)
         if refusal:
-            self._say(fact.JoinRefused(refusal), node.node_id)
+            self._say(events.JoinRefused(refusal), node.node_id)
             return
         self._supersede(node, now)
         if self._is_over():  # its old self was the last that was waited for
@@ -293,7 +292,7 @@ class CoordinatorMachine:
         if node.node_id in state.awaited:
             self._never_heard(record, now)
 
-    def _label(self, node: word.NodeInfo) -> str:
+    def _label(self, node: messages.NodeInfo) -> str:
         """Once called so by us or by an earlier coordinator, it stays so: people name nodes by it."""
         state, labels = self.state, self.state.labels
         label, number = state.member_labels.get(node.node_id, ""), 1
@@ -305,31 +304,31 @@ class CoordinatorMachine:
         labels[label] = node.node_id
         return label
 
-    def _without_namesake(self, joined: word.NodeJoined, now: float) -> word.NodeJoined:
+    def _without_namesake(self, joined: messages.NodeJoined, now: float) -> messages.NodeJoined:
         """If everything was forgotten once, two generations may have the same number: who was in the other is new."""
         state = self.state
         is_other = joined.generation == state.generation > 0 and joined.store != state.store
         if not is_other or not joined.store or not state.store:
             return joined
         if joined.is_running or joined.has_succeeded:
-            over = fact.GenerationEnded(joined.generation, "the others went on without this node")
+            over = events.GenerationEnded(joined.generation, "the others went on without this node")
             self._say(over, joined.node.node_id)
         if joined.is_running:
             self._await_stale(state.nodes[joined.node.node_id], now)
-        return word.NodeJoined(joined.node)
+        return messages.NodeJoined(joined.node)
 
     def _is_over(self) -> bool:
         return self.state.phase is RunPhase.OVER
 
-    def _tell_of_end(self, joined: word.NodeJoined, now: float) -> None:
+    def _tell_of_end(self, joined: messages.NodeJoined, now: float) -> None:
         verdict = self.state.verdict
         assert verdict is not None
         if joined.generation:
-            self._say(fact.RunEnded(verdict, now), joined.node.node_id)
+            self._say(events.RunEnded(verdict, now), joined.node.node_id)
         else:
-            self._say(fact.JoinRefused(f"the run is over: {verdict.why}"), joined.node.node_id)
+            self._say(events.JoinRefused(f"the run is over: {verdict.why}"), joined.node.node_id)
 
-    def _why_not(self, node: word.NodeInfo) -> str:
+    def _why_not(self, node: messages.NodeInfo) -> str:
         settings = self.state.settings
         if (node.min_nodes, node.max_nodes) != (settings.min_nodes, settings.max_nodes):
             return (
@@ -345,7 +344,7 @@ class CoordinatorMachine:
             return f"this node asks for node rank {node.rank}, which {other.label} has; give each node its own"
         return ""
 
-    def _supersede(self, node: word.NodeInfo, now: float) -> None:
+    def _supersede(self, node: messages.NodeInfo, now: float) -> None:
         """A node with the name (or the rank, on the same host) of one that is here is that node, started again.
 
         If the old one is at work it may still live, here or cut off: the others stop, and wait until it has (C2).
@@ -356,7 +355,7 @@ class CoordinatorMachine:
         for node_id in same:
             old = state.nodes.get(node_id) if node_id is not None else None
             if old is not None and old.info.node_id != node.node_id:
-                self._say(fact.JoinRefused(_SUPERSEDED_HERE), old.info.node_id)
+                self._say(events.JoinRefused(_SUPERSEDED_HERE), old.info.node_id)
                 state.superseded = [*state.superseded[-_SUPERSEDED_KEPT + 1 :], old.info.node_id]
                 if old.info.name and old.last_rank >= 0:
                     state.ranks_by_name[old.info.name] = old.last_rank
@@ -368,13 +367,13 @@ class CoordinatorMachine:
                 else:
                     self._on_gone(old.info.node_id, _SUPERSEDED, now, is_loss=True)
 
-    def _take_places(self, node: word.NodeInfo) -> None:
+    def _take_places(self, node: messages.NodeInfo) -> None:
         if node.name:
             self.state.by_name[node.name] = node.node_id
         if node.rank >= 0:
             self.state.by_rank[node.rank] = node.node_id
 
-    def _free_places(self, node: word.NodeInfo) -> None:
+    def _free_places(self, node: messages.NodeInfo) -> None:
         state = self.state
         if state.by_name.get(node.name) == node.node_id:
             del state.by_name[node.name]
@@ -405,7 +404,7 @@ class CoordinatorMachine:
         state.generation = generation
         state.dead_rank = -1  # a rank of the generation before
 
-    def _on_at_work(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
+    def _on_at_work(self, record: NodeRecord, joined: messages.NodeJoined, now: float) -> None:
         """A node came (back) with workers, or with their success."""
         state, node_id = self.state, record.info.node_id
         is_current = joined.generation == state.generation and self._is_member(node_id)
@@ -413,14 +412,14 @@ class CoordinatorMachine:
             if joined.has_succeeded:
                 self._on_succeeded(record, now)
             elif state.hang is not None and state.hang.report is not None:  # its link may have broken before
-                self._say(fact.HangFound(state.generation, state.hang.report), node_id)
+                self._say(events.HangFound(state.generation, state.hang.report), node_id)
             return
         if is_current and state.phase is RunPhase.ENDING:
             self._say(self._ended(state.generation), node_id)
             return
         others_work = state.phase is RunPhase.RUNNING
         why = "the others went on without this node"
-        self._say(fact.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
+        self._say(events.GenerationEnded(joined.generation, why, is_late=others_work), node_id)
         if not joined.is_running:
             return
         if joined.generation == state.generation and not others_work:
@@ -458,7 +457,7 @@ class CoordinatorMachine:
 
     def _say_part_again(self, node_id: str, part: Assignment) -> None:
         """Its link broke before it heard of its generation."""
-        self._say(fact.GenerationFormed(part), node_id)
+        self._say(events.GenerationFormed(part), node_id)
         if self.state.phase is RunPhase.ENDING:
             self._say(self._ended(part.generation), node_id)
 
@@ -471,7 +470,7 @@ class CoordinatorMachine:
             record = state.nodes[node_id]
             record.phase = NodePhase.STALE if record.phase is NodePhase.MEMBER else NodePhase.JOINED
             record.last_rank = -1
-        self._say(fact.GenerationEnded(state.generation, why), *members)
+        self._say(events.GenerationEnded(state.generation, why), *members)
         state.members, state.done, state.failures, state.stopped = {}, set(), [], []
         state.lost, state.drained, state.is_broken, state.is_free = {}, [], False, False
         state.quiet, state.hang = {}, None
@@ -560,9 +559,9 @@ class CoordinatorMachine:
             f"{some_of(list(state.awaited.values()))}, of which nothing was heard for {settings.join_timeout_s:g} s; "
             "check those hosts and their network, or start these nodes under another --rdzv-id"
         )
-        self._say(fact.JoinRefused(reason), *state.nodes)
+        self._say(events.JoinRefused(reason), *state.nodes)
 
-    def _adopt(self, record: NodeRecord, joined: word.NodeJoined, now: float) -> None:
+    def _adopt(self, record: NodeRecord, joined: messages.NodeJoined, now: float) -> None:
         state, node_id = self.state, record.info.node_id
         state.expected = min(joined.group_world_size, state.settings.max_nodes)
         state.store = state.store or joined.store
@@ -617,7 +616,7 @@ class CoordinatorMachine:
 
     # --- gathering ----------------------------------------------------------------------------------------------------
 
-    def _on_ready(self, record: NodeRecord, ready: word.NodeReady, now: float) -> None:
+    def _on_ready(self, record: NodeRecord, ready: messages.NodeReady, now: float) -> None:
         state, node_id = self.state, record.info.node_id
         if state.phase is RunPhase.OVER or not record.generation <= ready.generation <= state.generation:
             return
@@ -646,9 +645,9 @@ class CoordinatorMachine:
                 self._form_if_possible(now)
             case RunPhase.RECOVERING:
                 state.is_broken |= is_member
-        is_told = any(isinstance(say.event, fact.Waiting) and node_id in say.to for say in self._says)
+        is_told = any(isinstance(say.event, events.Waiting) and node_id in say.to for say in self._says)
         if node_id in state.ready and not is_told and state.phase not in (RunPhase.ENDING, RunPhase.OVER):
-            self._say(fact.Waiting(self._waiting_in_words(now)), node_id)
+            self._say(events.Waiting(self._waiting_in_words(now)), node_id)
 
     def _consider_newcomer(self, record: NodeRecord, now: float) -> None:
         """Room for one more: when may it come in?"""
@@ -668,7 +667,7 @@ class CoordinatorMachine:
         }
         self._form_if_possible(now)
         if state.phase is RunPhase.GATHERING:
-            self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)  # whoever is here knows whom it misses
+            self._say(events.Waiting(self._waiting_in_words(now)), *state.ready)  # whoever is here knows whom it misses
 
     def _form_if_possible(self, now: float) -> None:
         state, settings = self.state, self.state.settings
@@ -730,9 +729,9 @@ class CoordinatorMachine:
                 store_peers=self._store_peers(first) if record is first and first.is_agent_store else (),
             )
             record.generation, record.part = part.generation, part
-            self._says.append(Say((place.node_id,), fact.GenerationFormed(part)))
+            self._says.append(Send((place.node_id,), events.GenerationFormed(part)))
         if state.ready:
-            self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+            self._say(events.Waiting(self._waiting_in_words(now)), *state.ready)
 
     def _store_peers(self, first: NodeRecord) -> tuple[str, ...]:
         """Return the addresses from which members other than the first may connect to its store."""
@@ -826,7 +825,7 @@ class CoordinatorMachine:
             self.state.ledger.running(now)
 
     def _on_progress(
-        self, record: NodeRecord, workers: tuple[word.WorkerProgress, ...], by_s: float, now: float
+        self, record: NodeRecord, workers: tuple[messages.WorkerProgress, ...], by_s: float, now: float
     ) -> None:
         record.progress = tuple(
             msgspec.structs.replace(each, first_at=each.first_at + by_s, last_at=each.last_at + by_s)
@@ -900,7 +899,7 @@ class CoordinatorMachine:
     def _pass_on_notice(self, record: NodeRecord, why: str, in_s: float | None) -> None:
         state = self.state
         others = (each for each in state.members if each != record.info.node_id and each in state.nodes)
-        self._say(fact.LeaveNoticed(state.generation, record.label, why, in_s), *others)
+        self._say(events.LeaveNoticed(state.generation, record.label, why, in_s), *others)
 
     def _on_gone(self, node_id: str, why: str, now: float, *, is_loss: bool) -> None:
         state = self.state
@@ -950,7 +949,7 @@ class CoordinatorMachine:
 
             self._says += suspected(self.state, now)
 
-    def _on_stacks(self, record: NodeRecord, number: int, places: tuple[word.StackPlace, ...], now: float) -> None:
+    def _on_stacks(self, record: NodeRecord, number: int, places: tuple[messages.StackPlace, ...], now: float) -> None:
         from tenax._core.hang_suspicion import told_where
 
         if told_where(self.state, record, number, places):
@@ -993,9 +992,9 @@ class CoordinatorMachine:
     def _stale(self) -> set[str]:
         return {node_id for node_id, record in self.state.nodes.items() if record.phase is NodePhase.STALE}
 
-    def _ended(self, generation: int) -> fact.GenerationEnded:
+    def _ended(self, generation: int) -> events.GenerationEnded:
         is_free = self.state.ended_by is not Ending.FAILURE
-        return fact.GenerationEnded(generation, self.state.ended_why, is_free=is_free)
+        return events.GenerationEnded(generation, self.state.ended_why, is_free=is_free)
 
     def _begin_ending(self, kind: Ending | None, why: str, now: float) -> None:
         state = self.state
@@ -1058,7 +1057,7 @@ class CoordinatorMachine:
             state.next_why = decision.why
             state.deadlines = {RunDeadline.PAUSE: now + decision.seconds}
             why = f"waiting {decision.seconds:g} s before the next try: {decision.why}"
-            self._say(fact.Waiting(why), *state.nodes)
+            self._say(events.Waiting(why), *state.nodes)
         else:
             self._gather(decision.why, now)
 
@@ -1087,7 +1086,7 @@ class CoordinatorMachine:
                     self._recover_no_longer(now)
                 case RunDeadline.TELL:
                     state.deadlines[RunDeadline.TELL] = now + state.settings.tell_waiting_every_s
-                    self._say(fact.Waiting(self._waiting_in_words(now)), *state.ready)
+                    self._say(events.Waiting(self._waiting_in_words(now)), *state.ready)
                 case RunDeadline.JOIN:
                     self._too_few(now)
                 case RunDeadline.QUIET:
@@ -1146,7 +1145,7 @@ class CoordinatorMachine:
             requests=state.requests,
             goodput=state.ledger.goodput(now),
         )
-        self._say(fact.RunEnded(state.verdict, now), *state.nodes)
+        self._say(events.RunEnded(state.verdict, now), *state.nodes)
 
 
 def _span(least: int, most: int) -> str:

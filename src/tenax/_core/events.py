@@ -87,7 +87,7 @@ class LeaveRequested(Event, frozen=True):
     why: LongText
 
 
-class StacksWanted(Event, frozen=True):
+class StacksRequested(Event, frozen=True):
     """Nothing moves on any node: the coordinator wants to know where all workers are."""
 
     generation: Generation
@@ -241,7 +241,7 @@ class KeeperLost(Event, frozen=True):
     reason: LongText
 
 
-class TimePassed(Event, frozen=True):
+class Tick(Event, frozen=True):
     """Nothing happened but time: some deadline may be due."""
 
 
@@ -262,7 +262,7 @@ AnyEvent = (
     | FailureExamined
     | ScopeExpired
     | StacksRefused
-    | StacksWanted
+    | StacksRequested
     | StacksRead
     | HangFound
     | HangOver
@@ -272,7 +272,7 @@ AnyEvent = (
     | SignalReceived
     | NoticeReceived
     | KeeperLost
-    | TimePassed
+    | Tick
 )
 # What a coordinator says to a node.
 FromCoordinator = (
@@ -283,7 +283,7 @@ FromCoordinator = (
     | Waiting
     | LeaveNoticed
     | LeaveRequested
-    | StacksWanted
+    | StacksRequested
     | HangFound
     | HangOver
 )

@@ -46,9 +46,9 @@ _FEW_MOVES, _LONG = 20, 5.0  # so many looks, and so many times as long as must 
 _ASLEEP = 0.05  # of the time that a thread wants a processor
 _AWAKE = 0.9
 _BLUR_S = 0.1  # the kernel notes only later what a thread that is in a queue waits for
-_MOST_WAKES = 100.0  # a second, of threads that are asleep: watchdogs and heartbeats look around now and then
-_MOST_WAITS = 5.0  # a second, of a thread that spins
-_MOST_FAULTS = 20.0  # a second: a page of memory now and then
+_MAX_WAKES = 100.0  # a second, of threads that are asleep: watchdogs and heartbeats look around now and then
+_MAX_WAITS = 5.0  # a second, of a thread that spins
+_MAX_FAULTS = 20.0  # a second: a page of memory now and then
 _MANY_BYTES = 64 << 10  # a second
 _MANY_FAULTS = 100.0  # a second: more than a line of a log takes
 _WORKS = 0.1  # of one processor: more than a heartbeat takes
@@ -64,7 +64,7 @@ class Thread(msgspec.Struct, frozen=True):
     waits: int | None = None  # how often it waited for something; None: not looked at
 
 
-class Vitals(msgspec.Struct, frozen=True):
+class ProcessCounters(msgspec.Struct, frozen=True):
     """What a worker and everything below it have done since they began. Counters only grow, but for deaths below."""
 
     read_bytes: int = 0  # by system calls, whatever it was: files, pipes, lines
@@ -92,7 +92,7 @@ class Sample(msgspec.Struct, frozen=True):
     """One look at one worker."""
 
     local_rank: int
-    vitals: Vitals | None = None  # None: it could not be looked at
+    vitals: ProcessCounters | None = None  # None: it could not be looked at
     step: int | None = None  # the last that it said
     step_at: float = 0.0
     first_step: int = 0
@@ -350,13 +350,13 @@ def _stopped(workers: list[_Worker]) -> tuple[int, ...]:
     )
 
 
-def _flows(before: Vitals, after: Vitals, elapsed_s: float) -> bool:
+def _flows(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool:
     """Bytes, in a quantity that only comes of work."""
     moved = abs(after.read_bytes - before.read_bytes) + abs(after.written_bytes - before.written_bytes)
     return moved > _MANY_BYTES * elapsed_s
 
 
-def _works(before: Vitals, after: Vitals, elapsed_s: float) -> bool:
+def _works(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool:
     """More than a thread that logs a heartbeat beside one that waits. One that spins may work."""
     if _flows(before, after, elapsed_s) or after.faults - before.faults > _MANY_FAULTS * max(1.0, elapsed_s):
         return True
@@ -367,10 +367,10 @@ def _works(before: Vitals, after: Vitals, elapsed_s: float) -> bool:
         return False
     both = [(before.threads[number], after.threads[number]) for number in before.threads.keys() & after.threads.keys()]
     wanted_s = sum(now.wanted_s - then.wanted_s for then, now in both)
-    return wanted_s > most_s or sum(now.runs - then.runs for then, now in both) > _MOST_WAKES * elapsed_s
+    return wanted_s > most_s or sum(now.runs - then.runs for then, now in both) > _MAX_WAKES * elapsed_s
 
 
-def _stillness(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
+def _stillness(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool | None:
     """None: it moves. Else whether it spins."""
     is_the_same = (
         before.calls == after.calls
@@ -379,7 +379,7 @@ def _stillness(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
         and before.disk_bytes == after.disk_bytes
         and before.processes == after.processes
     )
-    if not is_the_same or elapsed_s <= 0 or after.faults - before.faults > _MOST_FAULTS * elapsed_s:
+    if not is_the_same or elapsed_s <= 0 or after.faults - before.faults > _MAX_FAULTS * elapsed_s:
         return None
     if not after.has_threads:
         return _stillness_by_cpu(before, after, elapsed_s)
@@ -393,14 +393,14 @@ def _stillness(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
             wakes += now.runs - then.runs
         elif wanted_s < _AWAKE * elapsed_s - _BLUR_S:
             return None
-        elif now.waits is None or then.waits is None or now.waits - then.waits > _MOST_WAITS * elapsed_s:
+        elif now.waits is None or then.waits is None or now.waits - then.waits > _MAX_WAITS * elapsed_s:
             return None  # who waits for something, again and again, gets it
         else:
             is_spinning = True
-    return None if wakes > _MOST_WAKES * elapsed_s else is_spinning
+    return None if wakes > _MAX_WAKES * elapsed_s else is_spinning
 
 
-def _stillness_by_cpu(before: Vitals, after: Vitals, elapsed_s: float) -> bool | None:
+def _stillness_by_cpu(before: ProcessCounters, after: ProcessCounters, elapsed_s: float) -> bool | None:
     """Where threads cannot be looked at: only whole processors, or none."""
     used = (after.cpu_s - before.cpu_s) / elapsed_s
     whole = round(used)

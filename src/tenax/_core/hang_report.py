@@ -27,11 +27,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_MOST_PLACES = 64
-_MOST_WITH_STACKS = 16
-_MOST_FRAMES = 40
-_MOST_BESIDE = 32
-_MOST_OF_FRAME = 300  # characters
+_MAX_PLACES = 64
+_MAX_WITH_STACKS = 16
+_MAX_FRAMES = 40
+_MAX_BESIDE = 32
+_MAX_OF_FRAME = 300  # characters
 _RANKS_SAID = 8
 _ELSEWHERE = "it is at another place, and there were too many to tell them all"
 
@@ -84,13 +84,13 @@ def frames_in(stacks: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             if not header[1]:
                 main = threads[-1]
         elif threads and (frame := _FRAME.match(line)) is not None:
-            threads[-1].append(f"{frame[1]}:{frame[2]} in {frame[3]}"[-_MOST_OF_FRAME:])
+            threads[-1].append(f"{frame[1]}:{frame[2]} in {frame[3]}"[-_MAX_OF_FRAME:])
     if not threads:
         return (), ()
     if main is None:
         main = threads[-1]  # the oldest thread is told last
     beside = {thread[0] for thread in threads if thread and thread is not main}
-    return tuple(main[:_MOST_FRAMES]), tuple(sorted(beside)[:_MOST_BESIDE])
+    return tuple(main[:_MAX_FRAMES]), tuple(sorted(beside)[:_MAX_BESIDE])
 
 
 def places_of(workers: Iterable[LocalStacks]) -> tuple[StackPlace, ...]:
@@ -118,13 +118,13 @@ def merged(places: Iterable[StackPlace], level: int = 2) -> tuple[StackPlace, ..
             ranks = tuple(sorted({*one.ranks, *place.ranks}))
             found[key] = msgspec.structs.replace(one, ranks=ranks)
     in_order = sorted(found.values(), key=_oddness)
-    bounded = [*in_order[:_MOST_WITH_STACKS], *(_brief(place) for place in in_order[_MOST_WITH_STACKS:])]
-    if len(bounded) <= _MOST_PLACES:
+    bounded = [*in_order[:_MAX_WITH_STACKS], *(_brief(place) for place in in_order[_MAX_WITH_STACKS:])]
+    if len(bounded) <= _MAX_PLACES:
         return tuple(bounded)
-    rest = tuple(sorted(rank for place in bounded[_MOST_PLACES - 1 :] for rank in place.ranks))
-    first = bounded[_MOST_PLACES - 1]
+    rest = tuple(sorted(rank for place in bounded[_MAX_PLACES - 1 :] for rank in place.ranks))
+    first = bounded[_MAX_PLACES - 1]
     untold = StackPlace(rest, why=_ELSEWHERE, local_rank=first.local_rank, pid=first.pid, host=first.host)
-    return (*bounded[: _MOST_PLACES - 1], untold)
+    return (*bounded[: _MAX_PLACES - 1], untold)
 
 
 def make_report(

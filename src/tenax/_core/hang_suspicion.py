@@ -20,11 +20,10 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.hang_report import make_report, merged, ranks_in_words, reason_of, where_in_words
 from tenax._core.model import HANG, Evidence, Failure
-from tenax._core.run_state import RunDeadline, RunPhase, Say, Suspicion
+from tenax._core.run_state import RunDeadline, RunPhase, Send, Suspicion
 from tenax._core.text import some_of
 
 TYPE_CHECKING = False
@@ -40,7 +39,7 @@ _WHAT_FOLLOWS = {
 }
 
 
-def suspected(state: CoordinatorState, now: float) -> list[Say]:
+def suspected(state: CoordinatorState, now: float) -> list[Send]:
     """Ask everybody where its workers are, if all are quiet and have been for long enough (H5)."""
     if state.phase is not RunPhase.RUNNING or state.hang is not None:
         return []
@@ -58,10 +57,10 @@ def suspected(state: CoordinatorState, now: float) -> list[Say]:
     why = some_of(list(dict.fromkeys(state.quiet[each].why for each in at_work)))
     state.hang = Suspicion(state.suspicions, state.quiet[last].since, why, set(at_work))
     state.deadlines[RunDeadline.STACKS] = now + state.settings.stacks_timeout_s
-    return [Say(tuple(at_work), fact.StacksWanted(state.generation, state.suspicions, why))]
+    return [Send(tuple(at_work), events.StacksRequested(state.generation, state.suspicions, why))]
 
 
-def moved(state: CoordinatorState, now: float) -> list[Say]:
+def moved(state: CoordinatorState, now: float) -> list[Send]:
     """Whatever was suspected is not so; not any more, at least (H6)."""
     hang, state.hang = state.hang, None
     state.moved_at = now
@@ -69,10 +68,12 @@ def moved(state: CoordinatorState, now: float) -> list[Say]:
         state.deadlines.pop(deadline, None)
     members = _present(state)
     was_reported = hang is not None and hang.report is not None
-    return [Say(tuple(members), fact.HangOver(state.generation))] if was_reported and members else []
+    return [Send(tuple(members), events.HangOver(state.generation))] if was_reported and members else []
 
 
-def told_where(state: CoordinatorState, record: NodeRecord, number: int, places: tuple[word.StackPlace, ...]) -> bool:
+def told_where(
+    state: CoordinatorState, record: NodeRecord, number: int, places: tuple[messages.StackPlace, ...]
+) -> bool:
     """A member has told where its workers are. Says whether it was the last that was waited for."""
     hang = state.hang
     if hang is None or hang.number != number or record.info.node_id not in hang.awaited:
@@ -83,7 +84,7 @@ def told_where(state: CoordinatorState, record: NodeRecord, number: int, places:
     return not hang.awaited
 
 
-def found(state: CoordinatorState, now: float) -> list[Say]:
+def found(state: CoordinatorState, now: float) -> list[Send]:
     """Tell everybody who is where, the odd one out first (H6)."""
     hang = state.hang
     assert hang is not None, "suspected before"
@@ -99,7 +100,7 @@ def found(state: CoordinatorState, now: float) -> list[Say]:
         what_follows=_WHAT_FOLLOWS[state.settings.on_hang],
     )
     members = _present(state)
-    return [Say(tuple(members), fact.HangFound(state.generation, hang.report))] if members else []
+    return [Send(tuple(members), events.HangFound(state.generation, hang.report))] if members else []
 
 
 def failure_by_hang(state: CoordinatorState) -> Failure:
@@ -107,7 +108,7 @@ def failure_by_hang(state: CoordinatorState) -> Failure:
     hang = state.hang
     assert hang is not None and hang.report is not None, "found before"  # noqa: PT018 - one fact
     report = hang.report
-    odd = report.places[0] if report.places else word.StackPlace((0,), local_rank=0)
+    odd = report.places[0] if report.places else messages.StackPlace((0,), local_rank=0)
     return Failure(
         generation=state.generation,
         local_rank=max(0, odd.local_rank),
@@ -145,7 +146,7 @@ def places_in_words(hang: Suspicion) -> str:
     return f"no rank stands out: {'; '.join(said)}"
 
 
-def _place_in_words(place: word.StackPlace) -> str:
+def _place_in_words(place: messages.StackPlace) -> str:
     return f"{ranks_in_words(place.ranks)}{f' on {place.host}' if place.host else ''}: {where_in_words(place)}"
 
 
@@ -157,11 +158,11 @@ def _at_work(state: CoordinatorState) -> list[str]:
     return [each for each in _present(state) if each not in state.done]
 
 
-def _unheard(state: CoordinatorState, node_id: str) -> word.StackPlace | None:
+def _unheard(state: CoordinatorState, node_id: str) -> messages.StackPlace | None:
     record = state.nodes.get(node_id)
     if record is None or record.part is None:
         return None
     first = record.part.first_global_rank
     ranks = tuple(range(first, first + record.info.slots))
     why = f"{record.label} has not told it within {state.settings.stacks_timeout_s:g} s"
-    return word.StackPlace(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)
+    return messages.StackPlace(ranks, why=why, local_rank=0, pid=(*record.pids, 0)[0], host=record.info.host)

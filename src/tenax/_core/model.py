@@ -42,8 +42,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_OF_MESSAGE = 1000
-_MOST_OF_STACKS = 6000  # characters, of a worker that is not told in full
+_MAX_OF_MESSAGE = 1000
+_MAX_OF_STACKS = 6000  # characters, of a worker that is not told in full
 MAX_STORE_PEERS = 1 << 16  # so that the message of the largest run stays within its limit
 
 StorePeers = Annotated[tuple[HostAddress, ...], msgspec.Meta(max_length=MAX_STORE_PEERS)]
@@ -175,9 +175,9 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
     def brief(self) -> Failure:
         """The same without what is long. Messages between hosts are bounded, and one full story is enough."""
         evidence = msgspec.structs.replace(
-            self.evidence, traceback="", last_lines=(), stacks="", message=self.evidence.message[:_MOST_OF_MESSAGE]
+            self.evidence, traceback="", last_lines=(), stacks="", message=self.evidence.message[:_MAX_OF_MESSAGE]
         )
-        return msgspec.structs.replace(self, evidence=evidence, reason=self.reason[:_MOST_OF_MESSAGE])
+        return msgspec.structs.replace(self, evidence=evidence, reason=self.reason[:_MAX_OF_MESSAGE])
 
 
 def told_in_full(
@@ -202,10 +202,10 @@ def _brief_with_stacks(failure: Failure) -> Failure:
 
 def most_of_stacks(stacks: str) -> str:
     """The newest threads stand first and the main thread last; what is in between is left out first."""
-    if len(stacks) <= _MOST_OF_STACKS:
+    if len(stacks) <= _MAX_OF_STACKS:
         return stacks
-    head = _MOST_OF_STACKS // 4
-    return f"{stacks[:head]}\n[...]\n{stacks[head - _MOST_OF_STACKS :]}"
+    head = _MAX_OF_STACKS // 4
+    return f"{stacks[:head]}\n[...]\n{stacks[head - _MAX_OF_STACKS :]}"
 
 
 def when_it_began(failure: Failure) -> float:

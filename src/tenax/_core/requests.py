@@ -22,43 +22,43 @@ class Request(msgspec.Struct, frozen=True, tag=True, tag_field="request", omit_d
     """Base of all of them."""
 
 
-class AgentWanted(Request, frozen=True):
+class AgentRequest(Request, frozen=True):
     """Who are you? Answered by the agent that was asked, whether it has a coordinator or not."""
 
 
-class StatusWanted(Request, frozen=True):
+class StatusRequest(Request, frozen=True):
     """What is the run doing?"""
 
     mark: Text = ""  # of the last answer: this one may wait until something has changed
     wait_s: Seconds = 0.0  # for so long at most
 
 
-class StopWanted(Request, frozen=True):
+class StopRequest(Request, frozen=True):
     """End the run on every node."""
 
     why: Reason
 
 
-class RestartWanted(Request, frozen=True):
+class RestartRequest(Request, frozen=True):
     """Start all workers again. Costs no restart of the budget."""
 
     why: Reason
 
 
-class DrainWanted(Request, frozen=True):
+class DrainRequest(Request, frozen=True):
     """Let one node leave."""
 
     node: Name  # its name, host, rank or id
     why: Reason
 
 
-class NodeWanted(Request, frozen=True):
+class NodeRequest(Request, frozen=True):
     """Who is meant by this name? The answer is the node's id."""
 
     node: Name  # its name, host, rank or id
 
 
-class LogsWanted(Request, frozen=True):
+class LogsRequest(Request, frozen=True):
     """What workers of one node have printed. The answer is a ``view.log_lines.LogAnswer``.
 
     Without a cursor it is the end of what there is: the last lines. With one it is what follows, from the oldest on.
@@ -77,8 +77,8 @@ class LogsWanted(Request, frozen=True):
     unfinished: bool = False  # also a last line that has no end yet; it will come again when it has one
 
 
-OfNode = LogsWanted
-AnyRequest = AgentWanted | StatusWanted | StopWanted | RestartWanted | DrainWanted | NodeWanted | LogsWanted
+OfNode = LogsRequest
+AnyRequest = AgentRequest | StatusRequest | StopRequest | RestartRequest | DrainRequest | NodeRequest | LogsRequest
 
 
 def answer_safely(answer: Callable[[R, Reply], None], request: R, reply: Reply) -> None:

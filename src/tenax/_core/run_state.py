@@ -9,7 +9,7 @@ import enum
 
 import msgspec
 
-from tenax._core import messages as word
+from tenax._core import messages
 from tenax._core.bounds import (
     Address,
     LongText,
@@ -73,11 +73,11 @@ class Opened(CoordinatorEvent, frozen=True):
     alone_s: SumSeconds = 0.0  # for a generation of one
 
 
-class Heard(CoordinatorEvent, frozen=True):
+class Received(CoordinatorEvent, frozen=True):
     """A node said something."""
 
     node_id: NodeId
-    message: word.FromNode
+    message: messages.FromNode
 
 
 class NodeLost(CoordinatorEvent, frozen=True):
@@ -113,7 +113,7 @@ class DrainRequested(CoordinatorEvent, frozen=True):
     why: LongText
 
 
-class TimeWentBy(CoordinatorEvent, frozen=True):
+class Tick(CoordinatorEvent, frozen=True):
     """Some deadline may be due."""
 
 
@@ -125,18 +125,18 @@ class Resumed(CoordinatorEvent, frozen=True):
 
 AnyCoordinatorEvent = (
     Opened
-    | Heard
+    | Received
     | NodeLost
     | EarlierCoordinatorGone
     | CancelRequested
     | RestartRequested
     | DrainRequested
-    | TimeWentBy
+    | Tick
     | Resumed
 )
 
 
-class Say(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True):
     """What to say, and to whom."""
 
     to: tuple[str, ...]
@@ -184,7 +184,7 @@ class Ending(enum.Enum):
 
 
 class NodeRecord(msgspec.Struct):
-    info: word.NodeInfo
+    info: messages.NodeInfo
     arrival: int
     label: str  # what people call it: its host, and a number if there are several agents on that host
     phase: NodePhase = NodePhase.JOINED
@@ -199,7 +199,7 @@ class NodeRecord(msgspec.Struct):
     addresses: tuple[str, ...] = ()  # of its host, the most likely source of a connection first
     since: float = 0.0  # it is in this phase
     pids: tuple[int, ...] = ()  # of its workers of this generation, once all of them run
-    progress: tuple[word.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock
+    progress: tuple[messages.WorkerProgress, ...] = ()  # what they have said of their steps, on our clock
 
 
 class Quiet(msgspec.Struct):
@@ -216,8 +216,8 @@ class Suspicion(msgspec.Struct):
     since: float
     why: str
     awaited: set[str]  # members that have not told where their workers are
-    places: tuple[word.StackPlace, ...] = ()
-    report: word.HangReport | None = None  # once it was said
+    places: tuple[messages.StackPlace, ...] = ()
+    report: messages.HangReport | None = None  # once it was said
 
 
 class CoordinatorState(msgspec.Struct):

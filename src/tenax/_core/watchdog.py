@@ -24,7 +24,7 @@ from math import ceil
 import msgspec
 
 from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.bounds import DECODE_ERRORS, Pid, Text
 from tenax._core.hang import Scopes
 
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand
     from tenax._core.events import AnyEvent
 
-MOST_LINE = 4096  # what POSIX systems write into a pipe in one piece
+MAX_LINE = 4096  # what POSIX systems write into a pipe in one piece
 _LEAST_LINE = 40  # no request is shorter
 _BEGIN = b'{"version"'  # how every client begins one
 _LAST_SIGNAL = 64
-_MOST_TIMERS = 256  # of one worker
-_MOST_EARLY = 256  # of workers whose start we have not heard of yet
-_MOST_WARNINGS = 100  # of one worker in a generation: scopes that expire without a signal
+_MAX_TIMERS = 256  # of one worker
+_MAX_EARLY = 256  # of workers whose start we have not heard of yet
+_MAX_WARNINGS = 100  # of one worker in a generation: scopes that expire without a signal
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -67,9 +67,9 @@ class RequestLines:
     def feed(self, data: bytes) -> Iterator[Request]:
         lines = (self._carry + data).split(b"\n")
         # A request is written in one piece, so whatever is longer than one is not the beginning of it.
-        self._carry = lines.pop()[-MOST_LINE:]
+        self._carry = lines.pop()[-MAX_LINE:]
         for line in lines:
-            request = self._parse(line[-MOST_LINE:])
+            request = self._parse(line[-MAX_LINE:])
             if request is not None:
                 yield request
 
@@ -136,10 +136,10 @@ class Watchdog:
     def heard(self, event: AnyEvent, commands: Sequence[AnyCommand]) -> None:
         """A step of the agent machine."""
         match event:
-            case fact.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
+            case events.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
                 if not self._is_ending:
                     self._on_started(local_rank, pid)
-            case fact.WorkerExited(generation, local_rank) | fact.WorkerStartFailed(generation, local_rank):
+            case events.WorkerExited(generation, local_rank) | events.WorkerStartFailed(generation, local_rank):
                 if generation == self._generation:
                     self._on_ended(local_rank)
         for command in commands:
@@ -215,18 +215,18 @@ class Watchdog:
         if request.expiration_time < 0:
             if timers.pop(request.scope_id, None) is not None:
                 self._is_next_known = False
-        elif len(timers) < _MOST_TIMERS or request.scope_id in timers:
+        elif len(timers) < _MAX_TIMERS or request.scope_id in timers:
             after_s = request.expiration_time - wall
             timers[request.scope_id] = _Timer(now + after_s, after_s, request)
             self._is_next_known = False
         else:
             self.too_many += 1
-            self._note(f"process {request.pid} has more than {_MOST_TIMERS} scopes; the watchdog ignores the others")
+            self._note(f"process {request.pid} has more than {_MAX_TIMERS} scopes; the watchdog ignores the others")
 
     def _take_from_stranger(self, request: Request, now: float, wall: float) -> None:
         if self._is_ending or request.pid in self._past:
             return
-        if len(self._heard_of) < self._local_world_size and len(self._early) < _MOST_EARLY:
+        if len(self._heard_of) < self._local_world_size and len(self._early) < _MAX_EARLY:
             self._early.append((request, now, wall))  # a worker can be faster than the news of its start
             return
         self.strangers += 1
@@ -252,7 +252,7 @@ class Watchdog:
             self._is_next_known = True
         return self._next
 
-    def expired(self, now: float) -> list[fact.ScopeExpired]:
+    def expired(self, now: float) -> list[events.ScopeExpired]:
         """The scopes that were not left in time, in the order of their expiry. Each is said once."""
         due = [
             (timer.due_at, local_rank, timer)
@@ -263,7 +263,7 @@ class Watchdog:
         due.sort(key=lambda each: each[:2])
         return [said for _, local_rank, timer in due if (said := self._expire(local_rank, timer)) is not None]
 
-    def _expire(self, local_rank: int, timer: _Timer) -> fact.ScopeExpired | None:
+    def _expire(self, local_rank: int, timer: _Timer) -> events.ScopeExpired | None:
         request = timer.request
         if local_rank in self._is_late:
             return None
@@ -274,9 +274,9 @@ class Watchdog:
             self._forget(local_rank)
         else:
             self._warnings[local_rank] = self._warnings.get(local_rank, 0) + 1
-            if self._warnings[local_rank] > _MOST_WARNINGS:
+            if self._warnings[local_rank] > _MAX_WARNINGS:
                 return None
-        return fact.ScopeExpired(
+        return events.ScopeExpired(
             generation=self._generation,
             local_rank=local_rank,
             pid=request.pid,

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from tenax._core.coordinator import CoordinatorMachine, Heard, Resumed, TimeWentBy
+from tenax._core.coordinator import CoordinatorMachine, Received, Resumed, Tick
 from tenax._core.messages import NodeProgress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
     from tenax._core.policy import RestartPolicy
     from tenax._io.ports import Cancellable, EventLoop, RecordRun
 
@@ -29,10 +29,10 @@ _RECENT_KEPT = 256  # steps, for whoever asks what happened last
 
 def _is_of_no_note(event: AnyCoordinatorEvent) -> bool:
     """What comes often, and is told elsewhere: the few steps that are kept are for what happened."""
-    return isinstance(event, TimeWentBy) or (isinstance(event, Heard) and isinstance(event.message, NodeProgress))
+    return isinstance(event, Tick) or (isinstance(event, Received) and isinstance(event.message, NodeProgress))
 
 
-class CoordinatorSeat:
+class CoordinatorHost:
     """One coordinator. Not thread-safe: its owner is one loop."""
 
     def __init__(
@@ -40,7 +40,7 @@ class CoordinatorSeat:
         settings: RunSettings,
         policy: RestartPolicy | None,
         loop: EventLoop,
-        deliver: Callable[[Say], None],
+        deliver: Callable[[Send], None],
         record: RecordRun = lambda *_: None,
         freeze_s: float = _FREEZE_S,
     ) -> None:
@@ -53,7 +53,7 @@ class CoordinatorSeat:
         self._timer_at: float | None = None
         self._facts: deque[AnyCoordinatorEvent] = deque()
         self._is_busy = False
-        self.recent: deque[tuple[float, AnyCoordinatorEvent, list[Say]]] = deque(maxlen=_RECENT_KEPT)
+        self.recent: deque[tuple[float, AnyCoordinatorEvent, list[Send]]] = deque(maxlen=_RECENT_KEPT)
         self.watchers: list[Callable[[], None]] = []  # called after every step
 
     @property
@@ -102,7 +102,7 @@ class CoordinatorSeat:
         assert self._timer_at is not None
         late_s = self._loop.now() - self._timer_at
         self._timer, self._timer_at = None, None
-        self.step(Resumed(late_s) if late_s > self._freeze_s else TimeWentBy())
+        self.step(Resumed(late_s) if late_s > self._freeze_s else Tick())
 
     def close(self) -> None:
         if self._timer is not None:

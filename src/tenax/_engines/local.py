@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import os
 
-from tenax._core.coordinator import CancelRequested, Heard, Opened, RunSettings
+from tenax._core.coordinator import CancelRequested, Opened, Received, RunSettings
 from tenax._core.events import GenerationFormed, JoinRefused
 from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
-from tenax._engines.coordinator_host import CoordinatorSeat
-from tenax._engines.store_address import StorePlace
+from tenax._engines.coordinator_host import CoordinatorHost
+from tenax._engines.store_address import StoreAddress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._core.coordinator import Say
+    from tenax._core.coordinator import Send
     from tenax._core.messages import FromNode
     from tenax._core.requests import AnyRequest, OfNode
-    from tenax._engines.operator_api import Desk
+    from tenax._engines.operator_api import OperatorApi
     from tenax._io.ports import ControlledNode, Emit, EventLoop, Reply
 
 _NODE_ID = "local"
@@ -30,13 +30,13 @@ LOOPBACK = "127.0.0.1"
 class LocalRendezvous:
     """Implements ``ports.Control``. Without a ``place`` there is no store: nobody will look for one."""
 
-    def __init__(self, run_id: str, place: StorePlace | None = None) -> None:
+    def __init__(self, run_id: str, place: StoreAddress | None = None) -> None:
         self.run_id = run_id
         self._place = place
         self._emit: Emit = lambda _: None
         self._loop: EventLoop | None = None
-        self._seat: CoordinatorSeat | None = None
-        self._desk: Desk | None = None
+        self._seat: CoordinatorHost | None = None
+        self._desk: OperatorApi | None = None
         self._answer: Callable[[OfNode, Reply], None]
 
     def open(self, loop: EventLoop, emit: Emit, node: ControlledNode) -> None:
@@ -51,12 +51,12 @@ class LocalRendezvous:
             on_hang=settings.on_hang,
             hang_after_s=settings.hang_after_s,
         )
-        self._seat = CoordinatorSeat(run, node.policy, loop, self._deliver, node.record_run(run))
+        self._seat = CoordinatorHost(run, node.policy, loop, self._deliver, node.record_run(run))
         self._answer = node.answer
         node.serves(self.desk)
         info = NodeInfo(_NODE_ID, os.uname().nodename, settings.local_world_size, settings.role)
         self._seat.step(Opened())
-        self._seat.step(Heard(info.node_id, NodeJoined(info)))
+        self._seat.step(Received(info.node_id, NodeJoined(info)))
 
     def tell(self, message: FromNode) -> None:
         assert self._seat is not None, "opened before"
@@ -66,9 +66,9 @@ class LocalRendezvous:
             except OSError as error:
                 self._emit(JoinRefused(self._place.why_not(error)))
                 return
-        self._seat.step(Heard(_NODE_ID, message))
+        self._seat.step(Received(_NODE_ID, message))
 
-    def _deliver(self, say: Say) -> None:
+    def _deliver(self, say: Send) -> None:
         if isinstance(say.event, GenerationFormed) and self._place is not None:
             self._place.serve(say.event.assignment)
         self._emit(say.event)
@@ -81,13 +81,13 @@ class LocalRendezvous:
         if self._seat is not None:
             self._seat.step(CancelRequested(why))
 
-    def desk(self) -> Desk:
+    def desk(self) -> OperatorApi:
         if self._desk is None:
-            from tenax._engines.operator_api import Desk
+            from tenax._engines.operator_api import OperatorApi
 
             assert self._seat is not None, "opened before"
             assert self._loop is not None, "opened before"
-            self._desk = Desk(self._seat, self._loop, lambda _, request, reply: self._answer(request, reply))
+            self._desk = OperatorApi(self._seat, self._loop, lambda _, request, reply: self._answer(request, reply))
         return self._desk
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:

@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.requests import AnyRequest, OfNode
-    from tenax._engines.coordinator_host import CoordinatorSeat
+    from tenax._engines.coordinator_host import CoordinatorHost
     from tenax._io.ports import Cancellable, EventLoop, Reply
     from tenax._view.status import RunStatus
 
 _NAMES_SAID = 8
-_MOST_DIGITS = 10
+_MAX_DIGITS = 10
 _LONGEST_NAME_SAID = 100
 _LONGEST_WAIT_S = 30.0
 _TOGETHER_S = 0.2  # what happens within that time is one answer
-_MOST_WAITING = 256
+_MAX_WAITING = 256
 _CLOCK_WAS_SET_S = 1.0
 _GONE = "the coordinator has just gone from here; ask again"
 _SHOWN_PER_WORK = 20  # so many times as long as it took to make, a status is shown again
@@ -51,12 +51,12 @@ class _Waiting:
         self.timer: Cancellable | None = None
 
 
-class Desk:
+class OperatorApi:
     """One coordinator's. ``pass_on`` sends a request to a node, by its id, and its answer to ``reply``."""
 
     def __init__(
         self,
-        seat: CoordinatorSeat,
+        seat: CoordinatorHost,
         loop: EventLoop,
         pass_on: Callable[[str, OfNode, Reply], None],
         wall_clock: Callable[[], float] = time.time,
@@ -150,7 +150,7 @@ class Desk:
                 self._answer_within(waiting, _TOGETHER_S)
 
     def _when_changed(self, mark: str, wait_s: float, reply: Reply) -> None:
-        if not mark or self._seat.state.phase is RunPhase.OVER or len(self._waiting) + len(self._due) >= _MOST_WAITING:
+        if not mark or self._seat.state.phase is RunPhase.OVER or len(self._waiting) + len(self._due) >= _MAX_WAITING:
             self._tell_status(reply)
             return
         self._count()
@@ -187,22 +187,22 @@ class Desk:
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def ask(self, request: AnyRequest, reply: Reply) -> None:
-        from tenax._core import requests as want
+        from tenax._core import requests
 
         if self._is_closed:
             reply(None, _GONE)
             return
         is_over = self._seat.state.phase is RunPhase.OVER
         match request:
-            case want.StatusWanted(mark, wait_s):
+            case requests.StatusRequest(mark, wait_s):
                 self._when_changed(mark, wait_s, reply)
-            case want.StopWanted() | want.RestartWanted() | want.DrainWanted() if is_over:
+            case requests.StopRequest() | requests.RestartRequest() | requests.DrainRequest() if is_over:
                 reply(None, "the run is over")
-            case want.StopWanted(why):
+            case requests.StopRequest(why):
                 # First the answer: the end of the run may close the way to whoever asked.
                 reply("the run is being ended on every node", "")
                 self._seat.step(CancelRequested(why))
-            case want.RestartWanted(why):
+            case requests.RestartRequest(why):
                 phase = self._seat.state.phase
                 if phase not in (RunPhase.RUNNING, RunPhase.PAUSED):
                     reply(None, f"no generation is running that could be restarted: {self._seat.doing_in_words()}")
@@ -212,17 +212,17 @@ class Desk:
                     return
                 reply(f"generation {self._seat.state.generation} is being ended, and another follows", "")
                 self._seat.step(RestartRequested(why))
-            case want.DrainWanted(node, why):
+            case requests.DrainRequest(node, why):
                 node_id, trouble = self.find(node)
                 if trouble:
                     reply(None, trouble)
                     return
                 reply(f"{self._seat.state.nodes[node_id].label} is asked to leave", "")
                 self._seat.step(DrainRequested(node_id, why))
-            case want.NodeWanted(node):
+            case requests.NodeRequest(node):
                 node_id, trouble = self.find(node)
                 reply(node_id or None, trouble)
-            case want.LogsWanted(node):
+            case requests.LogsRequest(node):
                 node_id, trouble = self.find(node)
                 if trouble:
                     reply(None, trouble)
@@ -251,7 +251,7 @@ class Desk:
             for node_id, record in state.nodes.items()
             if record.info.host == node or (record.info.name and record.info.name == node)
         ]
-        if not found and node.isdecimal() and len(node) < _MOST_DIGITS:
+        if not found and node.isdecimal() and len(node) < _MAX_DIGITS:
             found = [each for each, rank in state.members.items() if rank == int(node) and each in state.nodes]
         if len(found) == 1:
             return found[0], ""

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
-class StorePlace:
+class StoreAddress:
     """One node's offers, one after the other."""
 
     def __init__(

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Cause", "Facts", "Kind", "cause_of", "judge", "missing_ranks", "next_step_of", "sentence_of"]
 
-_MOST_PROOF = 300
+_MAX_PROOF = 300
 _MAX_SEARCHED = 2000  # characters of a line: some patterns cost the square of its length
-_MOST_LINES_OF_CONSEQUENCE = 8  # of output: what was printed long before the end was survived
+_MAX_LINES_OF_CONSEQUENCE = 8  # of output: what was printed long before the end was survived
 _OUTSIDE = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
@@ -720,7 +720,7 @@ _GROUP = re.compile(r"^\s+\| (?! )")
 def judge(facts: Facts) -> Cause:
     """The kind of this failure. Pure, total and deterministic; see the laws of this module."""
     kind, proof = _recognised(facts)
-    proof = storable(shortened(" ".join(proof.split()), _MOST_PROOF))
+    proof = storable(shortened(" ".join(proof.split()), _MAX_PROOF))
     return _cause(_BY_ID[kind], proof)
 
 
@@ -829,7 +829,7 @@ def _in_output(facts: Facts, has_exception: bool) -> tuple[str, str] | None:
     if has_exception and facts.exit_code >= 0:  # of a child: what it lacked, not whom it lost
         return _first_match(lines[::-1], tuple(kind for kind in kinds if kind.is_scarcity), "")
     own = tuple(kind for kind in kinds if not kind.is_consequence)
-    late = lines if facts.exit_code < 0 else lines[-_MOST_LINES_OF_CONSEQUENCE:]
+    late = lines if facts.exit_code < 0 else lines[-_MAX_LINES_OF_CONSEQUENCE:]
     before = own[: next((at for at, kind in enumerate(own) if kind.id == "connection_refused"), len(own))]
     return (
         _first_match(lines[::-1], before, "")

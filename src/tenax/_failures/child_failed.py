@@ -13,7 +13,7 @@ from tenax._failures.process_failure import NOT_AVAILABLE, ProcessFailure
 
 __all__ = ["ChildFailedError"]
 
-_MOST_WIDTH = 60
+_MAX_WIDTH = 60
 
 
 class ChildFailedError(Exception):
@@ -44,7 +44,7 @@ class ChildFailedError(Exception):
         first = blocks.pop(first_rank)
         title = f"{self.name} FAILED"
         longest = max(len(line) for block in (title, first, *blocks.values()) for line in block.split("\n"))
-        width = min(longest, _MOST_WIDTH)
+        width = min(longest, _MAX_WIDTH)
         border, section = boarder_delim * width, section_delim * width
         others = blocks.values() or ["  <NO_OTHER_FAILURES>"]
         lines = ["", border, title, section, "Failures:", *others, section]

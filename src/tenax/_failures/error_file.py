@@ -31,9 +31,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MOST_BYTES = 1 << 20  # what is read of a file; what we write stays below, also when every character is escaped
-_MOST_TRACEBACK = 64_000  # characters
-_MOST_MESSAGE = 16_000
+MAX_BYTES = 1 << 20  # what is read of a file; what we write stays below, also when every character is escaped
+_MAX_TRACEBACK = 64_000  # characters
+_MAX_MESSAGE = 16_000
 _YEAR_10000_S = 253_402_300_800  # no date can be shown beyond it
 # The kernel stamps files with a clock that may be this much behind the one that processes read.
 _FILE_CLOCK_LAG_S = 0.01
@@ -83,9 +83,9 @@ def content(message: str, traceback: str, timestamp_s: float) -> dict[str, Any]:
 
     return {
         "message": {
-            "message": without_middle(message, _MOST_MESSAGE),
+            "message": without_middle(message, _MAX_MESSAGE),
             "extraInfo": {
-                "py_callstack": without_middle(traceback, _MOST_TRACEBACK),
+                "py_callstack": without_middle(traceback, _MAX_TRACEBACK),
                 "timestamp": str(int(timestamp_s)),
                 "timestamp_s": timestamp_s,
             },
@@ -197,14 +197,14 @@ def _read_head(path: str, result: ErrorFile) -> tuple[bytes, os.stat_result | No
             result.problem = "the error file is not a regular file"
             return b"", None
         parts: list[bytes] = []
-        missing = MOST_BYTES
+        missing = MAX_BYTES
         while missing and (part := os.read(descriptor, missing)):
             parts.append(part)
             missing -= len(part)
     finally:
         os.close(descriptor)
-    if status.st_size > MOST_BYTES:
-        result.problem = f"the error file has {status.st_size} bytes; only the first {MOST_BYTES} were read"
+    if status.st_size > MAX_BYTES:
+        result.problem = f"the error file has {status.st_size} bytes; only the first {MAX_BYTES} were read"
     return b"".join(parts), status
 
 

@@ -22,12 +22,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax._failures.out_of_memory import OutOfMemoryWatch
 
-MOST_LAST_LINES = 30
-_MOST_LINE = 400  # characters
-_MOST_MESSAGE = 500
-_MOST_TRACEBACK = 32_000
-_MOST_STACKS = 31_000  # what says that something is left out comes on top
-_MOST_STACKS_READ = 1 << 20  # bytes
+MAX_LAST_LINES = 30
+_MAX_LINE = 400  # characters
+_MAX_MESSAGE = 500
+_MAX_TRACEBACK = 32_000
+_MAX_STACKS = 31_000  # what says that something is left out comes on top
+_MAX_STACKS_READ = 1 << 20  # bytes
 
 _MORE_THREADS = re.compile(r"^\.\.\.$", re.MULTILINE)  # how faulthandler says it
 _CRASHES = frozenset({-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGILL, -signal.SIGFPE})
@@ -75,9 +75,9 @@ def gather(
     raised_at = None if recorded.timestamp is None else recorded.timestamp + wall_to_agent_clock
     facts = Facts(
         exit_code=exit_code,
-        error_type=storable(shortened(error_type, _MOST_MESSAGE)),
-        message=storable(shortened(message, _MOST_MESSAGE)),
-        traceback=storable(without_middle(traceback.rstrip("\n"), _MOST_TRACEBACK)),
+        error_type=storable(shortened(error_type, _MAX_MESSAGE)),
+        message=storable(shortened(message, _MAX_MESSAGE)),
+        traceback=storable(without_middle(traceback.rstrip("\n"), _MAX_TRACEBACK)),
         last_lines=last_lines(stderr, cut=tail_is_cut),
         out_of_memory=storable(_out_of_memory(out_of_memory, pid, exit_code, f"{message}\n{traceback}")),
     )
@@ -106,14 +106,14 @@ def stacks_in(path: str) -> str:
     from tenax._io.named_file import read_regular
 
     try:
-        written = read_regular(path, _MOST_STACKS_READ)
+        written = read_regular(path, _MAX_STACKS_READ)
     except OSError:  # it was not asked, or could not write
         return ""
     # Asked more than once, because it hung before and went on: only the last answer is about this end.
     text = _MORE_THREADS.sub(
         "[more threads are not told: faulthandler stops after the newest hundred]", last_dump(decoded(written))
     )
-    return storable(without_middle(text.rstrip(), _MOST_STACKS))
+    return storable(without_middle(text.rstrip(), _MAX_STACKS))
 
 
 def last_lines(stderr: str, *, cut: bool = False) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ def last_lines(stderr: str, *, cut: bool = False) -> tuple[str, ...]:
     lines = stderr.rstrip().split("\n")
     if cut and len(lines) > 1:
         del lines[0]
-    shown = (line.rstrip().rsplit("\r", 1)[-1] for line in lines[-MOST_LAST_LINES:])
-    kept = tuple(storable(shortened(line, _MOST_LINE)) for line in shown)
+    shown = (line.rstrip().rsplit("\r", 1)[-1] for line in lines[-MAX_LAST_LINES:])
+    kept = tuple(storable(shortened(line, _MAX_LINE)) for line in shown)
     return () if kept == ("",) else kept
 
 
@@ -159,7 +159,7 @@ def _cause(facts: Facts, watch: OutOfMemoryWatch | None, pid: int) -> Cause:
     if kind:
         return judge(msgspec.structs.replace(facts, kernel_kind=kind, kernel_line=storable(line)))
     line = crash_line(lines, known_as) if known_as and facts.exit_code in _CRASHES else ""
-    return msgspec.structs.replace(cause, proof=storable(shortened(line, _MOST_LINE))) if line else cause
+    return msgspec.structs.replace(cause, proof=storable(shortened(line, _MAX_LINE))) if line else cause
 
 
 def _plausible(raised_at: float | None, started_at: float | None, seen_at: float | None) -> float | None:

@@ -26,9 +26,9 @@ _COUNTER = rb"(?m)^oom_kill (\d+)$"
 # rights that likes to write there too.
 _KILLED = rb"(?m)^[0-7],\d+,\d+,[^;\n]*;((?:[^\n]*[Oo]ut of memory[^\n:]*: )?Killed process (\d+) \([^\n]*?\))[^\n]*"
 _TROUBLE = rb"(?m)^[0-7],\d+,\d+,[^;\n]*;([^\n]*(?:NVRM: Xid|\]:? segfault at|general protection|\] trap )[^\n]*)"
-_MOST_TROUBLES = 256
+_MAX_TROUBLES = 256
 _RECORD_SIZE = 8192  # a read with less fails for a long record
-_MOST_RECORDS = 20_000
+_MAX_RECORDS = 20_000
 
 
 class OutOfMemoryWatch:
@@ -105,7 +105,7 @@ class OutOfMemoryWatch:
         if self._log is None:
             return
         text = bytearray()
-        for _ in range(_MOST_RECORDS):
+        for _ in range(_MAX_RECORDS):
             try:
                 part = os.read(self._log, _RECORD_SIZE)
             except BrokenPipeError:
@@ -118,7 +118,7 @@ class OutOfMemoryWatch:
         if not text:
             return
         troubles = (match.group(1).decode("utf-8", "backslashreplace") for match in re.finditer(_TROUBLE, text))
-        self._troubles = [*self._troubles, *troubles][-_MOST_TROUBLES:]
+        self._troubles = [*self._troubles, *troubles][-_MAX_TROUBLES:]
         if not self._pids_are_ours:
             return
         for match in re.finditer(_KILLED, text):

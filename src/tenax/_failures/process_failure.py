@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["NOT_AVAILABLE", "ProcessFailure"]
 
 NOT_AVAILABLE = "<N/A>"
-_MOST_SHARPENING_S = 2.0  # how far the file's own time may be behind the second that it names
+_MAX_SHARPENING_S = 2.0  # how far the file's own time may be behind the second that it names
 
 
 @dataclass
@@ -108,7 +108,7 @@ class ProcessFailure:
         import time
 
         self._raised_at = time.time() if seconds is None else seconds
-        is_true = said_s is not None and 0 <= self._raised_at - said_s <= _MOST_SHARPENING_S
+        is_true = said_s is not None and 0 <= self._raised_at - said_s <= _MAX_SHARPENING_S
         self.timestamp = self._given_s = said_s if is_true and said_s is not None else int(self._raised_at)
 
     def _explain_exit_code(self, problem: str) -> None:

@@ -45,16 +45,16 @@ _FATAL_BODY = re.compile(
 _TERMINATE = re.compile(r"terminate called (?:after throwing an instance of '(.+)'|without an active exception)$")
 
 # Law 2. A message may have many lines of its own, and we cannot tell them from output that follows.
-_MOST_LINES_AFTER = 200
+_MAX_LINES_AFTER = 200
 # After a crash nothing follows but what the C library or the driver has to say.
-_MOST_LINES_AFTER_BEFORE_SIGNAL = 30
+_MAX_LINES_AFTER_BEFORE_SIGNAL = 30
 # Law 3. The other signals that end a process come from what it does itself.
 _FROM_OUTSIDE = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 )
 
 
-class LastWords(msgspec.Struct, frozen=True):
+class LastOutput(msgspec.Struct, frozen=True):
     """What a process said about its end."""
 
     error_type: str  # "RuntimeError"; empty if it could not be told
@@ -62,7 +62,7 @@ class LastWords(msgspec.Struct, frozen=True):
     traceback: str
 
 
-def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastWords | None:
+def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastOutput | None:
     """The last words in this text, if they explain this exit code (negative: a signal).
 
     ``cut``: the text is the end of a longer one, so its first line may be half a line.
@@ -79,9 +79,9 @@ def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastWords | None:
         # "Without an active exception" is what torch's threads die of while an uncaught Python exception ends the
         # interpreter above them: then that one is the cause.
         terminated_at, words, is_bare = uncaught
-        raised = _find_traceback(lines[:terminated_at], cut, _MOST_LINES_AFTER_BEFORE_SIGNAL)[1] if is_bare else None
+        raised = _find_traceback(lines[:terminated_at], cut, _MAX_LINES_AFTER_BEFORE_SIGNAL)[1] if is_bare else None
         return raised or words
-    most_after = _MOST_LINES_AFTER_BEFORE_SIGNAL if exit_code < 0 else _MOST_LINES_AFTER
+    most_after = _MAX_LINES_AFTER_BEFORE_SIGNAL if exit_code < 0 else _MAX_LINES_AFTER
     crash_at, crash = _find_crash(lines, most_after)
     if exit_code < 0 and crash is not None:
         return crash
@@ -93,7 +93,7 @@ def find(stderr: str, exit_code: int, *, cut: bool = False) -> LastWords | None:
 # --- tracebacks -------------------------------------------------------------------------------------------------------
 
 
-def _find_traceback(lines: list[str], cut: bool, most_after: int) -> tuple[int, LastWords | None]:
+def _find_traceback(lines: list[str], cut: bool, most_after: int) -> tuple[int, LastOutput | None]:
     headers = _headers(lines)
     main = [at for at in headers if not _is_lesser(lines, at)]
     syntax_at = _bare_syntax_error(lines)
@@ -201,7 +201,7 @@ def _paragraph_start(lines: list[str], connector: int) -> int:
     return max(end, 0)
 
 
-def _headless(lines: list[str], headers: list[int]) -> LastWords | None:
+def _headless(lines: list[str], headers: list[int]) -> LastOutput | None:
     """A traceback so long that its header was cut off."""
     exception_at = _exception_line(lines, -1)
     if exception_at >= len(lines) or not any(_FRAME.match(line) for line in lines[:exception_at]):
@@ -209,7 +209,7 @@ def _headless(lines: list[str], headers: list[int]) -> LastWords | None:
     if not _EXCEPTION.match(lines[exception_at]):
         return None
     end = _end(lines, -1, headers)
-    return _told(lines, 0, exception_at, end, _LOST_BEGINNING) if end - exception_at <= _MOST_LINES_AFTER else None
+    return _told(lines, 0, exception_at, end, _LOST_BEGINNING) if end - exception_at <= _MAX_LINES_AFTER else None
 
 
 def _bare_syntax_error(lines: list[str]) -> int:
@@ -229,7 +229,7 @@ def _syntax_start(lines: list[str], at: int) -> int:
     return start
 
 
-def _told(lines: list[str], start: int, exception_at: int, end: int, note: str) -> LastWords:
+def _told(lines: list[str], start: int, exception_at: int, end: int, note: str) -> LastOutput:
     kept = lines[start:end]
     while kept and not kept[-1].strip():
         kept.pop()
@@ -238,7 +238,7 @@ def _told(lines: list[str], start: int, exception_at: int, end: int, note: str) 
     if note:
         kept.insert(0, note)
     error_type, message = _exception(lines, exception_at, end)
-    return LastWords(error_type, message, "\n".join(kept))
+    return LastOutput(error_type, message, "\n".join(kept))
 
 
 def _exception(lines: list[str], at: int, end: int) -> tuple[str, str]:
@@ -259,7 +259,7 @@ def _exception(lines: list[str], at: int, end: int) -> tuple[str, str]:
 # --- crashes ----------------------------------------------------------------------------------------------------------
 
 
-def _find_crash(lines: list[str], most_after: int) -> tuple[int, LastWords | None]:
+def _find_crash(lines: list[str], most_after: int) -> tuple[int, LastOutput | None]:
     """The fault handler's last account: of a fatal signal, of the interpreter's own fatal error, of a timeout."""
     for at in range(len(lines) - 1, -1, -1):
         if _FATAL.match(lines[at]):
@@ -270,11 +270,11 @@ def _find_crash(lines: list[str], most_after: int) -> tuple[int, LastWords | Non
                 break
             text = "\n".join(lines[at:end]).rstrip()
             error_type = "Fatal Python error" if lines[at].startswith("Fatal") else "Timeout"
-            return at, LastWords(error_type, lines[at].rstrip(), text)
+            return at, LastOutput(error_type, lines[at].rstrip(), text)
     return -1, None
 
 
-def _find_terminate(lines: list[str]) -> tuple[int, LastWords, bool] | None:
+def _find_terminate(lines: list[str]) -> tuple[int, LastOutput, bool] | None:
     """What C++ prints before it aborts, where, and whether it names no exception that nobody caught."""
     for at in range(len(lines) - 1, -1, -1):
         match = _TERMINATE.match(lines[at].rstrip())
@@ -283,6 +283,6 @@ def _find_terminate(lines: list[str]) -> tuple[int, LastWords, bool] | None:
         error_type = match.group(1) or "std::terminate"
         what = lines[at + 1].strip() if at + 1 < len(lines) else ""
         said = what.removeprefix("what():").strip() if what.startswith("what():") else lines[at].rstrip()
-        words = LastWords(error_type, f"{error_type}: {said}", "\n".join(lines[at:]))
+        words = LastOutput(error_type, f"{error_type}: {said}", "\n".join(lines[at:]))
         return at, words, match.group(1) is None
     return None

@@ -28,16 +28,16 @@ if TYPE_CHECKING:
     from tenax._failures.wall_clock import WallClock
 
 _VERSION = 2
-_LEAST_WIDTH, _MOST_WIDTH = 40, 100
+_LEAST_WIDTH, _MAX_WIDTH = 40, 100
 _HEAD_OF_TRACEBACK, _TAIL_OF_TRACEBACK = 8, 52  # lines
-_MOST_LINE = 500
-_MOST_SENTENCE = 300
-_MOST_OF_OURS = 2000  # what we say ourselves is as long as it must be
+_MAX_LINE = 500
+_MAX_SENTENCE = 300
+_MAX_OF_OURS = 2000  # what we say ourselves is as long as it must be
 _HEAD_OF_PLACE, _TAIL_OF_PLACE = 4, 20  # lines
-_MOST_PLACES = 4
-_MOST_OTHERS = 8
-_MOST_HISTORY = 8
-_MOST_SPANS = 24
+_MAX_PLACES = 4
+_MAX_OTHERS = 8
+_MAX_HISTORY = 8
+_MAX_SPANS = 24
 _KEY_WIDTH = 11
 _VAGUE = frozenset({"exception", "assertion", "exit_code", "signal", "unknown"})  # the same only if it says the same
 _BECAUSE = {  # what a victim did, after its name
@@ -84,7 +84,7 @@ def headline(report: Report) -> str:
             where = first.host or report.host
             sentence = f"{name} failed: rank {first.global_rank} on {where} {_what_happened(first)}"
             if cause_of(first).is_consequence:
-                return _line(sentence, _MOST_SENTENCE - len(_NOT_THE_CAUSE)) + _NOT_THE_CAUSE
+                return _line(sentence, _MAX_SENTENCE - len(_NOT_THE_CAUSE)) + _NOT_THE_CAUSE
         case Outcome.FAILED:
             sentence = f"{name} failed on {report.host}: {verdict.why}"
         case Outcome.CANCELLED:
@@ -98,7 +98,7 @@ def headline(report: Report) -> str:
             sentence = f"{name} was abandoned: on {report.host} these processes survived SIGKILL: {pids}"
         case Outcome.BROKEN:
             sentence = f"{name} could not be run: {verdict.why}"
-            return _line(sentence, _MOST_OF_OURS)  # what to do stands at its end
+            return _line(sentence, _MAX_OF_OURS)  # what to do stands at its end
     return _line(sentence)
 
 
@@ -107,7 +107,7 @@ def headline(report: Report) -> str:
 
 def render(report: Report, colour: bool = False, width: int = 80) -> str:
     """The report as text. Ends with a newline; a run that succeeded gets one line."""
-    width = min(max(width, _LEAST_WIDTH), _MOST_WIDTH)
+    width = min(max(width, _LEAST_WIDTH), _MAX_WIDTH)
     paint = _paint if colour else _leave
     verdict = report.verdict
     if verdict.outcome is Outcome.SUCCEEDED:
@@ -149,7 +149,7 @@ def _first_cause(report: Report, width: int) -> list[str]:
         "rank": place + (f", pid {failure.pid}" if failure.pid > 0 else ""),
         "ended": _how_and_why(failure),
         "when": _when(report, failure),
-        "error": shortened(evidence.message, _MOST_LINE),
+        "error": shortened(evidence.message, _MAX_LINE),
         "memory": evidence.out_of_memory,
         "stderr log": evidence.log_file and evidence.log_file + there,
         "error file": evidence.error_file and evidence.error_file + there,
@@ -268,13 +268,13 @@ def _told_in_groups(caption: str, told: dict[str, list[Failure]], first: Failure
     if not told:
         return []
     lines = [caption]
-    for what, group in list(told.items())[:_MOST_OTHERS]:
+    for what, group in list(told.items())[:_MAX_OTHERS]:
         later_s = min(failure.seen_at for failure in group) - first.seen_at
         when = f", {_duration(later_s)} later" if later_s > 0 else ""
         where = _elsewhere(group, first.host)
         lines.append("  " + _line(f"{_ranks(f.global_rank for f in group)}{where}{when}: {what}"))
-    if len(told) > _MOST_OTHERS:
-        lines.append(f"  and {len(told) - _MOST_OTHERS} more, in the journal")
+    if len(told) > _MAX_OTHERS:
+        lines.append(f"  and {len(told) - _MAX_OTHERS} more, in the journal")
     return lines
 
 
@@ -323,11 +323,11 @@ def _meanwhile(report: Report, paint: Any, width: int) -> list[str]:
     lines = [paint(_BOLD, line) for line in _wrapped(caption, width)]
     beside_it = places.pop(_place(first.evidence.stacks), [])
     rare_first = sorted(places.values(), key=lambda group: (len(group), group[0].rank))
-    for group in rare_first[:_MOST_PLACES]:
+    for group in rare_first[:_MAX_PLACES]:
         lines.append(f"  {_who(group, here)}:")
         shown = _safe_lines(group[0].stacks)
         lines += _indented(_without_middle(shown, "", _HEAD_OF_PLACE, _TAIL_OF_PLACE), "    ")
-    left_out = sum(map(len, rare_first[_MOST_PLACES:]))
+    left_out = sum(map(len, rare_first[_MAX_PLACES:]))
     if left_out:
         lines.append(f"  and {left_out} more at other places")
     if beside_it:
@@ -370,7 +370,7 @@ def _what_was_done(report: Report, width: int) -> list[str]:
         lines += _wrapped(advice, width, "  ")
     if verdict.earlier:
         lines.append("  Earlier failures, each followed by a restart:")
-        shown = verdict.earlier[-_MOST_HISTORY:]
+        shown = verdict.earlier[-_MAX_HISTORY:]
         left_out = max(verdict.restarts_used, len(verdict.earlier)) - len(shown)
         if left_out > 0:
             lines.append(f"    ({_count(left_out, 'older one')}, in the journal)")
@@ -582,9 +582,9 @@ def _ranks(ranks: Iterable[int]) -> str:
         else:
             spans.append([number, number])
     told = []
-    for low, high in spans[:_MOST_SPANS]:
+    for low, high in spans[:_MAX_SPANS]:
         told.append(str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low}-{high}")
-    left_out = sum(high - low + 1 for low, high in spans[_MOST_SPANS:])
+    left_out = sum(high - low + 1 for low, high in spans[_MAX_SPANS:])
     more = f" and {left_out} more" if left_out else ""
     return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(told) + more
 
@@ -598,12 +598,12 @@ def _wrapped_fact(key: str, value: str, width: int) -> list[str]:
     return [f"  {key:<{_KEY_WIDTH}}{first}", *(" " * (_KEY_WIDTH + 2) + line for line in more)]
 
 
-def _line(text: str, most: int = _MOST_SENTENCE) -> str:
+def _line(text: str, most: int = _MAX_SENTENCE) -> str:
     return shortened(harmless(" ".join(text.split())), most)
 
 
 def _safe_lines(text: str) -> list[str]:
-    return [shortened(line, _MOST_LINE) for line in harmless(text).rstrip("\n").split("\n")]
+    return [shortened(line, _MAX_LINE) for line in harmless(text).rstrip("\n").split("\n")]
 
 
 def _without_middle(

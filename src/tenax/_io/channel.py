@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 _HEADER = struct.Struct("<IB")  # bytes that follow, descriptors that came along
 _READ_SIZE = 1 << 18
-_MOST_DESCRIPTORS = 250  # Linux takes 253 at once
-_ANCILLARY_SIZE = socket.CMSG_SPACE(_MOST_DESCRIPTORS * struct.calcsize("i"))
+_MAX_DESCRIPTORS = 250  # Linux takes 253 at once
+_ANCILLARY_SIZE = socket.CMSG_SPACE(_MAX_DESCRIPTORS * struct.calcsize("i"))
 # What arrives must not leak into processes that the receiver starts: a worker would hold another worker's pipe open.
 # (``socket.recv_fds`` ignores its flags.)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
@@ -71,8 +71,8 @@ class Channel:
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Queue a message and send as much as the peer takes now. Descriptors are copied; the caller keeps its own."""
-        if len(descriptors) > _MOST_DESCRIPTORS:
-            raise ValueError(f"a message carries at most {_MOST_DESCRIPTORS} descriptors, not {len(descriptors)}")
+        if len(descriptors) > _MAX_DESCRIPTORS:
+            raise ValueError(f"a message carries at most {_MAX_DESCRIPTORS} descriptors, not {len(descriptors)}")
         body = marshal.dumps(message)
         packet = _HEADER.pack(len(body), len(descriptors)) + body
         # Descriptors that must wait in the queue are duplicated, because the caller may close its own at once.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 PATIENCE_S = 2.0  # for what is left when a run is over
 _LONGEST_CALL_S = 10.0  # from then on a receiver that others wait for hangs
 
@@ -29,7 +29,7 @@ class Delivery:
         name: str,
         take: Callable[[Any], object],
         end: Callable[[], object] | None = None,
-        most_waiting: int = _MOST_WAITING,
+        most_waiting: int = _MAX_WAITING,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """``end`` is called after the last thing, in the same thread."""

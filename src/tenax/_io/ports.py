@@ -17,16 +17,16 @@ from tenax._core.policy import RestartPolicy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax._core.commands import AnyCommand, ExamineFailure
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
     from tenax._core.events import AnyEvent, ScopeExpired
     from tenax._core.messages import FromNode, NodeInfo, WorkerProgress
     from tenax._core.model import Evidence
-    from tenax._core.requests import AnyRequest, LogsWanted, OfNode
+    from tenax._core.requests import AnyRequest, LogsRequest, OfNode
     from tenax._view.status import RunStatus
 
     Emit = Callable[[AnyEvent], None]
     Reply = Callable[[Any, str], None]  # a value that can be written as JSON, or a sentence that says why there is none
-    RecordRun = Callable[[float, AnyCoordinatorEvent, list[Say], CoordinatorState], None]
+    RecordRun = Callable[[float, AnyCoordinatorEvent, list[Send], CoordinatorState], None]
 
 
 class Watchable(Protocol):
@@ -169,7 +169,7 @@ class Control(Protocol):
     def close(self) -> None: ...
 
 
-class Desk(Protocol):
+class OperatorApi(Protocol):
     """Next to the coordinator: shows what it knows, and takes what is wanted of it."""
 
     def watch(self, on_step: Callable[[], None]) -> None: ...
@@ -195,7 +195,7 @@ class ControlledNode(msgspec.Struct, frozen=True):
     record_run: Callable[[RunSettings], RecordRun] = lambda _: lambda *_: None  # for the journal of a coordinator here
     answer: Callable[[OfNode, Reply], None] = lambda _, reply: reply(None, "this node answers nothing")
     # The coordinator is here now, with a desk where it can be asked, made on demand; None: not any more.
-    serves: Callable[[Callable[[], Desk] | None], None] = lambda _: None
+    serves: Callable[[Callable[[], OperatorApi] | None], None] = lambda _: None
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -219,7 +219,7 @@ class Logs(Watchable, Protocol):
     def progress(self) -> tuple[WorkerProgress, ...]:
         """What the workers of the last generation have written down about their steps."""
 
-    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:
+    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:
         """Whoever wants to see lines. ``generation`` is the current one."""
 
     def answer_the_last(self) -> Callable[[], float] | None:

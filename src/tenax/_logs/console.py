@@ -15,7 +15,7 @@ import os
 import select
 import stat
 
-from tenax._logs.device_thread import Lane
+from tenax._logs.device_thread import DeviceThread
 from tenax._logs.lines import with_prefix
 
 TYPE_CHECKING = False
@@ -49,7 +49,7 @@ class Console:
         self._drawn = b""
         self._unwritten = memoryview(b"")  # of the batch that is being written
         self._row_is_free = True  # the cursor is where a line begins
-        self.lane = Lane(
+        self.lane = DeviceThread(
             self._write_batch,
             wake_loop,
             limit_bytes=limit_bytes,

@@ -33,7 +33,7 @@ def allow_kicks() -> None:
     signal.signal(_KICK_SIGNAL, lambda _signal, _frame: None)
 
 
-class Lane:
+class DeviceThread:
     """One thread, one queue. All methods but ``moved_by`` belong to the loop."""
 
     def __init__(

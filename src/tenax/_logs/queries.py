@@ -1,6 +1,7 @@
 """Recalls: who wants to see lines of the scribe's streams, and waits for them.
 
-1. The scribe's loop never reads a file for them: a thread does (a ``Lane``), started when somebody asks. What it needs
+1. The scribe's loop never reads a file for them: a thread does (a ``DeviceThread``), started when somebody asks. What
+it needs
    of memory it is given as copies.
 2. Whoever asked to wait is answered when there is something new, a moment later so that a flood is one answer, or when
    its time is up; what had come by then is in the answer. That streams have ended is new only to those who asked for
@@ -12,7 +13,7 @@
 
 from __future__ import annotations
 
-from tenax._logs.device_thread import Lane
+from tenax._logs.device_thread import DeviceThread
 from tenax._logs.query import LOST, MAY_BE_LOST, Query, Source, following, last
 
 TYPE_CHECKING = False
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
 
-    from tenax._logs.query import Recalled
+    from tenax._logs.query import QueryResult
     from tenax._logs.writer_main import Stream
 
     Want = tuple[Any, bytes, int, int]  # key, file, group, start (-1: the last lines)
@@ -48,7 +49,7 @@ class _Recall:
         self.until_over = False  # the end of the streams is worth an answer
 
 
-class Recalls:
+class LogQueries:
     """All of them. ``answer`` gets the request's number and the values for the agent."""
 
     def __init__(
@@ -66,9 +67,9 @@ class Recalls:
         self._incarnation = incarnation
         self._is_behind = is_behind
         self._open: dict[int, _Recall] = {}
-        self._read: list[tuple[int, Recalled | str]] = []  # what the thread has found
+        self._read: list[tuple[int, QueryResult | str]] = []  # what the thread has found
         # Never full, never judged: what is asked is bounded by the agent.
-        self._lane = Lane(self._look_up, wake_loop, limit_bytes=1 << 30, stuck_after_s=_DISK_S)
+        self._lane = DeviceThread(self._look_up, wake_loop, limit_bytes=1 << 30, stuck_after_s=_DISK_S)
 
     def add(self, request: int, wants: list[Want], asked: dict[str, Any], incarnation: int, now: float) -> None:
         wait_s, until_over = asked.pop("wait_s"), asked.pop("until_over", False)
@@ -158,7 +159,7 @@ class Recalls:
     def _look_up(self, batch: list[tuple[int, list[dict[str, Any]], Query]]) -> None:
         """In the thread."""
         for request, makers, query in batch:
-            found: Recalled | str
+            found: QueryResult | str
             try:
                 sources = [Source(**maker) for maker in makers]
                 found = (following if any(source.start >= 0 for source in sources) else last)(sources, query)
@@ -167,7 +168,7 @@ class Recalls:
             self._read.append((request, found))
             self._wake_loop()
 
-    def _on_found(self, recall: _Recall, found: Recalled | str, now: float) -> None:
+    def _on_found(self, recall: _Recall, found: QueryResult | str, now: float) -> None:
         recall.reading_until = None
         if isinstance(found, str):
             self._done(recall, {"error": found})

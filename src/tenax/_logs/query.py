@@ -5,7 +5,7 @@ bytes with positions, and both answer with lines, the positions where they end, 
 
 1. Lines of one stream are in order, and each comes once if every position is given back.
 2. Lines of different streams are merged by the time they came, as far as it is known.
-3. An answer holds at most ``MOST_BYTES``; to find it, at most ``MOST_SEARCHED`` bytes of each stream are looked at.
+3. An answer holds at most ``MAX_BYTES``; to find it, at most ``MAX_SEARCHED`` bytes of each stream are looked at.
 4. No stream is an error: what cannot be read is left out, and said.
 5. However many streams are asked for, at most two files are open at a time: descriptors are the scribe's, for workers.
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from tenax._logs.tail import Mark
 
-MOST_BYTES = 256 << 10
-MOST_SEARCHED = 16 << 20
+MAX_BYTES = 256 << 10
+MAX_SEARCHED = 16 << 20
 _CHUNK = 256 << 10
 _LINE_COST = 128  # what a line costs in an answer besides its text
 _END_KEPT = 8 << 10  # of each end of a line that is too long
@@ -56,7 +56,7 @@ class Query:
         needle: bytes = b"",
         since: float = 0.0,
         unfinished: bool = False,
-        most: int = MOST_BYTES,
+        most: int = MAX_BYTES,
     ) -> None:
         self.last = last
         self.needle = needle
@@ -182,7 +182,7 @@ class Line:
         self.is_unfinished = is_unfinished  # its stream goes on, and will tell it again
 
 
-class Recalled:
+class QueryResult:
     """An answer."""
 
     def __init__(self, lines: list[Line], positions: list[int], left_out: list[tuple[int, int, str]]) -> None:
@@ -193,7 +193,7 @@ class Recalled:
         self.is_over = False  # of every stream everything was told, and it has ended
 
 
-def following(sources: list[Source], query: Query) -> Recalled:
+def following(sources: list[Source], query: Query) -> QueryResult:
     """What comes after each source's ``start``, from the oldest on. Unfinished lines come when there is no more."""
     found: list[list[Line]] = []
     unfinished: list[list[Line]] = []
@@ -245,7 +245,7 @@ def following(sources: list[Source], query: Query) -> Recalled:
             else:
                 taken.append(line)
         taken.sort(key=lambda line: _key(sources, line))  # stable: each stream's stay in order
-    answer = Recalled(taken, positions, left_out)
+    answer = QueryResult(taken, positions, left_out)
     answer.is_more = is_more
     answer.is_over = not answer.is_more and all(
         position >= source.end and not source.is_open for position, source in zip(positions, sources, strict=True)
@@ -253,7 +253,7 @@ def following(sources: list[Source], query: Query) -> Recalled:
     return answer
 
 
-def last(sources: list[Source], query: Query) -> Recalled:
+def last(sources: list[Source], query: Query) -> QueryResult:
     """The last lines of all sources together."""
     found: list[list[Line]] = []
     positions: list[int] = []
@@ -286,7 +286,7 @@ def last(sources: list[Source], query: Query) -> Recalled:
         left_out += [(index, count, TOO_MUCH) for index, count in dropped.items()]
         if not dropped:
             left_out += [each for each in beginnings if not _is_older_than(sources[each[0]], query.since)]
-    return Recalled(taken, positions, left_out)
+    return QueryResult(taken, positions, left_out)
 
 
 def _is_older_than(source: Source, since: float) -> bool:
@@ -329,7 +329,7 @@ def _forward(index: int, source: Source, start: int, query: Query) -> tuple[list
         if line.text is not _SKIPPED:
             lines.append(line)
             size += len(line.text) + _LINE_COST
-        if size >= query.most or position - start >= MOST_SEARCHED:
+        if size >= query.most or position - start >= MAX_SEARCHED:
             break
     return lines, position
 
@@ -347,7 +347,7 @@ def _backward(index: int, source: Source, query: Query) -> tuple[list[Line], int
         for line in _lines(index, source, start, source.end, query, is_cut):
             is_partial, is_first = is_first and is_cut, False
             position = line.end
-            if is_partial and start > source.begin and window < MOST_SEARCHED:
+            if is_partial and start > source.begin and window < MAX_SEARCHED:
                 start = line.end  # its beginning was not read
                 continue
             if line.text is _SKIPPED:
@@ -356,7 +356,7 @@ def _backward(index: int, source: Source, query: Query) -> tuple[list[Line], int
                 lines.append(line)
         size = sum(len(line.text) + _LINE_COST for line in lines)
         is_all = len(lines) == query.last or reached_since
-        if is_all or start <= source.begin or size >= query.most or window >= MOST_SEARCHED:
+        if is_all or start <= source.begin or size >= query.most or window >= MAX_SEARCHED:
             return list(lines), position, None if is_all else start
         window *= 4
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 
 TAIL_BYTES = 1 << 16
-MOST_MARKS = 2048
+MAX_MARKS = 2048
 _FINEST_S = 0.001
 _MARK_BYTES = 16
 
@@ -45,7 +45,7 @@ class Tail:
             self._places.append(self.end)
             self._times.append(at)
             self._marked_at = at
-            if len(self._places) > MOST_MARKS:  # then they are coarser
+            if len(self._places) > MAX_MARKS:  # then they are coarser
                 del self._places[1:-1:2]
                 del self._times[1:-1:2]
         self.end += len(data)

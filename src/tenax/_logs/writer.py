@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _PIPE_BYTES = 1 << 18  # more is no faster, and all pipes of a user share one allowance of the kernel
-_MOST_QUEUED_BYTES = 4 << 20  # of our own lines, in a channel that the scribe does not read
-_MOST_RESTARTS = 8
+_MAX_QUEUED_BYTES = 4 << 20  # of our own lines, in a channel that the scribe does not read
+_MAX_RESTARTS = 8
 _SECOND_LOOK_S = 0.5  # how much longer than the scribe's own patience we wait for it
 
 
-class ScribeLost(HelperUnavailable):
+class LogWriterLost(HelperUnavailable):
     """The scribe died again and again. Nobody reads the workers' output any more."""
 
 
@@ -60,7 +60,7 @@ class _Stream(msgspec.Struct, frozen=True):
     order: tuple[Any, ...]
 
 
-class Scribe:
+class LogWriter:
     """One scribe process, started again when it dies."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Scribe:
         self._finish_order: tuple[Any, ...] | None = None
         self._is_finished = False
 
-    def __enter__(self) -> Scribe:
+    def __enter__(self) -> LogWriter:
         self.start()
         return self
 
@@ -98,7 +98,7 @@ class Scribe:
 
     def start(self) -> None:
         assert self._channel is None, "a scribe is started once"
-        self.pid, self._channel = spawn_helper("tenax._logs.writer_main", "tenax-scribe")
+        self.pid, self._channel = spawn_helper("tenax._logs.writer_main", "tenax-logs")
         self._send((*self._settings, self._restarts))
 
     # -- streams
@@ -207,7 +207,7 @@ class Scribe:
         that was written before is shown and flushed first: to standard output, to standard error and to the log files.
         A device that is stuck is not waited for.
         """
-        if self._channel is not None and self._channel.queued_bytes > _MOST_QUEUED_BYTES:
+        if self._channel is not None and self._channel.queued_bytes > _MAX_QUEUED_BYTES:
             self._dropped_lines += text.count("\n") + 1
             return
         if self._dropped_lines:
@@ -220,7 +220,7 @@ class Scribe:
         """The one live line at the bottom of a terminal; empty for none."""
         if text != self._live:
             self._live = text
-            if self._channel is not None and self._channel.queued_bytes <= _MOST_QUEUED_BYTES:
+            if self._channel is not None and self._channel.queued_bytes <= _MAX_QUEUED_BYTES:
                 self._send(("live", text))
 
     # -- the loop's handle
@@ -240,7 +240,7 @@ class Scribe:
             self._start_again()
 
     def on_readable(self) -> None:
-        """Take the scribe's answers. Raises ScribeLost when it has died too often."""
+        """Take the scribe's answers. Raises LogWriterLost when it has died too often."""
         try:
             if self._channel is not None:
                 for message, _ in self._channel.receive():
@@ -377,8 +377,8 @@ class Scribe:
         self._disconnect()
         self._restarts += 1
         self._losses = msgspec.structs.replace(self._losses, scribe_restarts=self._restarts)
-        if self._restarts > _MOST_RESTARTS:
-            raise ScribeLost(
+        if self._restarts > _MAX_RESTARTS:
+            raise LogWriterLost(
                 f"the process that writes the logs died {self._restarts} times{self._why_it_died()}; "
                 "look at the limits on processes and memory (ulimit -u, the container's limits)"
             )

@@ -10,7 +10,7 @@ for a failure report and for whoever asks. It decides nothing about the run. Its
 5. Signals are for the agent: the scribe goes when the agent says so or is gone.
 6. What it remembers is bounded: of each stream the last 64 KiB, and of streams that are over so much in all.
 
-One thread runs the loop and never blocks on a device; each device has a ``Lane``. Messages (see ``scribe``):
+One thread runs the loop and never blocks on a device; each device has a ``DeviceThread``. Messages (see ``scribe``):
 
     from the agent:  settings, console, open (both with a descriptor), tail, recall, hurry, say, live, drain, forget,
                      finish
@@ -27,7 +27,7 @@ from contextlib import suppress
 
 from tenax._io.channel import Channel, ChannelClosed
 from tenax._logs.console import Console
-from tenax._logs.device_thread import Lane, allow_kicks
+from tenax._logs.device_thread import DeviceThread, allow_kicks
 from tenax._logs.lines import LineCutter, lines_with, with_prefix
 from tenax._logs.log_file import LogFile
 from tenax._logs.tail import TAIL_BYTES, Tail
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any, NoReturn
 
-    from tenax._logs.queries import Recalls, Want
+    from tenax._logs.queries import LogQueries, Want
 
     Key = Any
 
@@ -48,8 +48,8 @@ _ORPHAN_DRAIN_S = 0.4  # the agent is gone: read what comes until then,
 _ORPHAN_FLUSH_S = 0.55  # write it until then,
 _ORPHAN_END_S = 0.65  # and let the kernel end us then, whatever blocks
 _FLUSHING_EVERY_S = 0.2
-_MOST_PAST_BYTES = 16 << 20  # of streams that are over,
-_MOST_PASTS = 8  # and of so many generations
+_MAX_PAST_BYTES = 16 << 20  # of streams that are over,
+_MAX_PASTS = 8  # and of so many generations
 
 
 class Stream:
@@ -90,7 +90,7 @@ class Drain:
         self.keys = keys
 
 
-class ScribeProcess:
+class LogWriterProcess:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._streams: dict[Key, Stream] = {}
@@ -99,14 +99,14 @@ class ScribeProcess:
         self._drains: list[Drain] = []
         self._lost_in_files: dict[bytes, tuple[int, str]] = {}
         self._told_reasons: set[str] = set()
-        self._held: set[Lane] = set()
+        self._held: set[DeviceThread] = set()
         self._is_forcing = False
         self._orphaned_at: float | None = None
         self._past: dict[Key, Stream] = {}  # over, the oldest first
         self._past_keys: list[list[Key]] = []  # those that were over together
         self._past_bytes = 0
         self._waiting_lines: list[bytes] = []  # the agent's, until all output before them is delivered
-        self._recalls: Recalls | None = None  # made when somebody asks
+        self._recalls: LogQueries | None = None  # made when somebody asks
         self._incarnation = 0
         self._poll = select.poll()
         self._wake_end, self._wake_start = os.pipe()
@@ -118,7 +118,9 @@ class ScribeProcess:
 
     def _configure(self, stuck_after_s: float, queue_bytes: int, incarnation: int = 0) -> None:
         self._incarnation = incarnation
-        self._file_lane = Lane(self._write_to_files, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
+        self._file_lane = DeviceThread(
+            self._write_to_files, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s
+        )
         self._out = Console(1, self._wake, limit_bytes=queue_bytes, stuck_after_s=stuck_after_s)
         self._err = self._out
         if not os.path.samestat(os.fstat(1), os.fstat(2)):
@@ -480,11 +482,11 @@ class ScribeProcess:
     def _recall(self, request: int, wants: list[Want], asked: dict[str, Any], incarnation: int) -> None:
         if self._recalls is None:
             try:
-                from tenax._logs.queries import Recalls
+                from tenax._logs.queries import LogQueries
             except Exception as error:  # tenax may have been replaced meanwhile; the workers' lines are worth more
                 self._send_recalled(request, {"error": f"lines cannot be shown: {type(error).__name__}: {error}"})
                 return
-            self._recalls = Recalls(
+            self._recalls = LogQueries(
                 self._find, self._send_recalled, self._wake, self._incarnation, lambda: self._file_lane.pending > 0
             )
         for key, *_ in wants:
@@ -514,7 +516,7 @@ class ScribeProcess:
                 over.append(key)
         if over:
             self._past_keys.append(over)
-        while len(self._past_keys) > _MOST_PASTS or self._past_bytes > _MOST_PAST_BYTES:
+        while len(self._past_keys) > _MAX_PASTS or self._past_bytes > _MAX_PAST_BYTES:
             for key in self._past_keys.pop(0):
                 self._past_bytes -= self._past.pop(key).tail.size
 
@@ -557,7 +559,7 @@ class ScribeProcess:
         self._tell(("finished", self._losses()))
         os._exit(0)
 
-    def _flush(self, lanes: list[Lane], patience_s: float, until: float) -> None:
+    def _flush(self, lanes: list[DeviceThread], patience_s: float, until: float) -> None:
         """Wait until these lanes are empty, or stand still for too long; tell the agent now and then that they move."""
         now = time.monotonic()
         for lane in lanes:
@@ -633,7 +635,7 @@ def main(descriptor: int) -> NoReturn:
     allow_kicks()
     channel = Channel.from_descriptor(descriptor)
     try:
-        ScribeProcess(channel).run()
+        LogWriterProcess(channel).run()
     except BaseException:
         import traceback
 

@@ -2,7 +2,7 @@
 
 It costs a run nothing before the first worker is up: it is made a moment later, and what it takes to answer is imported
 when somebody knocks. No port, no thread, no secret: the system checks who may enter. What is asked is answered by the
-agent itself (``AgentWanted``) or by the coordinator, wherever that is.
+agent itself (``AgentRequest``) or by the coordinator, wherever that is.
 
 A folder that cannot be made, or that is not ours alone, costs the door and not the run; that is said once.
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from tenax._engines.tcp.link import Link
     from tenax._io.ports import Cancellable, EventLoop, Reply
 
-_MOST_VISITORS = 32
+_MAX_VISITORS = 32
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
 _DOOR, _NOTE = ".sock", ".json"
 _NOTES_KEPT = 64
-_MOST_NOTE_BYTES = 64 << 10
+_MAX_NOTE_BYTES = 64 << 10
 
 
 class LastRun(msgspec.Struct, frozen=True):
@@ -90,7 +90,7 @@ def note_beside(door: str) -> LastRun | None:
 def _read_note(path: str) -> LastRun | None:
     try:
         with open(path, "rb") as file:
-            note = msgspec.json.decode(file.read(_MOST_NOTE_BYTES), type=LastRun)
+            note = msgspec.json.decode(file.read(_MAX_NOTE_BYTES), type=LastRun)
             return msgspec.structs.replace(note, since=os.fstat(file.fileno()).st_mtime)
     except (OSError, *DECODE_ERRORS):
         return None
@@ -107,7 +107,7 @@ def _notes(folder: str) -> list[str]:
     return [path for _, path in sorted(dated)]
 
 
-class Door:
+class ControlSocket:
     """Watched by the agent's loop once it is open. ``answer`` gets each request, and answers once."""
 
     def __init__(self, answer: Callable[[AnyRequest, Reply], None], say: Callable[[str], None]) -> None:
@@ -127,9 +127,9 @@ class Door:
             folder = private_folder()
             make_private(folder)
             self.path = _free_path(folder)
-            from tenax._core.requests import AgentWanted
+            from tenax._core.requests import AgentRequest
 
-            self._answer(AgentWanted(), self._write_note)  # first: whoever finds the door finds it too
+            self._answer(AgentRequest(), self._write_note)  # first: whoever finds the door finds it too
             self._listener = _listen(self.path)
         except OSError as error:
             self._say(f"'tenax status' will not find this run by its id: {error.strerror or error}")
@@ -172,7 +172,7 @@ class Door:
                 self._loop.unwatch(self)
                 self._pause = self._loop.at(self._loop.now() + _PAUSE_S, self._watch_again)
             return  # else it is gone already
-        if len(self._visitors) >= _MOST_VISITORS:
+        if len(self._visitors) >= _MAX_VISITORS:
             sock.close()
             return
         try:
@@ -188,7 +188,7 @@ class Door:
         self._loop.watch(self)
 
     def _welcome(self, sock: socket.socket) -> None:
-        from tenax._core.requests import LogsWanted, answer_safely
+        from tenax._core.requests import LogsRequest, answer_safely
         from tenax._engines.tcp import wire
         from tenax._engines.tcp.link import Link
 
@@ -196,7 +196,7 @@ class Door:
             frame = wire.decode_from_agent(body)
             if not isinstance(frame, wire.Ask):
                 raise wire.WireError("only requests are taken here")
-            if isinstance(frame.request, LogsWanted) and frame.request.wait_s > 0:
+            if isinstance(frame.request, LogsRequest) and frame.request.wait_s > 0:
                 self._followers.add(link)
 
             def reply(value: object, error: str) -> None:

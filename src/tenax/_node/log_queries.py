@@ -1,4 +1,4 @@
-"""Log answers: what a node says to whoever wants to see lines of its workers (``LogsWanted``).
+"""Log answers: what a node says to whoever wants to see lines of its workers (``LogsRequest``).
 
 It knows the generations of this node, who had which rank in them and where their output went; the scribe has the lines.
 So this translates: a request into streams and positions, lines back into words. It reads no file and keeps no line.
@@ -18,7 +18,7 @@ import time
 
 import msgspec
 
-from tenax._core.requests import LogsWanted
+from tenax._core.requests import LogsRequest
 from tenax._failures.plain_text import decoded, harmless
 from tenax._view.log_lines import LeftOut, LogAnswer, LogLine
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 
     from tenax._io.ports import Reply
     from tenax._logs.specs import LogsDest
-    from tenax._logs.writer import Scribe
+    from tenax._logs.writer import LogWriter
 
 STREAMS = {1: "stdout", 2: "stderr"}
 START = "start"
-_MOST_WAITING = 32
+_MAX_WAITING = 32
 _COMES_BACK_S = 2.0  # who was answered and lives asks again sooner
 _LONGEST_WAIT_S = 30.0
-_MOST_LAST = 100_000
-_MOST_RANK = 1 << 31
+_MAX_LAST = 100_000
+_MAX_RANK = 1 << 31
 
 
 class WrongRequest(Exception):
@@ -81,7 +81,7 @@ class RankSet:
             first, dash, last = part.strip().partition("-")
             is_right = first.isdecimal() and (last.isdecimal() or not dash)
             low, high = (int(first), int(last) if dash else int(first)) if is_right else (1, 0)
-            if not low <= high < _MOST_RANK:
+            if not low <= high < _MAX_RANK:
                 raise WrongRequest(f"{text!r} does not say which ranks are meant: write them as 0,3-5")
             self._ranges.append((low, high))
 
@@ -124,7 +124,7 @@ class _Waiting:
 class LogAnswers:
     """``generations`` is the node's, and grows: number -> ranks by local rank, and where the output went."""
 
-    def __init__(self, scribe: Scribe, generations: dict[int, tuple[dict[int, int], LogsDest]]) -> None:
+    def __init__(self, scribe: LogWriter, generations: dict[int, tuple[dict[int, int], LogsDest]]) -> None:
         self._scribe = scribe
         self._generations = generations
         self._waiting: list[_Waiting] = []  # the one who has waited longest first
@@ -147,14 +147,14 @@ class LogAnswers:
         self._is_ended = True
         self.on_generation()
 
-    def answer(self, request: LogsWanted, reply: Reply) -> None:
+    def answer(self, request: LogsRequest, reply: Reply) -> None:
         """Exactly once, now or later."""
         try:
             self._ask(request, reply)
         except WrongRequest as error:
             reply(None, str(error))
 
-    def _ask(self, request: LogsWanted, reply: Reply) -> None:
+    def _ask(self, request: LogsRequest, reply: Reply) -> None:
         if request.stream not in ("", *STREAMS.values()):
             raise WrongRequest(f"there is no stream {request.stream!r}; there are stdout and stderr")
         cursor = self._beginning(request)
@@ -186,7 +186,7 @@ class LogAnswers:
             incarnation=0 if cursor is None else cursor.incarnation,
             wait_s=wait_s,
             until_over=request.generation > 0,
-            last=max(0, min(request.last, _MOST_LAST)),
+            last=max(0, min(request.last, _MAX_LAST)),
             needle=os.fsencode(request.containing),
             since=request.since,
             unfinished=request.unfinished,
@@ -194,7 +194,7 @@ class LogAnswers:
 
     def _make_room(self) -> None:
         """For one more who waits. Those who have left keep their places only until others want them."""
-        while len(self._waiting) >= _MOST_WAITING:
+        while len(self._waiting) >= _MAX_WAITING:
             self._scribe.hurry(self._waiting.pop(0).number)
 
     def _has_come_back(self, cursor: str) -> None:
@@ -203,7 +203,7 @@ class LogAnswers:
                 del self._told[index]
                 return
 
-    def _beginning(self, request: LogsWanted) -> Cursor | None:
+    def _beginning(self, request: LogsRequest) -> Cursor | None:
         """Where to begin; None: at the end."""
         if not request.cursor:
             return None
@@ -219,7 +219,7 @@ class LogAnswers:
         known = list(self._generations) or [0]
         return Cursor(0, known[0] if request.generation < 0 else known[-1])
 
-    def _streams(self, request: LogsWanted, cursor: Cursor | None) -> list[_Stream]:
+    def _streams(self, request: LogsRequest, cursor: Cursor | None) -> list[_Stream]:
         """One generation's if there is a cursor; else those of all that are meant."""
         ranks = RankSet(request.ranks)
         if cursor is not None:
@@ -244,7 +244,7 @@ class LogAnswers:
 
     def _on_recalled(
         self,
-        request: LogsWanted,
+        request: LogsRequest,
         cursor: Cursor | None,
         meant: int,  # the generation where the answer ends
         streams: list[_Stream],

@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, lateness
 from tenax._core.model import Outcome, WorkerPhase
 from tenax._failures.exit_text import ended_in_words, signal_in_words
@@ -35,7 +34,7 @@ def tell(event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list
     lines = _of_event(event, state)
     for command in commands:
         lines += _of_command(command, state)
-    if commands == [] and state.phase is Phase.STOPPING and isinstance(event, fact.SignalReceived):
+    if commands == [] and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are being ended already{hint}"))
     return lines
@@ -43,39 +42,39 @@ def tell(event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list
 
 def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
     match event:
-        case fact.WorkerStarted(generation, local_rank, pid) if generation == state.generation:
+        case events.WorkerStarted(generation, local_rank, pid) if generation == state.generation:
             return [Line(f"{_rank(state, local_rank)} started (pid {pid})", important=False)]
-        case fact.WorkerStartFailed(generation, local_rank, reason) if generation == state.generation:
+        case events.WorkerStartFailed(generation, local_rank, reason) if generation == state.generation:
             return [Line(f"{_rank(state, local_rank)} could not be started: {reason}")]
-        case fact.WorkerExited(generation, local_rank, exit_code, fault) if generation == state.generation:
+        case events.WorkerExited(generation, local_rank, exit_code, fault) if generation == state.generation:
             return [_of_exit(state, local_rank, exit_code, fault)]
-        case fact.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
+        case events.FailureExamined(generation, local_rank, evidence) if generation == state.generation:
             cause = evidence.out_of_memory or evidence.message
             return [Line(f"{_rank(state, local_rank)}: {cause}")] if cause else []
-        case fact.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
+        case events.ScopeExpired(generation, local_rank, pid) if generation == state.generation:
             return [Line(f"{_rank(state, local_rank)} (pid {pid}) {lateness(event)}")]
-        case fact.StacksRefused(generation, local_rank, why) if generation == state.generation:
+        case events.StacksRefused(generation, local_rank, why) if generation == state.generation:
             worker = state.workers.get(local_rank)
             is_late = worker is not None and worker.overdue is not None
             return [Line(f"the stacks of {_rank(state, local_rank)} are not known: {why}", important=is_late)]
-        case fact.QuietSeen(generation, _, why) if generation == state.generation:
+        case events.QuietSeen(generation, _, why) if generation == state.generation:
             return [Line(f"nothing moves on this node: {why}", important=False)]
-        case fact.MovementSeen(generation) if generation == state.generation:
+        case events.MovementSeen(generation) if generation == state.generation:
             return [Line("the workers of this node move again", important=False)]
-        case fact.StacksWanted(generation, _, why) if generation == state.generation:
+        case events.StacksRequested(generation, _, why) if generation == state.generation:
             return [Line(f"nothing moves on any node ({why}); asking the workers where they are", important=False)]
-        case fact.SignalReceived(number):
+        case events.SignalReceived(number):
             return [Line(f"got {signal_in_words(number)}")]
-        case fact.Waiting(why):
+        case events.Waiting(why):
             return [Line(why)]
-        case fact.GenerationEnded(generation, why) if generation == state.generation:
+        case events.GenerationEnded(generation, why) if generation == state.generation:
             # Told by the order that follows, unless there was nothing to end here.
             return [Line(f"generation {generation} is over: {why}")] if state.phase is Phase.JOINING else []
-        case fact.LeaveNoticed(generation, host, why) if generation == state.generation:
+        case events.LeaveNoticed(generation, host, why) if generation == state.generation:
             return [Line(f"{host} is going to leave{_soon(event.in_s)}: {why}")]
-        case fact.NoticeReceived(why, in_s):
+        case events.NoticeReceived(why, in_s):
             return [Line(f"this node is going to leave{_soon(in_s)}: {why}")]
-        case fact.NodeCleared(generation) if generation == state.generation:
+        case events.NodeCleared(generation) if generation == state.generation:
             return [Line("no process of this generation is left", important=False)]
     return []
 
@@ -105,9 +104,9 @@ def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> 
 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
     match command:
-        case order.Tell(word.NodeReady(generation)):
+        case order.SendMessage(messages.NodeReady(generation)):
             return [Line("ready for a generation" if not generation else "ready for the next one", important=False)]
-        case order.Tell(word.NodeSucceeded()) if state.assignment is not None and state.phase is Phase.DONE:
+        case order.SendMessage(messages.NodeSucceeded()) if state.assignment is not None and state.phase is Phase.DONE:
             others = state.assignment.group_world_size - 1
             return [Line("all workers of this node succeeded; the run ends when all nodes did")] if others else []
         case order.StartWorkers(assignment):

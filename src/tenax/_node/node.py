@@ -23,7 +23,7 @@ from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax._node.notice_file import NoticeFile
 from tenax._node.placements import Places
 from tenax._node.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
-from tenax._node.sinks import Outlets, Views
+from tenax._node.sinks import Sinks, Views
 from tenax._node.supervisor import Supervisor, inherited_stdin
 from tenax._node.watchdog import TORCHELASTIC_TIMER_FILE, watchdog_note
 from tenax._node.worker_logs import WorkerLogs
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from tenax._io.ports import Control
     from tenax._logs.specs import LogsSpecs
     from tenax._node.journal import Step
-    from tenax._node.observers import Seeing
+    from tenax._node.observers import Observers
     from tenax._node.run_journal import RunJournal
     from tenax._node.watchdog import WatchdogPlan
     from tenax._observe.health.check import HealthCheck
@@ -72,7 +72,7 @@ class NodePlan(msgspec.Struct, frozen=True):
     places: Places = Places()
     policy: RestartPolicy | None = None
     rdzv_backend: str = ""  # its name, for events
-    outlets: Outlets | None = None  # where metrics and events go; None: to the handlers that are configured
+    outlets: Sinks | None = None  # where metrics and events go; None: to the handlers that are configured
     tells_its_end: bool = True  # whether the end of this agent is an event
     watchdog: WatchdogPlan | None = None  # None: nobody watches whether workers leave their scopes in time
     dashboard: str = ""  # where the page of the run is served, HOST:PORT; empty: nowhere
@@ -102,7 +102,7 @@ class Node:
         self._cold_because = ""  # why workers are not forked from what was preloaded
         self._sockets: WorkerSockets | None = None  # where workers can be asked
         self.scopes: WatchdogPipe | None = None  # where they say which scopes they enter
-        self._seeing: Seeing | None = None  # what people watch the run with, if anything is switched on
+        self._seeing: Observers | None = None  # what people watch the run with, if anything is switched on
 
     def run(
         self,
@@ -113,7 +113,7 @@ class Node:
         plan = self._plan
         numbers, notices = parse_signals(plan.signals), parse_signals(plan.notice_signals)
         loop = Loop()
-        outlets = plan.outlets if plan.outlets is not None else Outlets()
+        outlets = plan.outlets if plan.outlets is not None else Sinks()
         logs = WorkerLogs(
             plan.logs_specs,
             role=plan.settings.role,
@@ -201,9 +201,9 @@ class Node:
     def _open_seeing(self, loop: Loop, logs: WorkerLogs) -> None:
         plan = self._plan
         if plan.dashboard or plan.trace or plan.settings.on_hang != "off":
-            from tenax._node.observers import Seeing
+            from tenax._node.observers import Observers
 
-            self._seeing = Seeing(
+            self._seeing = Observers(
                 plan,
                 loop,
                 logs,

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax._core.commands import PassOnNotice
+    from tenax._core.commands import ForwardNotice
 
 VARIABLE = "TENAX_NOTICE_FILE"
 
@@ -36,7 +36,7 @@ class NoticeFile:
     def _path(self, generation: int) -> str:
         return os.path.join(self.directory, f"notice-{generation}.json")
 
-    def write(self, notice: PassOnNotice) -> None:
+    def write(self, notice: ForwardNotice) -> None:
         if not self.directory:
             return
         import msgspec

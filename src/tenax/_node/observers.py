@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tenax._core.agent import AgentState
     from tenax._core.hang import Scopes
     from tenax._io.loop import Loop
-    from tenax._io.ports import Desk
+    from tenax._io.ports import OperatorApi
     from tenax._node.journal import Step
     from tenax._node.node import NodePlan
     from tenax._node.worker_logs import WorkerLogs
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tenax._observe.tracing.run_trace import RunTrace
 
 
-class Seeing:
+class Observers:
     """One node's. ``say`` reaches the person who started it, also where no story is told."""
 
     def __init__(
@@ -68,7 +68,7 @@ class Seeing:
                 self._sampler = None
                 self._say(f"workers are not sampled any more: {type(error).__name__}: {error}")
 
-    def serves(self, make_desk: Callable[[], Desk] | None) -> None:
+    def serves(self, make_desk: Callable[[], OperatorApi] | None) -> None:
         """The coordinator is in this process now, or not any more."""
         self._leave_desk()
         if make_desk is None:
@@ -79,7 +79,11 @@ class Seeing:
             self._open("--trace", self._plan.trace, self._open_trace, make_desk)
 
     def _open(
-        self, flag: str, value: str, open_it: Callable[[Callable[[], Desk]], None], make_desk: Callable[[], Desk]
+        self,
+        flag: str,
+        value: str,
+        open_it: Callable[[Callable[[], OperatorApi]], None],
+        make_desk: Callable[[], OperatorApi],
     ) -> None:
         try:
             open_it(make_desk)
@@ -90,13 +94,13 @@ class Seeing:
                 raise RequestRefused(failure) from error
             self._say(f"{failure}; the job runs without it")
 
-    def _open_dashboard(self, make_desk: Callable[[], Desk]) -> None:
+    def _open_dashboard(self, make_desk: Callable[[], OperatorApi]) -> None:
         from tenax._observe.dashboard.live import Dashboard
 
         self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._say)
         self._say(f"the page of this run: {self._dashboard.link}")
 
-    def _open_trace(self, make_desk: Callable[[], Desk]) -> None:
+    def _open_trace(self, make_desk: Callable[[], OperatorApi]) -> None:
         from tenax._observe.tracing.run_trace import RunTrace
 
         self._trace = RunTrace(self._plan.trace, make_desk(), self._say)

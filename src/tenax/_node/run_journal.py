@@ -13,7 +13,7 @@ import time
 import msgspec
 
 from tenax import __version__
-from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, RunSettings, Say
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Received, RunSettings, Send
 from tenax._core.messages import NodeProgress
 from tenax._core.policy import AnyDecision, GiveUp, History
 from tenax._node.journal import FORMAT, Footer, Journal, read_lines
@@ -44,7 +44,7 @@ class RunStep(msgspec.Struct, frozen=True, tag="run step", tag_field="line", omi
 
     at: float
     event: AnyCoordinatorEvent
-    says: list[Say] = []
+    says: list[Send] = []
     decision: AnyDecision | None = None  # what the policy answered, if it was asked in this step
 
 
@@ -62,12 +62,12 @@ class RunJournal(Journal):
     def begin_run(self, settings: RunSettings, now: float) -> None:
         self.write(RunHeader(FORMAT, __version__, settings, os.uname().nodename, time.time(), now))
 
-    def run_step(self, at: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+    def run_step(self, at: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
         # A policy may answer with the same object every time; but each restart that it grants makes another history.
         was_asked = state.decision is not self._decision or state.earlier is not self._earlier
         self._decision, self._earlier = state.decision, state.earlier
         step = RunStep(at, event, says, state.decision if was_asked else None)
-        if isinstance(event, Heard) and isinstance(event.message, NodeProgress) and not says:
+        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not says:
             self.hold(event.node_id, step)
         else:
             self.write(step)
@@ -103,11 +103,11 @@ def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[floa
     """The story of the run, with the time since its beginning, and where this tenax would have spoken differently."""
     recorded = RecordedPolicy([step.decision for step in steps if step.decision is not None])
     machine = CoordinatorMachine(header.settings, recorded)
-    from tenax._view.run_messages import RunStory
+    from tenax._view.run_messages import RunMessages
 
     story: list[tuple[float, str]] = []
     differences: list[str] = []
-    told = RunStory()
+    told = RunMessages()
     for number, step in enumerate(steps, 1):
         says = machine.step(step.event, step.at)
         if says != step.says:

@@ -1,4 +1,4 @@
-"""Outlets: where an agent's own metrics and events go.
+"""Sinks: where an agent's own metrics and events go.
 
 Each handler stands behind a ``Delivery``: it may raise, be slow or never return, and the job does not notice. Without
 a handler there is no outlet, and the packages of metrics and events are not even imported: a job that nobody listens
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _METRIC_GROUPS = ("torchelastic", "tenax")
 
 
-class Outlets:
+class Sinks:
     """The handlers of one run. ``close`` waits a little for what is left and says what was lost."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Views:
 
     def __init__(
         self,
-        outlets: Outlets,
+        outlets: Sinks,
         settings: AgentSettings,
         *,
         entrypoint: str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import AgentMachine, Phase, is_started, words_on_connecting
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import AnyRequest, OfNode
     from tenax._io.loop import Loop
-    from tenax._io.ports import Control, Desk, Entrypoint, Launch, Logs, Processes, RecordRun, Reply, ScopeWatch
-    from tenax._node.control_socket import Door
+    from tenax._io.ports import Control, Entrypoint, Launch, Logs, OperatorApi, Processes, RecordRun, Reply, ScopeWatch
+    from tenax._node.control_socket import ControlSocket
     from tenax._node.journal import Journal
     from tenax._node.run_journal import RunJournal
 
@@ -56,11 +56,11 @@ class Supervisor:
         environments: Callable[[order.StartWorkers], dict[int, dict[str, str]]],
         policy: RestartPolicy | None = None,
         place: Callable[[int, Launch], Launch] = lambda _, launch: launch,
-        pass_on_notice: Callable[[order.PassOnNotice], None] = lambda _: None,
+        pass_on_notice: Callable[[order.ForwardNotice], None] = lambda _: None,
         run_journal: Callable[[], RunJournal] | None = None,
         observe: Callable[[Step, AgentState], None] = lambda *_: None,
         scopes: ScopeWatch | None = None,
-        serves: Callable[[Callable[[], Desk] | None], None] = lambda _: None,
+        serves: Callable[[Callable[[], OperatorApi] | None], None] = lambda _: None,
         log_dir: str = "",
         has_door: bool = False,
         want_steps: Callable[[], bool] = lambda: False,
@@ -87,7 +87,7 @@ class Supervisor:
         self._is_coordinator = False
         self._has_door = has_door
         self._want_steps = want_steps  # somebody asks about the run; whether there is something new of steps
-        self._door: Door | None = None
+        self._door: ControlSocket | None = None
 
     def run(self) -> Verdict:
         """From the first join to the verdict. Everything that was opened here is closed here."""
@@ -99,14 +99,16 @@ class Supervisor:
             self._scopes.open(loop.now, self._say)
         self._processes.open(self._from_processes)
         self._journal.begin(self.machine.state.settings, self._entrypoint.name, loop.now())
-        loop.post(fact.RunRequested())
+        loop.post(events.RunRequested())
         try:
             if self._has_door:
                 loop.at(loop.now() + _DOOR_AFTER_S, self._open_door)
             self._control.open(loop, loop.post, self._node())
             while self._verdict is None:
                 event = loop.next_event(self._next_deadline)
-                if isinstance(event, fact.GenerationFormed) and loop.has_posted((fact.RunEnded, fact.JoinRefused)):
+                if isinstance(event, events.GenerationFormed) and loop.has_posted(
+                    (events.RunEnded, events.JoinRefused)
+                ):
                     continue  # the run ended before this node heard of the generation: start nothing
                 if event is not None:
                     self._step(event)
@@ -141,7 +143,7 @@ class Supervisor:
         """Some deadline has come: the machine's, or that of a scope."""
         deadline = self.machine.state.next_deadline()
         if deadline is not None and deadline <= self._loop.now():
-            self._step(fact.TimePassed())
+            self._step(events.Tick())
         elif self._scopes is not None:
             for expired in self._scopes.expired():
                 self._loop.post(expired)
@@ -170,22 +172,22 @@ class Supervisor:
         if state.phase is Phase.RUNNING and not is_started(state):  # they come first
             self._loop.at(self._loop.now() + _DOOR_AFTER_S, self._open_door)
             return
-        from tenax._node.control_socket import Door
+        from tenax._node.control_socket import ControlSocket
 
-        self._door = Door(self._answer, self._say)
+        self._door = ControlSocket(self._answer, self._say)
         self._door.open(self._loop)
 
-    def _on_serving(self, make_desk: Callable[[], Desk] | None) -> None:
+    def _on_serving(self, make_desk: Callable[[], OperatorApi] | None) -> None:
         self._is_coordinator = make_desk is not None
         self._serves(make_desk)
 
     def _answer(self, request: AnyRequest, reply: Reply) -> None:
         """To somebody at the door."""
-        from tenax._core.requests import AgentWanted, StatusWanted, answer_safely
+        from tenax._core.requests import AgentRequest, StatusRequest, answer_safely
 
-        if isinstance(request, AgentWanted):
+        if isinstance(request, AgentRequest):
             reply(self._who_we_are(), "")
-        elif isinstance(request, StatusWanted) and self._want_steps():
+        elif isinstance(request, StatusRequest) and self._want_steps():
             self._loop.soon(lambda: answer_safely(self._control.ask, request, reply))  # after the steps were told
         else:
             self._control.ask(request, reply)
@@ -228,7 +230,7 @@ class Supervisor:
     def _stay_for_others(self) -> bool:
         """The coordinator may live in this process, and others may still need it. Whether no signal ended that."""
         while self._control.stays_for_others():
-            if isinstance(self._loop.next_event(lambda: None), fact.SignalReceived):
+            if isinstance(self._loop.next_event(lambda: None), events.SignalReceived):
                 return False
         return True
 
@@ -255,41 +257,41 @@ class Supervisor:
         """As long as somebody wants us to. Whether no signal ended that."""
         now = self._loop.now
         while (deadline := min(until, now() + wanted_for())) > now():
-            if isinstance(self._loop.next_event(lambda: min(deadline, now() + wanted_for())), fact.SignalReceived):
+            if isinstance(self._loop.next_event(lambda: min(deadline, now() + wanted_for())), events.SignalReceived):
                 return False
         return True
 
     def _ask_ourselves(self, reply: Reply) -> None:
         """If the coordinator is here, it has our answers over a link of ours. When this one arrives, all before it
         have. Elsewhere the end of our link tells."""
-        from tenax._core.requests import LogsWanted, StatusWanted
+        from tenax._core.requests import LogsRequest, StatusRequest
         from tenax._view.status import RunStatus
 
         def on_status(status: object, error: str) -> None:
             nodes = status.nodes if isinstance(status, RunStatus) else ()
             if ours := [node.node_id for node in nodes if node.is_coordinator]:
-                self._control.ask(LogsWanted(ours[0], last=0), reply)
+                self._control.ask(LogsRequest(ours[0], last=0), reply)
             else:
                 reply(None, error)
 
         if self._is_coordinator:
-            self._control.ask(StatusWanted(), on_status)
+            self._control.ask(StatusRequest(), on_status)
         else:
             reply(None, "")
 
     def _from_processes(self, event: AnyEvent) -> None:
         """A worker that ended is asked for its result before anybody judges it."""
         match event:
-            case fact.NodeCleared(generation):
+            case events.NodeCleared(generation):
                 # How far they got is told before their end is.
                 if progress := self._logs.progress():
-                    self._loop.post(fact.ProgressSeen(generation, progress))
-            case fact.WorkerStarted(_, local_rank) | fact.WorkerStartFailed(_, local_rank):
+                    self._loop.post(events.ProgressSeen(generation, progress))
+            case events.WorkerStarted(_, local_rank) | events.WorkerStartFailed(_, local_rank):
                 self._entrypoint.release(local_rank)
-            case fact.WorkerExited(generation, local_rank, exit_code):
+            case events.WorkerExited(generation, local_rank, exit_code):
                 fault = self._entrypoint.collect(local_rank, exit_code)
                 wrote_error = exit_code != 0 and self._logs.has_error_file(local_rank)
-                event = fact.WorkerExited(
+                event = events.WorkerExited(
                     generation, local_rank, exit_code, fault, event.unasked, wrote_error, event.ended_at
                 )
         self._loop.post(event)
@@ -301,7 +303,7 @@ class Supervisor:
         self._journal.step(now, event, commands)
         # The coordinator hears before the person at the console does: what the console says has been passed on.
         for command in commands:
-            if isinstance(command, order.Tell):
+            if isinstance(command, order.SendMessage):
                 self._control.tell(command.message)
         # The person hears before the workers do, so that the console shows an order before what they answer to it.
         is_end = any(isinstance(command, order.Finish) for command in commands)
@@ -317,7 +319,7 @@ class Supervisor:
 
     def _perform(self, command: AnyCommand) -> None:
         match command:
-            case order.PassOnNotice():
+            case order.ForwardNotice():
                 self._pass_on_notice(command)
             case order.StartWorkers():
                 self._start_workers(command)
@@ -338,7 +340,7 @@ class Supervisor:
                 self._verdict = verdict
 
     def _examined(self, generation: int, local_rank: int) -> Callable[[Evidence], None]:
-        return lambda evidence: self._loop.post(fact.FailureExamined(generation, local_rank, evidence))
+        return lambda evidence: self._loop.post(events.FailureExamined(generation, local_rank, evidence))
 
     def _start_workers(self, command: order.StartWorkers) -> None:
         generation = command.assignment.generation
@@ -348,7 +350,7 @@ class Supervisor:
         except OSError as error:
             reason = f"there is no pipe for its output: {error.strerror} (see 'ulimit -n')"
             for rank in added:
-                self._loop.post(fact.WorkerStartFailed(generation, rank, reason))
+                self._loop.post(events.WorkerStartFailed(generation, rank, reason))
             return
         inherited = inheritable_environ()
         for rank, own in added.items():
@@ -361,7 +363,7 @@ class Supervisor:
                 # For example arguments that cannot be pickled: this worker cannot start, and the report will say why.
                 self._entrypoint.release(rank)
                 reason = f"{type(error).__name__}: {error}"
-                self._loop.post(fact.WorkerStartFailed(generation, rank, reason))
+                self._loop.post(events.WorkerStartFailed(generation, rank, reason))
             finally:
                 os.close(output.stdout)
                 os.close(output.stderr)

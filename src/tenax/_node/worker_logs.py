@@ -15,7 +15,7 @@ from tenax._core.text import one_line, without_passwords
 from tenax._io.ports import Output
 from tenax._logs.prefix import line_prefix
 from tenax._logs.specs import LogsDest
-from tenax._logs.writer import Scribe
+from tenax._logs.writer import LogWriter
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tenax._core.commands import ExamineFailure
     from tenax._core.messages import WorkerProgress
-    from tenax._core.requests import LogsWanted
+    from tenax._core.requests import LogsRequest
     from tenax._failures.out_of_memory import OutOfMemoryWatch
     from tenax._io.ports import Reply
     from tenax._logs.replaced_stream import ReplacedStream
@@ -65,7 +65,7 @@ class WorkerLogs:
         self._narrate = narrate
         self._live_line = narrate and live_line
         self._now = now
-        self._scribe = Scribe()
+        self._scribe = LogWriter()
         self.destination = LogsDest()  # of the last generation
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
@@ -182,7 +182,7 @@ class WorkerLogs:
         found = (read_progress(path, rank) for rank, path in files.items())
         return tuple(each for each in found if each is not None)
 
-    def answer(self, request: LogsWanted, generation: int, reply: Reply) -> None:  # noqa: ARG002 - we know ourselves
+    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:  # noqa: ARG002 - we know ourselves
         """See ``log_answers``."""
         if self._answers is None:
             from tenax._node.log_queries import LogAnswers

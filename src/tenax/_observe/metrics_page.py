@@ -25,8 +25,8 @@ PHASES = ("gathering", "recovering", "running", "ending", "paused", "over")
 STATES = ("joined", "waiting", "spare", "starting", "working", "stopping", "draining", "done")
 OUTCOMES = ("succeeded", "failed", "cancelled", "abandoned", "broken")
 KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "lost")
-MOST_NODES = 2000  # that have lines of their own
-_MOST_CAUSES = 50
+MAX_NODES = 2000  # that have lines of their own
+_MAX_CAUSES = 50
 
 
 def render(status: RunStatus) -> str:
@@ -130,7 +130,7 @@ def _by_cause(page: _Page, name: str, meaning: str, failures: tuple[FailureStatu
     counted: dict[str, int] = {}
     for failure in failures:
         kind = kind_of(failure)
-        kind = kind if kind in counted or len(counted) < _MOST_CAUSES else "other"
+        kind = kind if kind in counted or len(counted) < _MAX_CAUSES else "other"
         counted[kind] = counted.get(kind, 0) + 1
     page.family(name, "gauge", meaning)
     for kind, count in sorted(counted.items()):
@@ -145,8 +145,8 @@ def _its_nodes(page: _Page, nodes: tuple[NodeStatus, ...]) -> None:
     for state, count in counted.items():
         page.value("tenax_run_nodes", count, state=state)
     # A thousand lines each: written without a detour, since somebody waits for them every few seconds.
-    shown = [(node, f'node="{escaped(node.name)}",host="{escaped(node.host)}"') for node in nodes[:MOST_NODES]]
-    page.family("tenax_node_state", "gauge", f"1; what a node does stands in a label. At most {MOST_NODES} nodes.")
+    shown = [(node, f'node="{escaped(node.name)}",host="{escaped(node.host)}"') for node in nodes[:MAX_NODES]]
+    page.family("tenax_node_state", "gauge", f"1; what a node does stands in a label. At most {MAX_NODES} nodes.")
     page.values("tenax_node_state", ((f'{labels},state="{node.state}"', 1) for node, labels in shown))
     page.family("tenax_node_step", "gauge", "The last step that any worker of the node has said.")
     steps = ((labels, max(node.steps)) for node, labels in shown if node.steps)

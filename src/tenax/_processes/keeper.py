@@ -11,7 +11,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._io.channel import Channel, ChannelClosed
 from tenax._io.helper_process import spawn_helper
 from tenax._processes.descendants import bearers, is_zombie, wait_for_deaths
@@ -172,7 +172,7 @@ class KeeperProcess:
                 self._note(message)
                 self._emit(_event(message))
         except ChannelClosed:
-            self._emit(fact.KeeperLost(self._how_it_ended()))
+            self._emit(events.KeeperLost(self._how_it_ended()))
 
     def _note(self, message: tuple[Any, ...]) -> None:
         match message:
@@ -226,20 +226,20 @@ class KeeperProcess:
             return 0
 
 
-def _event(message: tuple[Any, ...]) -> fact.AnyEvent:
+def _event(message: tuple[Any, ...]) -> events.AnyEvent:
     match message:
         case ("started", generation, local_rank, pid):
-            return fact.WorkerStarted(generation, local_rank, pid)
+            return events.WorkerStarted(generation, local_rank, pid)
         case ("start_failed", generation, local_rank, number, text, at):
-            return fact.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
+            return events.WorkerStartFailed(generation, local_rank, text, _shell_code(number), at)
         case ("exited", generation, local_rank, exit_code, asked, at):
-            return fact.WorkerExited(generation, local_rank, exit_code, unasked=not asked, ended_at=at)
+            return events.WorkerExited(generation, local_rank, exit_code, unasked=not asked, ended_at=at)
         case ("dump_refused", generation, local_rank, why):
-            return fact.StacksRefused(generation, local_rank, why)
+            return events.StacksRefused(generation, local_rank, why)
         case ("cleared", generation):
-            return fact.NodeCleared(generation)
+            return events.NodeCleared(generation)
         case ("fenced", generation):
-            return fact.Fenced(generation, "this node was cut off from the others for too long")
+            return events.Fenced(generation, "this node was cut off from the others for too long")
     raise AssertionError(f"the keeper said {message!r}")
 
 

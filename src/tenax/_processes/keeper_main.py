@@ -60,14 +60,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from tenax._processes.warm_pool import Nursery
+    from tenax._processes.warm_pool import WarmPool
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _STUBBORN_S = 2.0  # after the agent's death: how long a process that SIGKILL does not end may hold us
-_MOST_THREADS_SHOWN = 100  # by faulthandler, the newest
+_MAX_THREADS_SHOWN = 100  # by faulthandler, the newest
 _ENOUGH_FILES = 65536
-_MOST_LOOKS = 1000  # at a tree that grows while it is cut; deaths make us come back anyway
+_MAX_LOOKS = 1000  # at a tree that grows while it is cut; deaths make us come back anyway
 
 # Python ignores these two at start and a program started from here would inherit that.
 _RESTORED = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -92,7 +92,7 @@ class Keeper:
         self._call = call  # start methods fork and forkserver: what a forked worker does instead of exec
         self._workers: dict[int, _Worker] = {}
         self._waiting: list[tuple[int, int, dict[str, Any], list[int]]] = []  # to be started, with what that takes
-        self._nursery: Nursery | None = None
+        self._nursery: WarmPool | None = None
         self._own_descriptors: tuple[int, ...] = ()
         self._clearing = 0  # the generation whose end the agent waits for; 0: none
         self._killing = False
@@ -218,7 +218,7 @@ class Keeper:
             self._start_cold(*self._waiting.pop(0))
 
     def _start_warm(
-        self, nursery: Nursery, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]
+        self, nursery: WarmPool, generation: int, local_rank: int, spec: dict[str, Any], descriptors: list[int]
     ) -> bool:
         try:
             complaint, complain = os.pipe()
@@ -276,7 +276,7 @@ class Keeper:
     def _open_nursery(self, spec: dict[str, Any], descriptors: list[int], plan: dict[str, Any]) -> None:
         """Start the template as a worker is started, with a channel to it."""
         from tenax._processes.warm import CHANNEL_DESCRIPTOR
-        from tenax._processes.warm_pool import Nursery
+        from tenax._processes.warm_pool import WarmPool
 
         opened = list(descriptors)
         try:
@@ -294,7 +294,7 @@ class Keeper:
                 os.close(descriptor)
         os.close(complaint)
         os.set_blocking(output, False)
-        self._nursery = Nursery(pid, ours, output, plan["standbys"])
+        self._nursery = WarmPool(pid, ours, output, plan["standbys"])
         self._nursery.prepare(plan["modules"], plan["late"], plan["has_own_arguments"])
 
     def _watch_nursery(self, poll: select.poll, watched: set[int]) -> set[int]:
@@ -305,7 +305,7 @@ class Keeper:
             poll.register(descriptor, select.POLLIN)
         return wanted
 
-    def _tend(self, nursery: Nursery) -> None:
+    def _tend(self, nursery: WarmPool) -> None:
         """Whatever woke us: take what the template said, breed when it is time, start who can be started."""
         nursery.listen()
         now = time.monotonic()
@@ -404,7 +404,7 @@ class Keeper:
             elif self._nursery is not None:
                 self._nursery.has_died(pid, os.waitstatus_to_exitcode(status))
 
-    def _has_strangers(self, nursery: Nursery) -> bool:
+    def _has_strangers(self, nursery: WarmPool) -> bool:
         found = children(self._pid)
         nursery.listen()  # in this order: who was born before we looked is known by name now
         is_alive = any(worker.alive for worker in self._workers.values())
@@ -432,7 +432,7 @@ class Keeper:
                     _signal_group(worker.pid, signal.SIGKILL)
             return
         seen = {self._pid}
-        for _ in range(_MOST_LOOKS):  # who was forked while we looked is found by the next look
+        for _ in range(_MAX_LOOKS):  # who was forked while we looked is found by the next look
             below = [pid for pid in descendants(self._pid) if pid not in seen]
             workers = {worker.pid for worker in self._workers.values() if worker.alive}
             if self._nursery is not None:
@@ -614,7 +614,7 @@ def _signal_main_thread(pid: int, number: int) -> None:
 
 
 def _has_many_threads(status: dict[bytes, bytes]) -> bool:
-    return int(status.get(b"Threads", b"0")) > _MOST_THREADS_SHOWN
+    return int(status.get(b"Threads", b"0")) > _MAX_THREADS_SHOWN
 
 
 def _signal_group(leader: int, number: int) -> None:

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _CALM_S = 0.5  # after the last start, before standbys are bred for the next one
 _MARSHAL_VERSION = 2  # the worker's Python may be another one
-_MOST_AT_ONCE = 200  # sockets in a message
+_MAX_AT_ONCE = 200  # sockets in a message
 _TELL_AFTER_S = 10.0
 _LONGEST_BIRTH_S = 10.0
 _LONGEST_IMPORT_S = 60.0
-_MOST_SAID = 4096
-_MOST_LOST = 10  # standbys, besides as many as are wanted twice over
+_MAX_SAID = 4096
+_MAX_LOST = 10  # standbys, besides as many as are wanted twice over
 _SIGNALLED = 128  # more than this, as an exit code: the process below died of that signal
 
 
@@ -45,7 +45,7 @@ def _how_it_ended(exit_code: int) -> str:
         return f"ended with exit code {exit_code}" if exit_code >= 0 else f"was killed by signal {number}"
 
 
-class Nursery:
+class WarmPool:
     """One template and its standbys."""
 
     def __init__(self, pid: int, channel: Channel, output: int, standbys: int) -> None:
@@ -182,7 +182,7 @@ class Nursery:
         if sock is not None:
             sock.close()
             self._lost += 1
-            if self._lost > 2 * self._wanted + _MOST_LOST:
+            if self._lost > 2 * self._wanted + _MAX_LOST:
                 self._close("processes that stand by die by themselves")
             elif self.is_open and self._wanted:
                 self._refill_at = time.monotonic() + _CALM_S
@@ -228,7 +228,7 @@ class Nursery:
                     self._close("the template cannot fork any more; see the limit on processes (ulimit -u)")
 
     def _breed(self, count: int) -> None:
-        count = min(count, _MOST_AT_ONCE)
+        count = min(count, _MAX_AT_ONCE)
         if count <= 0:
             return
         theirs = []
@@ -266,6 +266,6 @@ class Nursery:
             return
         with suppress(BlockingIOError):
             while data := os.read(self._output, 1 << 16):
-                self._heard.append(("said", data.decode(errors="replace")[:_MOST_SAID]))
+                self._heard.append(("said", data.decode(errors="replace")[:_MAX_SAID]))
             os.close(self._output)
             self._output = -1

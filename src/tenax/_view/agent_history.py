@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.model import by_cause
 from tenax._view.history import NO_END, HangSpan, NodeHistory, NodePart, Span, WorkerSpan, one_by_one, who_hung
 from tenax._view.status import failure_status
@@ -83,20 +83,20 @@ class _AgentWatch:
     def hear(self, at: float, event: AnyEvent, commands: list[AnyCommand]) -> None:
         self._at = at
         match event:
-            case fact.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
+            case events.WorkerStarted(generation, local_rank, pid) if generation == self._generation:
                 self._alive[local_rank] = (pid, at)
                 if len(self._alive) + self._ended >= self._count and self._what == "starting":
                     self._be("working")
-            case fact.WorkerStartFailed(generation) if generation == self._generation:
+            case events.WorkerStartFailed(generation) if generation == self._generation:
                 self._ended += 1
-            case fact.WorkerExited(generation, local_rank) if generation == self._generation:
+            case events.WorkerExited(generation, local_rank) if generation == self._generation:
                 self._worker_ended(local_rank, event)
-            case fact.NodeCleared():
+            case events.NodeCleared():
                 self._be("waiting", 0)
-            case fact.HangFound(generation, report) if generation == self._generation and self._hang is None:
+            case events.HangFound(generation, report) if generation == self._generation and self._hang is None:
                 if self._header.settings.on_hang != "restart":  # else it is among the failures
                     self._hang = report, at - report.quiet_s
-            case fact.HangOver(generation) if generation == self._generation:
+            case events.HangOver(generation) if generation == self._generation:
                 self._end_hang()
         for command in commands:
             self._obey(command)
@@ -112,7 +112,7 @@ class _AgentWatch:
                 self._end_hang()
                 self._asked.add(generation)
                 self._be("stopping", generation)
-            case order.Tell(message):
+            case order.SendMessage(message):
                 for failure in getattr(message, "failures", ()):
                     self._found[failure.generation, failure.global_rank] = failure
             case order.Finish(verdict):
@@ -132,7 +132,7 @@ class _AgentWatch:
         self._what, self._since = what, self._at
         self._span_generation = self._generation if generation is None else generation
 
-    def _worker_ended(self, local_rank: int, event: fact.WorkerExited) -> None:
+    def _worker_ended(self, local_rank: int, event: events.WorkerExited) -> None:
         self._ended += 1
         pid, since = self._alive.pop(local_rank, (0, self._at))
         is_good = event.exit_code == 0 and not event.fault

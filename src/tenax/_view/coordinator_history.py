@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tenax._core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunPhase
+from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunPhase
 from tenax._core.messages import NodeDraining, NodeJoined, NodeLeft
 from tenax._core.model import by_cause
 from tenax._core.policy import GiveUp
@@ -146,7 +146,7 @@ class _RunWatch:
             self._keep_failures()
             self._failures = state.failures
         self._look_for_a_hang()
-        if isinstance(event, Heard | NodeLost):
+        if isinstance(event, Received | NodeLost):
             self._meet(event.node_id)
             self._see_off(event)
         if is_everybody:
@@ -193,11 +193,11 @@ class _RunWatch:
             in_generation = node_id in state.members and node_id not in state.gone and node_id not in state.ready
             node.be(state_of_node(state, record), state.generation if in_generation else 0, self._at)
 
-    def _see_off(self, event: Heard | NodeLost) -> None:
+    def _see_off(self, event: Received | NodeLost) -> None:
         node = self._nodes.get(event.node_id)
         if node is None:
             return
-        if isinstance(event, Heard) and isinstance(event.message, NodeDraining):
+        if isinstance(event, Received) and isinstance(event.message, NodeDraining):
             node.gone_how, node.gone_why = "drained", event.message.why
         if event.node_id in self.state.nodes or node.gone_at is not None:
             return

@@ -1,7 +1,7 @@
-"""What a node answers to ``LogsWanted``: lines that its workers have printed. Pure values; the same for every viewer.
+"""What a node answers to ``LogsRequest``: lines that its workers have printed. Pure values; the same for every viewer.
 
     answer = LogAnswer(...)                       lines, oldest first
-    LogsWanted(node, cursor=answer.cursor)        what came after them; with wait_s, when there is something
+    LogsRequest(node, cursor=answer.cursor)        what came after them; with wait_s, when there is something
 
 1. Lines of one stream come in order, each once, as long as the viewer gives each cursor back.
 2. Whatever is not shown although it was asked for is counted in ``left_out``, with a sentence that says why.

@@ -6,7 +6,7 @@ A node is called by its host's name; where several nodes of a run are on one hos
 from __future__ import annotations
 
 from tenax._core import coordinator as run
-from tenax._core import messages as word
+from tenax._core import messages
 from tenax._core.events import (
     GenerationEnded,
     GenerationFormed,
@@ -16,7 +16,7 @@ from tenax._core.events import (
     LeaveNoticed,
     LeaveRequested,
     RunEnded,
-    StacksWanted,
+    StacksRequested,
     Waiting,
 )
 from tenax._view.exit_summary import how_it_ended
@@ -25,12 +25,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, Send
 
-_MOST_NAMES = 4
+_MAX_NAMES = 4
 
 
-class RunStory:
+class RunMessages:
     """``tell`` every step, in order."""
 
     def __init__(self, names: Mapping[str, str] = {}) -> None:
@@ -41,27 +41,27 @@ class RunStory:
         self._leaving: dict[str, str] = {}  # nodes that said so, and what there is to say when they are gone
         self._is_over = False
 
-    def tell(self, event: AnyCoordinatorEvent, says: list[Say]) -> list[str]:
+    def tell(self, event: AnyCoordinatorEvent, says: list[Send]) -> list[str]:
         """What happened, and what was said about it."""
-        if isinstance(event, run.Heard) and isinstance(event.message, word.NodeJoined):
+        if isinstance(event, run.Received) and isinstance(event.message, messages.NodeJoined):
             self._meet(event.message.node)
         happened = self._happened(event)
-        if isinstance(event, run.Heard):
+        if isinstance(event, run.Received):
             self._note_leaving(event.node_id, event.message)
         return ([happened] if happened else []) + self._said(says)
 
-    def _meet(self, node: word.NodeInfo) -> None:
+    def _meet(self, node: messages.NodeInfo) -> None:
         if node.node_id not in self._host_of:
             self._host_of[node.node_id] = node.host
             self._hosts.setdefault(node.host, []).append(node.node_id)
 
-    def _note_leaving(self, node_id: str, message: word.FromNode) -> None:
+    def _note_leaving(self, node_id: str, message: messages.FromNode) -> None:
         match message:
-            case word.NodeJoined():
+            case messages.NodeJoined():
                 self._leaving.pop(node_id, None)
-            case word.NodeDraining():
+            case messages.NodeDraining():
                 self._leaving[node_id] = "is gone, as it was asked to"
-            case word.NodeLeft():
+            case messages.NodeLeft():
                 self._leaving[node_id] = ""  # that says it
 
     def name(self, node_id: str) -> str:
@@ -75,9 +75,9 @@ class RunStory:
 
     def _happened(self, event: AnyCoordinatorEvent) -> str:
         match event:
-            case run.Heard(_, word.NodeProgress()):
+            case run.Received(_, messages.NodeProgress()):
                 return ""  # too often, and told elsewhere
-            case run.Heard(node_id, message):
+            case run.Received(node_id, message):
                 return f"{self.name(node_id)} {_in_words(message)}"
             case run.NodeLost(node_id) if self._is_over:
                 return f"{self.name(node_id)} is gone"
@@ -98,13 +98,13 @@ class RunStory:
                 return "this node begins to serve the coordinator"
             case run.Opened(generation=generation):
                 return f"this node takes over the coordinator, from generation {generation}"
-            case run.TimeWentBy():
+            case run.Tick():
                 return ""
             case run.Resumed(absent_s):
                 return f"the coordinator did not run for {absent_s:.1f} s; every node gets a full period again"
         return type(event).__name__
 
-    def _said(self, says: list[Say]) -> list[str]:
+    def _said(self, says: list[Send]) -> list[str]:
         lines = []
         for say in says:
             self._is_over |= isinstance(say.event, RunEnded)
@@ -113,12 +113,12 @@ class RunStory:
         return lines
 
     def _names(self, node_ids: tuple[str, ...]) -> str:
-        shown = [self.name(node_id) for node_id in node_ids[:_MOST_NAMES]]
+        shown = [self.name(node_id) for node_id in node_ids[:_MAX_NAMES]]
         more = len(node_ids) - len(shown)
         return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _said_in_words(say: Say) -> str:
+def _said_in_words(say: Send) -> str:
     match say.event:
         case GenerationFormed(part):
             size = f"node {part.group_rank} of {part.group_world_size}"
@@ -133,7 +133,7 @@ def _said_in_words(say: Say) -> str:
             return f"{host} will leave: {why}"
         case LeaveRequested(why):
             return f"asked to leave: {why}"
-        case StacksWanted(_, _, why):
+        case StacksRequested(_, _, why):
             return f"nothing moves ({why}): where are your workers?"
         case HangFound(generation, report):
             from tenax._core.hang_report import reason_of
@@ -147,36 +147,36 @@ def _said_in_words(say: Say) -> str:
     return ""
 
 
-def _in_words(message: word.FromNode) -> str:
+def _in_words(message: messages.FromNode) -> str:
     match message:
-        case word.NodeJoined(node, generation, is_running, has_succeeded):
+        case messages.NodeJoined(node, generation, is_running, has_succeeded):
             doing = " and runs" if is_running else " and is done with" if has_succeeded else " and was in"
             workers = "1 worker" if node.slots == 1 else f"{node.slots} workers"
             return f"came, with {workers}" + (f"{doing} generation {generation}" if generation else "")
-        case word.WorkersRunning(generation, pids):
+        case messages.WorkersRunning(generation, pids):
             return f"has started its {'worker' if len(pids) == 1 else f'{len(pids)} workers'}"
-        case word.NodeProgress():
+        case messages.NodeProgress():
             return "told how far its workers are"
-        case word.NodeReady():
+        case messages.NodeReady():
             return "is ready for a generation"
-        case word.FailureSeen(generation, failure):
+        case messages.FailureSeen(generation, failure):
             how = how_it_ended(failure.exit_code)
             return f"saw rank {failure.global_rank} fail in generation {generation}: {failure.reason or how}"
-        case word.NodeStopped(generation, failures=failures):
+        case messages.NodeStopped(generation, failures=failures):
             found = f", with {len(failures)} failed" if failures else ""
             return f"has stopped its workers of generation {generation}{found}"
-        case word.NodeSucceeded(generation):
+        case messages.NodeSucceeded(generation):
             return f"has succeeded in generation {generation}"
-        case word.NodeQuiet(generation, sent_at, since, why):
+        case messages.NodeQuiet(generation, sent_at, since, why):
             return f"sees nothing move in generation {generation} for {sent_at - since:.0f} s ({why})"
-        case word.NodeBusy(generation):
+        case messages.NodeBusy(generation):
             return f"sees its workers move in generation {generation}"
-        case word.StacksTaken(generation, _, places):
+        case messages.StacksTaken(generation, _, places):
             count = sum(len(place.ranks) for place in places)
             return f"told where its {'worker is' if count == 1 else f'{count} workers are'}"
-        case word.NodeDraining(_, grace_s, why):
+        case messages.NodeDraining(_, grace_s, why):
             return f"was asked to leave ({why}); its workers have {grace_s:g} s"
-        case word.NodeWillLeave(_, why, in_s):
+        case messages.NodeWillLeave(_, why, in_s):
             return f"will be asked to leave{f' in {in_s:g} s' if in_s is not None else ''}: {why}"
-        case word.NodeLeft(why):
+        case messages.NodeLeft(why):
             return f"has left: {why}"

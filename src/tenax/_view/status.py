@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import msgspec
 
-from tenax._core.coordinator import Heard, NodePhase, RunPhase
+from tenax._core.coordinator import NodePhase, Received, RunPhase
 from tenax._core.hang_suspicion import hang_in_words, places_in_words
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.messages import NodeDraining
 from tenax._view.exit_summary import how_it_ended
-from tenax._view.run_messages import RunStory
+from tenax._view.run_messages import RunMessages
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, NodeRecord, Send
     from tenax._core.ledger import GenerationEntry
     from tenax._core.model import Failure
 
-    RecentStep = tuple[float, AnyCoordinatorEvent, list[Say]]
+    RecentStep = tuple[float, AnyCoordinatorEvent, list[Send]]
 
-_MOST_EVENTS = 100
-_MOST_FAILURES = 64
+_MAX_EVENTS = 100
+_MAX_FAILURES = 64
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -146,7 +146,7 @@ def status_of(
         nodes=tuple(_node(state, record, failed, draining, wall_offset) for record in state.nodes.values()),
         generations=tuple(generation_status(entry, now, wall_offset) for entry in state.ledger.entries),
         generations_forgotten=state.ledger.forgotten,
-        failures=tuple(failure_status(each, wall_offset) for each in state.failures[:_MOST_FAILURES]),
+        failures=tuple(failure_status(each, wall_offset) for each in state.failures[:_MAX_FAILURES]),
         earlier=tuple(failure_status(each, wall_offset) for each in state.earlier),
         events=tuple(_events(state, recent, wall_offset)),
         goodput=_goodput(state, now),
@@ -175,7 +175,7 @@ def _draining_since(recent: Iterable[RecentStep]) -> dict[str, float]:
     """When each node said that it was asked to leave, as far as that is remembered."""
     since: dict[str, float] = {}
     for at, event, _ in recent:
-        if isinstance(event, Heard) and isinstance(event.message, NodeDraining):
+        if isinstance(event, Received) and isinstance(event.message, NodeDraining):
             since.setdefault(event.node_id, at)  # over a new link it says so again
     return since
 
@@ -279,10 +279,10 @@ def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
 
 
 def _events(state: CoordinatorState, recent: Iterable[RecentStep], wall_offset: float) -> list[EventStatus]:
-    story = RunStory({node_id: record.label for node_id, record in state.nodes.items()})
+    story = RunMessages({node_id: record.label for node_id, record in state.nodes.items()})
     told = [
         EventStatus(at + wall_offset, text.strip(), at)
         for at, event, says in recent
         for text in story.tell(event, says)
     ]
-    return told[-_MOST_EVENTS:]
+    return told[-_MAX_EVENTS:]

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from tenax._view.history import RunHistory
 
-_MOST_SHOWN = 10
-_MOST_RUNS = 20  # in a terminal
-_MOST_HANGS = 3  # of one run in a terminal
+_MAX_SHOWN = 10
+_MAX_RUNS = 20  # in a terminal
+_MAX_HANGS = 3  # of one run in a terminal
 # Why generations end besides failures of workers.
 _OTHER_ENDS = {
     "loss": "a node was lost",
@@ -113,15 +113,15 @@ def summary_of(histories: Sequence[RunHistory]) -> Summary:
 def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
     """For a terminal. ``places``: where more can be read."""
     lines = []
-    if len(summary.runs) > _MOST_RUNS:
-        lines.append(f"the last {_MOST_RUNS} of {len(summary.runs)} runs:")
-    for run in summary.runs[-_MOST_RUNS:]:
+    if len(summary.runs) > _MAX_RUNS:
+        lines.append(f"the last {_MAX_RUNS} of {len(summary.runs)} runs:")
+    for run in summary.runs[-_MAX_RUNS:]:
         lines.append(f"{run.run_id}: {run.outcome or 'no end known'}{f' ({run.why})' if run.why else ''}")
         lines.append(f"  {run.place_in_words}")
         if run.goodput is not None and (cost := goodput_in_words(run.goodput)):
             lines.append(f"  {cost}")
-        lines += [f"  {each}" for each in run.hangs[:_MOST_HANGS]]
-        if (more := len(run.hangs) - _MOST_HANGS) > 0:
+        lines += [f"  {each}" for each in run.hangs[:_MAX_HANGS]]
+        if (more := len(run.hangs) - _MAX_HANGS) > 0:
             lines.append(f"  nothing moved {more} more {'time' if more == 1 else 'times'}; tenax timeline shows when")
         if run.failure_in_words:
             lines.append(f"  {run.failure_in_words}")
@@ -130,8 +130,8 @@ def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
         lines += ["", _all_in_words(summary)]
     for title, counts in (("generations ended early", summary.ends), ("hosts with failures", summary.hosts)):
         if counts:
-            shown = ", ".join(f"{each.name} {each.count}" for each in counts[:_MOST_SHOWN])
-            more = len(counts) - _MOST_SHOWN
+            shown = ", ".join(f"{each.name} {each.count}" for each in counts[:_MAX_SHOWN])
+            more = len(counts) - _MAX_SHOWN
             lines.append(f"{title}: {shown}{f' and {more} more' if more > 0 else ''}")
     return "\n".join(map(one_line, [*lines, *places])) + "\n"
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class HelpWanted(Exception):
+class HelpRequested(Exception):
     """``--help`` was asked for."""
 
 
@@ -39,7 +39,7 @@ class Reading(msgspec.Struct):
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """The words after ``tenax run`` and the environment, as one value. Raises ``UsageError`` and ``HelpWanted``."""
+    """The words after ``tenax run`` and the environment, as one value. Raises ``UsageError`` and ``HelpRequested``."""
     reading = read(argv, environ)
     return decide(reading.script, reading.script_args, reading.values, reading.sources, environ)
 
@@ -93,7 +93,7 @@ def _read_flags(argv: Sequence[str], values: dict[str, Any], sources: dict[str, 
 def _recognise(word: str) -> tuple[Flag, str, str | None]:
     """Which flag a word is, how it was spelt, and the value that is glued to it, if one is."""
     if word in ("-h", "--help"):
-        raise HelpWanted
+        raise HelpRequested
     name, equals, text = word.partition("=")
     flag = BY_SPELLING.get(name)
     if flag is not None:

@@ -31,7 +31,7 @@ Exit code 0: every worker has answered. 1: some have not, or not well, and each 
 """
 
 _TIMEOUT_S = 10.0
-_MOST_BYTES = 64 << 20
+_MAX_BYTES = 64 << 20
 _CUT_OFF = "it ended before it answered"
 
 
@@ -167,8 +167,8 @@ def ask(path: str, question: Question) -> Answer:
             headers = {"Connection": "close", "Content-Length": "0"}
             connection.request("POST" if question.handler else "GET", target, headers=headers)
             response = connection.getresponse()
-            said = response.read(_MOST_BYTES).decode("utf-8", "backslashreplace")
-            is_cut_off = bool(response.length) and len(said) < _MOST_BYTES
+            said = response.read(_MAX_BYTES).decode("utf-8", "backslashreplace")
+            is_cut_off = bool(response.length) and len(said) < _MAX_BYTES
     except TimeoutError:
         return Answer(
             False,

@@ -4,14 +4,15 @@
     tenax COMMAND RUN_ID                       a run by its id, or by the pid of one of its agents here
     tenax COMMAND RUN_ID --endpoint HOST:PORT  from anywhere: where its nodes meet, with the job's secret
 
-On this host every agent has a door (``_node/control_socket.py``), and passes on what is asked over its own link: no secret is
+On this host every agent has a door (``_node/control_socket.py``), and passes on what is asked over its own link: no
+secret is
 needed, and any node of the run will do. At an endpoint the settings are those of ``tenax run``, read by the same code.
 
 For commands::
 
     words = read_words(argv, switches=("--json",), values=("--why",))  # raises UsageError
     with find_job(wanted(words, run_id)) as job:  # raises UsageError, NoSuchJob
-        answer = job.ask(StatusWanted(), RunStatus)  # raises Declined, LineLost
+        answer = job.ask(StatusRequest(), RunStatus)  # raises Declined, LineLost
 
 ``guarded`` turns what is raised into a sentence and an exit code.
 """
@@ -24,7 +25,15 @@ from typing import TypeVar
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._engines.tcp.operator import Declined, LineLost, NotLetIn, OperatorError, Unreachable, at_door, at_endpoint
+from tenax._engines.tcp.operator import (
+    AccessDenied,
+    Declined,
+    LineLost,
+    OperatorError,
+    Unreachable,
+    at_door,
+    at_endpoint,
+)
 from tenax.cli.flags import UsageError
 
 TYPE_CHECKING = False
@@ -42,10 +51,10 @@ __all__ = [
     "CannotBeAsked",
     "Declined",
     "Job",
+    "JobSelector",
     "LineLost",
     "NoSuchJob",
     "UsageError",
-    "Wanted",
     "Words",
     "agents_here",
     "find_job",
@@ -63,8 +72,8 @@ _PLACE_FLAGS = {
     "--rdzv-backend": "backend",
     "--rdzv-conf": "conf",
 }
-_MOST_SAID = 8
-_MOST_SILENT = 3  # of which it is said
+_MAX_SAID = 8
+_MAX_SILENT = 3  # of which it is said
 _STOPPED, _TRACED = "T", "t"  # states of a process, as the system writes them
 
 PLACE_HELP = """\
@@ -85,7 +94,7 @@ class CannotBeAsked(NoSuchJob):
     """It is there, but nobody of it could say anything just now."""
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class JobSelector(msgspec.Struct, frozen=True):
     """Which job is meant."""
 
     run_id: str = ""  # or a pid; empty: the only one
@@ -179,10 +188,10 @@ def _unknown_flag(word: str, flag: str, known: set[str]) -> str:
     return f"there is no flag {word!r}" + (f"; did you mean {near!r}?" if near else "")
 
 
-def wanted(words: Words, run_id: str = "") -> Wanted:
+def wanted(words: Words, run_id: str = "") -> JobSelector:
     """Which job these words mean. Raises ``UsageError``."""
     values = words.values
-    meant = Wanted(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
+    meant = JobSelector(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
     if not meant.endpoint and (meant.backend or meant.conf):
         raise UsageError("--rdzv-backend and --rdzv-conf are for a run elsewhere; add --endpoint HOST:PORT")
     if meant.endpoint and not run_id:
@@ -238,9 +247,9 @@ class Job:
 
     def until_gone(self) -> None:
         """Wait until who is asked has ended: the agent here, or the coordinator's. Raises ``LineLost``."""
-        from tenax._core.requests import AgentWanted
+        from tenax._core.requests import AgentRequest
 
-        self._line.until_closed(AgentWanted())
+        self._line.until_closed(AgentRequest())
 
     def __enter__(self) -> Job:
         return self
@@ -252,7 +261,7 @@ class Job:
         self._line.close()
 
 
-def find_job(meant: Wanted) -> Job:
+def find_job(meant: JobSelector) -> Job:
     """The job that is meant, with a line to it. Raises ``UsageError`` and ``NoSuchJob``."""
     if meant.endpoint:
         return _job_at_endpoint(meant)
@@ -273,7 +282,7 @@ def _is_meant(agent: AgentHere, run_id: str) -> bool:
 
 def _job_of(agents: list[AgentHere]) -> Job:
     """Through whichever agent has a way to the coordinator; that where it lives first."""
-    from tenax._core.requests import StatusWanted
+    from tenax._core.requests import StatusRequest
 
     why = ""
     silent = [agent for agent in agents if agent.trouble]
@@ -287,14 +296,14 @@ def _job_of(agents: list[AgentHere]) -> Job:
             continue
         try:
             if len(agents) > 1:
-                line.ask(StatusWanted(), TIMEOUT_S)
+                line.ask(StatusRequest(), TIMEOUT_S)
         except OperatorError as error:  # it looks for its coordinator, or has just ended: another may know more
             why = why or str(error)
             line.close()
             continue
         return Job(agent.run_id, line, agent)
     if silent:  # it may be the coordinator's, or the only one
-        raise CannotBeAsked("; ".join(agent.silence for agent in silent[:_MOST_SILENT]))
+        raise CannotBeAsked("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
     raise CannotBeAsked(f"the run {agents[0].run_id!r} cannot be asked: {why}")
 
 
@@ -311,7 +320,7 @@ def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
 def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
     """Every agent of this user on this host, the oldest first. What nobody listens at is removed. Raises ``NoSuchJob``
     if the folder is not ours alone."""
-    from tenax._core.requests import AgentWanted
+    from tenax._core.requests import AgentRequest
     from tenax._node.control_socket import doors_of
 
     lines: list[tuple[str, int, OperatorLine | OperatorError]] = []
@@ -322,7 +331,7 @@ def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
     for path in doors:
         try:
             line = at_door(path, _DOOR_S)
-            lines.append((path, line.send(AgentWanted()), line))
+            lines.append((path, line.send(AgentRequest()), line))
         except (ConnectionRefusedError, FileNotFoundError):
             _remove(path)
         except OperatorError as error:
@@ -427,7 +436,7 @@ def _where_its_end_is(ended: EndedRun) -> str:
     import shlex
 
     if ended.folders:
-        return f"see how it ended: tenax report {shlex.join(ended.folders[:_MOST_SAID])}"
+        return f"see how it ended: tenax report {shlex.join(ended.folders[:_MAX_SAID])}"
     return f"its logs were in {ended.noted[0]}, which is not there any more" if ended.noted else "it has kept no logs"
 
 
@@ -438,7 +447,7 @@ def _name(agent: AgentHere) -> str:
 
 def _names(agents: list[AgentHere]) -> str:
     names = list(dict.fromkeys(map(_name, agents)))
-    return ", ".join(names[:_MOST_SAID]) + (f" and {len(names) - _MOST_SAID} more" if len(names) > _MOST_SAID else "")
+    return ", ".join(names[:_MAX_SAID]) + (f" and {len(names) - _MAX_SAID} more" if len(names) > _MAX_SAID else "")
 
 
 def _several_found(run_id: str, agents: list[AgentHere]) -> str:
@@ -454,7 +463,7 @@ def _several_found(run_id: str, agents: list[AgentHere]) -> str:
 # --- at an endpoint ---------------------------------------------------------------------------------------------------
 
 
-def _job_at_endpoint(meant: Wanted) -> Job:
+def _job_at_endpoint(meant: JobSelector) -> Job:
     from tenax.cli.arguments import parse
     from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
     from tenax.cli.run import tell
@@ -483,7 +492,7 @@ def _job_at_endpoint(meant: Wanted) -> Job:
         tls = settings.tls.for_client() if settings.tls is not None else None
     except ValueError as error:
         raise UsageError(str(error).rstrip(".")) from error
-    except NotLetIn as error:
+    except AccessDenied as error:
         raise NoSuchJob(f"the coordinator of {meant.run_id!r} does not let us in: {error}") from error
     except Unreachable as error:
         raise NoSuchJob(f"the run {meant.run_id!r} cannot be asked: {error}") from error
@@ -497,7 +506,7 @@ def _job_at_endpoint(meant: Wanted) -> Job:
         secret = user_secret(create=False)  # readable: the settings were checked
     try:
         line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, secret, tls, endpoint.host)
-    except NotLetIn as error:
+    except AccessDenied as error:
         raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
     except Unreachable as error:
         raise NoSuchJob(f"there is no coordinator to ask at {endpoint}: {error}") from error

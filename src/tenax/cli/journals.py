@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tenax._node.run_journal import RunHeader, RunStep
     from tenax._view.history import NodePart, RunHistory, RunPart
 
-_MOST_DEEP = 6
-_MOST_FILES = 10_000
+_MAX_DEEP = 6
+_MAX_FILES = 10_000
 
 
 class Found(msgspec.Struct):
@@ -39,14 +39,14 @@ def find_journals(place: str) -> tuple[list[str], str]:
     found: list[str] = []
     top = place.rstrip(os.sep).count(os.sep)
     for folder, folders, files in os.walk(place):
-        if folder.count(os.sep) - top >= _MOST_DEEP:
+        if folder.count(os.sep) - top >= _MAX_DEEP:
             folders.clear()
         folders.sort()
         found += [os.path.join(folder, name) for name in sorted(files) if _is_one(folder, name)]
-        if len(found) > _MOST_FILES:
+        if len(found) > _MAX_FILES:
             return found[
-                :_MOST_FILES
-            ], f"there are more than {_MOST_FILES} journals below {place!r}; the rest is left out"
+                :_MAX_FILES
+            ], f"there are more than {_MAX_FILES} journals below {place!r}; the rest is left out"
     return found, "" if found else f"there is no journal (coordinator.jsonl, journal.jsonl) below {place!r}"
 
 

@@ -1,7 +1,7 @@
 """Live lines: what nodes of a running job answer to ``tenax logs``, merged.
 
 Everything goes over one line to the coordinator, which passes it on. Nothing is asked again and again: who follows
-waits at every node for the next line (``LogsWanted.wait_s``), and at the coordinator for nodes that come and go.
+waits at every node for the next line (``LogsRequest.wait_s``), and at the coordinator for nodes that come and go.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from heapq import merge
 import msgspec
 
 from tenax._core.bounds import DECODE_ERRORS
-from tenax._core.requests import LogsWanted, StatusWanted
+from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.tcp import wire
 from tenax._node.log_queries import START, RankSet
 from tenax._view.log_lines import LogAnswer
@@ -37,8 +37,8 @@ _TOGETHER_S = 0.1  # what nodes answer within that time is merged
 _LAST_WORDS_S = 5.0  # after the end: for what is still on its way
 _AGAIN_S = 1.0  # after something could not be asked: nobody announces that it can be again
 _NEVER = float("inf")
-_MOST_FOLLOWED = 512  # nodes
-_MOST_ASKED = 64  # at once
+_MAX_FOLLOWED = 512  # nodes
+_MAX_ASKED = 64  # at once
 
 
 _AT_ITS_HOST = "what it kept in files is in its log folder on that host ('tenax logs FOLDER' shows it there)"
@@ -155,11 +155,11 @@ class Follower:
     def _ask_status(self) -> None:
         if time.monotonic() >= self._ask_status_at:
             self._ask_status_at = _NEVER
-            self._asker.ask(None, StatusWanted(self._status.mark, _WAIT_S))
+            self._asker.ask(None, StatusRequest(self._status.mark, _WAIT_S))
 
     def _ask_nodes(self) -> None:
         nodes = _nodes(self._status, self._choice)
-        if len(nodes) > _MOST_FOLLOWED:
+        if len(nodes) > _MAX_FOLLOWED:
             raise NoSuchJob(f"{len(nodes)} nodes cannot be followed at once; choose ranks with --rank")
         now = time.monotonic()
         for node in nodes:
@@ -259,7 +259,7 @@ class _Trouble:
 
 
 def _status(job: Job) -> RunStatus:
-    return job.ask(StatusWanted(), RunStatus)
+    return job.ask(StatusRequest(), RunStatus)
 
 
 def _nodes(status: RunStatus, choice: Choice) -> list[NodeStatus]:
@@ -288,8 +288,8 @@ def _ranks_that_are_gone(status: RunStatus, choice: Choice) -> str:
     return " and ".join(f"ranks {low} to {high}" if low < high else f"rank {low}" for low, high in gaps)
 
 
-def _request(choice: Choice, node: NodeStatus | None = None, **more: Any) -> LogsWanted:
-    return LogsWanted(
+def _request(choice: Choice, node: NodeStatus | None = None, **more: Any) -> LogsRequest:
+    return LogsRequest(
         node.node_id if node is not None else "",
         generation=choice.generation,
         stream=choice.stream,
@@ -301,12 +301,12 @@ def _request(choice: Choice, node: NodeStatus | None = None, **more: Any) -> Log
     )
 
 
-def _ask_all(asker: Asker, nodes: list[NodeStatus], request: LogsWanted, page: Page) -> dict[str, LogAnswer]:
+def _ask_all(asker: Asker, nodes: list[NodeStatus], request: LogsRequest, page: Page) -> dict[str, LogAnswer]:
     """By node, what those answered that did."""
     answers: dict[str, LogAnswer] = {}
     left = list(nodes)
     while left or asker.asked:
-        while left and asker.asked < _MOST_ASKED:
+        while left and asker.asked < _MAX_ASKED:
             node = left.pop(0)
             asker.ask(node, msgspec.structs.replace(request, node=node.node_id))
         heard = asker.hear(time.monotonic() + _PATIENCE_S)

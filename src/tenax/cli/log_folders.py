@@ -23,11 +23,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._logs.query import Recalled
+    from tenax._logs.query import QueryResult
     from tenax.cli.logs import Choice, Page
 
 _JOURNAL = "journal.jsonl"
-_MOST_NAMED = 8
+_MAX_NAMED = 8
 
 
 class LogOfWorker(msgspec.Struct, frozen=True):
@@ -80,8 +80,8 @@ def _chosen(logs: list[LogOfWorker], choice: Choice) -> list[LogOfWorker]:
 
 
 def _look(
-    chosen: list[LogOfWorker], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], Recalled]
-) -> Recalled:
+    chosen: list[LogOfWorker], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
+) -> QueryResult:
     query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
     sources = [
         Source(group=log.generation, path=os.fsencode(log.path), in_memory=False, start=start)
@@ -90,7 +90,7 @@ def _look(
     return how(sources, query)
 
 
-def _show(chosen: list[LogOfWorker], recalled: Recalled, page: Page) -> None:
+def _show(chosen: list[LogOfWorker], recalled: QueryResult, page: Page) -> None:
     page.show(chosen[line.source].line(line.at, line.text) for line in recalled.lines)
     page.leave_out(
         LeftOut(log.rank, log.local_rank, log.stream, log.generation, count, why)
@@ -116,8 +116,8 @@ def run_folders(folders: list[str]) -> list[str]:
         if not inside:
             raise UsageError(f"{folder!r} is not the log folder of a run: there is no {_JOURNAL} in it")
         if len({_read(os.path.join(each, _JOURNAL))[0] for each in inside}) > 1:
-            named = ", ".join(os.path.basename(each) for each in inside[:_MOST_NAMED])
-            more = f" and {len(inside) - _MOST_NAMED} more" if len(inside) > _MOST_NAMED else ""
+            named = ", ".join(os.path.basename(each) for each in inside[:_MAX_NAMED])
+            more = f" and {len(inside) - _MAX_NAMED} more" if len(inside) > _MAX_NAMED else ""
             raise UsageError(f"there are several runs in {folder!r}; name one: {named}{more}")
         found += inside
     return found

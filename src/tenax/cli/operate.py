@@ -62,7 +62,7 @@ without it if enough are left. NODE is its name or rank, as 'tenax status' shows
 
 {_COMMON}"""
 
-_MOST_WHY = 1000
+_MAX_WHY = 1000
 _AT_WORK = ("starting", "working", "stopping", "draining")  # states of a node whose workers run
 
 
@@ -82,10 +82,10 @@ def drain_command(argv: Sequence[str]) -> int:
 
 
 def _stop(argv: Sequence[str]) -> int:
-    from tenax._core.requests import StopWanted
+    from tenax._core.requests import StopRequest
 
     words = read_words(argv, switches=("--yes", "--wait"), values=("--why",))
-    request = StopWanted(_why(words, "stopped"))
+    request = StopRequest(_why(words, "stopped"))
     with find_job(wanted(words, only_word(words, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
@@ -108,10 +108,10 @@ def _stop(argv: Sequence[str]) -> int:
 
 
 def _restart(argv: Sequence[str]) -> int:
-    from tenax._core.requests import RestartWanted
+    from tenax._core.requests import RestartRequest
 
     words = read_words(argv, switches=("--yes",), values=("--why",))
-    request = RestartWanted(_why(words, "restarted"))
+    request = RestartRequest(_why(words, "restarted"))
     with find_job(wanted(words, only_word(words, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
@@ -122,13 +122,13 @@ def _restart(argv: Sequence[str]) -> int:
 
 
 def _drain(argv: Sequence[str]) -> int:
-    from tenax._core.requests import DrainWanted
+    from tenax._core.requests import DrainRequest
 
     words = read_words(argv, switches=("--yes",), values=("--why",))
     if not words.plain:
         raise UsageError("say which node is to leave: its name or rank, as 'tenax status' shows them")
     node = words.plain.pop(0)
-    request = DrainWanted(node, _why(words, "drained"))
+    request = DrainRequest(node, _why(words, "drained"))
     with find_job(wanted(words, only_word(words, "run"))) as job:
         return _do(words, job, request, lambda status: _plan_of_drain(job, status, node))
 
@@ -163,14 +163,14 @@ def _named(status: RunStatus, name: str) -> NodeStatus | None:
 
 def _meant(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
     """Whom the coordinator takes it for, which knows names that a status does not show. Raises ``Declined``."""
-    from tenax._core.requests import NodeWanted
+    from tenax._core.requests import NodeRequest
 
-    node_id = job.ask(NodeWanted(name), str)
+    node_id = job.ask(NodeRequest(name), str)
     return next((node for node in status.nodes if node.node_id == node_id), None)
 
 
 def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
-    from tenax._core.requests import StatusWanted
+    from tenax._core.requests import StatusRequest
     from tenax._failures.exit_codes import FAILED
     from tenax._failures.plain_text import harmless
     from tenax._view.status import RunStatus
@@ -179,7 +179,7 @@ def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
     if "--yes" not in words.switches:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError("nobody can be asked here whether this is really wanted; add --yes")
-        status = job.ask(StatusWanted(), RunStatus)
+        status = job.ask(StatusRequest(), RunStatus)
         if not _agrees(f"This {plan(status)}."):
             tell("tenax: nothing was done")
             return FAILED
@@ -232,8 +232,8 @@ def _counted(count: int, what: str) -> str:
 
 def _why(words: Words, done: str) -> str:
     why = words.values.get("--why", "").strip()
-    if len(why.encode(errors="surrogateescape")) > _MOST_WHY:
-        raise UsageError(f"--why takes at most {_MOST_WHY} bytes")
+    if len(why.encode(errors="surrogateescape")) > _MAX_WHY:
+        raise UsageError(f"--why takes at most {_MAX_WHY} bytes")
     return why or f"{done} by {_operator()}"
 
 

@@ -118,7 +118,7 @@ def _coordinator(agent: AgentHere) -> str:
 
 def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
     """From whichever of them knows."""
-    from tenax._core.requests import StatusWanted
+    from tenax._core.requests import StatusRequest
     from tenax._view.status import RunStatus
 
     trouble = ""
@@ -129,7 +129,7 @@ def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
             trouble = trouble or "it has just ended"
             continue
         try:
-            return msgspec.json.decode(line.ask(StatusWanted(), _STATUS_S), type=RunStatus), ""
+            return msgspec.json.decode(line.ask(StatusRequest(), _STATUS_S), type=RunStatus), ""
         except (OperatorError, *DECODE_ERRORS) as error:
             trouble = trouble or str(error)
         finally:

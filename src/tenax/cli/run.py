@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 
-from tenax.cli.arguments import HelpWanted, parse
+from tenax.cli.arguments import HelpRequested, parse
 from tenax.cli.flags import UsageError
 from tenax.cli.script import entrypoint_of
 from tenax.cli.world import check_files, check_world, current_folder, logs_specs_named, numa_options
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tenax._core.policy import RestartPolicy
-    from tenax._node.sinks import Outlets
+    from tenax._node.sinks import Sinks
     from tenax.cli.options import Options
     from tenax.cli.script import Entrypoint
     from tenax.rendezvous.api import RendezvousHandler
@@ -41,7 +41,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
         check_files(options, environ)
         handler = _handler(config)
         outlets = _outlets(config)
-    except HelpWanted:
+    except HelpRequested:
         return _print_help()
     except UsageError as error:
         return complain(error)
@@ -77,7 +77,7 @@ def _handler(config: LaunchConfig) -> RendezvousHandler:
         ) from error
 
 
-def _outlets(config: LaunchConfig) -> Outlets:
+def _outlets(config: LaunchConfig) -> Sinks:
     from tenax.launcher.api import outlets_of
 
     try:

@@ -11,9 +11,9 @@ from tenax.cli.job import (
     CannotBeAsked,
     Declined,
     Job,
+    JobSelector,
     LineLost,
     NoSuchJob,
-    Wanted,
     find_job,
     guarded,
     only_word,
@@ -46,7 +46,7 @@ Exit code 0: it was shown. 1: there is no such run, or it does not answer. 2: th
 
 _WAIT_S = 1.0  # an answer comes after that time at the latest: ages are shown, too
 _AGAIN_S = 1.0  # after it could not be asked: nobody announces that it can be again
-_MOST_TRIES = 30  # in a row, while nobody is found
+_MAX_TRIES = 30  # in a row, while nobody is found
 _ENDS = {"cancelled": "was cancelled", "broken": "could not go on", "abandoned": "was abandoned"}
 
 
@@ -72,10 +72,10 @@ def _status(argv: Sequence[str]) -> int:
 
 
 def _ask(job: Job, mark: str = "") -> RunStatus:
-    from tenax._core.requests import StatusWanted
+    from tenax._core.requests import StatusRequest
     from tenax._view.status import RunStatus
 
-    return job.ask(StatusWanted(mark, _WAIT_S if mark else 0.0), RunStatus)
+    return job.ask(StatusRequest(mark, _WAIT_S if mark else 0.0), RunStatus)
 
 
 def _is_terminal() -> bool:
@@ -177,7 +177,7 @@ def print_json(value: object, indent: int | None = None) -> int:
 class _Watch:
     """Shows the run again whenever something has changed, until it is over."""
 
-    def __init__(self, meant: Wanted, job: Job, shown: _Lines) -> None:
+    def __init__(self, meant: JobSelector, job: Job, shown: _Lines) -> None:
         self._meant = meant
         self._job = job
         self._shown = shown
@@ -215,7 +215,7 @@ class _Watch:
         """Its coordinator may have moved, and its agent on this host may have ended. Whether there is one again."""
         self._job.close()
         self._mark = ""
-        for _ in range(_MOST_TRIES):
+        for _ in range(_MAX_TRIES):
             try:
                 self._job = find_job(self._meant)
             except NoSuchJob as error:

@@ -21,16 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
-_MOST_BYTES = 107 if sys.platform.startswith("linux") else 103
+_MAX_BYTES = 107 if sys.platform.startswith("linux") else 103
 _LONGEST_NAME = "/rank1234567"
 
 
 def check_length(path: str) -> None:
     """Raises ValueError with a sentence when no socket can have this path."""
     length = len(os.fsencode(path))
-    if length > _MOST_BYTES:
+    if length > _MAX_BYTES:
         raise ValueError(
-            f"the socket's path {path!r} has {length} bytes, and the system allows {_MOST_BYTES}; "
+            f"the socket's path {path!r} has {length} bytes, and the system allows {_MAX_BYTES}; "
             f"set {VARIABLE} to a shorter one, for example under /tmp"
         )
 
@@ -43,10 +43,10 @@ def socket_folder(environ: Mapping[str, str]) -> str:
     folder = os.path.abspath(folder)
     if is_socket(folder):  # we are a worker ourselves, and this is where it is asked
         folder += ".d"
-    if len(os.fsencode(folder + _LONGEST_NAME)) > _MOST_BYTES:
+    if len(os.fsencode(folder + _LONGEST_NAME)) > _MAX_BYTES:
         raise ValueError(
             f"{VARIABLE} is {folder!r}, too long for a folder of sockets; expected at most "
-            f"{_MOST_BYTES - len(_LONGEST_NAME)} bytes, for example a folder under /tmp"
+            f"{_MAX_BYTES - len(_LONGEST_NAME)} bytes, for example a folder under /tmp"
         )
     if os.path.lexists(folder) and not os.path.isdir(folder):
         raise ValueError(f"{VARIABLE} is {folder!r}, which is not a folder; name one for the workers' sockets")

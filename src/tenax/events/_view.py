@@ -19,8 +19,7 @@ TorchElastic tells the ends of the last group of workers only; here each generat
 from __future__ import annotations
 
 from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.agent import Phase, global_rank
 from tenax._core.model import Outcome, WorkerPhase
 from tenax.events._status import Moment, Origin, WorkerOfGroup, agent_event, error_as_json, worker_event
@@ -76,7 +75,7 @@ class EventView:
             self._began_at = at
             if self._has_watchdog:
                 found.append(self._of_watchdog(at, "watchdog started", state))
-        if isinstance(event, fact.ScopeExpired):
+        if isinstance(event, events.ScopeExpired):
             found.append(self._of_watchdog(at, "timer expired", state, event))
         if state.generation != self._generation:
             found += self._formed(at, state)
@@ -89,7 +88,7 @@ class EventView:
         found += self._ends(at, state)
         for command in commands:
             match command:
-                case order.Tell(word.NodeReady()):
+                case order.SendMessage(messages.NodeReady()):
                     self._joins_since = at
                 case order.Finish(verdict):
                     found += self._finished(at, verdict, state)
@@ -232,7 +231,7 @@ class EventView:
     # --- the watchdog -------------------------------------------------------------------------------------------------
 
     def _of_watchdog(
-        self, at: float, name: str, state: AgentState, about: fact.ScopeExpired | order.EndWorker | None = None
+        self, at: float, name: str, state: AgentState, about: events.ScopeExpired | order.EndWorker | None = None
     ) -> Event:
         more = watchdog_details(name, about)
         return agent_event("RUNNING", self._origin, self._moment(at, at, state), name=name, more=more)
@@ -285,7 +284,7 @@ def _ms(since: float, until: float) -> float:
     return round(max(0.0, until - since) * 1000, 3)
 
 
-def watchdog_details(name: str, about: fact.ScopeExpired | order.EndWorker | None) -> dict[str, object]:
+def watchdog_details(name: str, about: events.ScopeExpired | order.EndWorker | None) -> dict[str, object]:
     """The nested metadata of TorchElastic's four events of a watchdog, with its keys."""
     details: dict[str, object] = {"watchdog_event": name}
     if about is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tenax._core.model import Verdict
     from tenax._logs.specs import LogsSpecs
     from tenax._node.node import Node
-    from tenax._node.sinks import Outlets
+    from tenax._node.sinks import Sinks
     from tenax._observe.health.check import HealthCheck
     from tenax.rendezvous.api import RendezvousHandler
 
@@ -58,14 +58,14 @@ def launch_agent(
         outlets.close()  # if it did not come to a run
 
 
-def outlets_of(config: LaunchConfig) -> Outlets:
+def outlets_of(config: LaunchConfig) -> Sinks:
     """Where the run's metrics and events go. Raises ValueError for a name that is nobody's."""
-    from tenax._node.sinks import Outlets
+    from tenax._node.sinks import Sinks
 
     _name_run(config)
     labels = {"run_id": config.run_id, "role": config.role}
     settings = getattr(config.metrics_cfg, "params", config.metrics_cfg)  # a MetricsConfig is as good
-    return Outlets(config.event_log_handler, settings.get("handlers", ""), labels)
+    return Sinks(config.event_log_handler, settings.get("handlers", ""), labels)
 
 
 def _name_run(config: LaunchConfig) -> None:
@@ -78,7 +78,7 @@ def _run_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    outlets: Outlets,
+    outlets: Sinks,
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     from tenax.agent.server.api import WorkerSpec
@@ -142,7 +142,7 @@ def launch(
     args: list[Any],
     *,
     handler: RendezvousHandler | None = None,
-    outlets: Outlets | None = None,
+    outlets: Sinks | None = None,
     report_path: str = "",
     colour: bool = False,
     live_line: bool = True,
@@ -242,7 +242,7 @@ def _launch_by_asking(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
-    outlets: Outlets,
+    outlets: Sinks,
 ) -> int:
     """With a handler of others: the agent for old hooks asks it, and tells no story; the exit codes are the same."""
     import signal

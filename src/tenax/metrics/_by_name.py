@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GROUP = "tenax.metric_handlers"
 _KIND = "metric handler"
-_MOST_PORT = 65535
+_MAX_PORT = 65535
 
 
 def make_handlers(
@@ -145,6 +145,6 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
         host, _, port = text.rpartition(":")
     if not port:
         return host, None
-    if not port.isdecimal() or int(port) > _MOST_PORT:
-        raise ValueError(f"{port!r} is no port; expected a number up to {_MOST_PORT}")
+    if not port.isdecimal() or int(port) > _MAX_PORT:
+        raise ValueError(f"{port!r} is no port; expected a number up to {_MAX_PORT}")
     return host, int(port)

@@ -1,4 +1,5 @@
-"""A page server: one text over HTTP, for those who come by and read it. The server's law is ``tenax._io.http.server``'s."""
+"""A page server: one text over HTTP, for those who come by and read it. The server's law is
+``tenax._io.http.server``'s."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tenax.metrics.api import MetricData
 
 DEFAULT_PORT = 9464
-_MOST_SERIES = 10_000
+_MAX_SERIES = 10_000
 _TYPES = {COUNTER: "counter", GAUGE: "gauge", DURATION: "summary"}
 _ENDINGS = {COUNTER: "_total", GAUGE: "", DURATION: ""}
 _OF_CALLS = {
@@ -64,9 +64,9 @@ class PrometheusMetricHandler(MetricHandler):
                     "give it another name"
                 )
             is_new = labels not in family.series
-            if is_new and self._series >= _MOST_SERIES:
+            if is_new and self._series >= _MAX_SERIES:
                 raise ValueError(
-                    f"there are {_MOST_SERIES} series already, and {metric_data.name!r} would be one more; "
+                    f"there are {_MAX_SERIES} series already, and {metric_data.name!r} would be one more; "
                     "put what varies without end into a value, not into a name"
                 )
             family.add(labels, reading.value)

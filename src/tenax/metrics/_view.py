@@ -16,7 +16,7 @@ V3  Nothing is said after the verdict.
 from __future__ import annotations
 
 from tenax._core import commands as order
-from tenax._core import messages as word
+from tenax._core import messages
 from tenax._core.agent import Phase
 from tenax._core.model import Outcome, WorkerPhase
 from tenax.metrics.api import TORCHELASTIC, MetricData
@@ -79,7 +79,9 @@ class MetricView:
             self._stopped_running(state)
         self._look_at_stopping(before, state)
         self._look_at_worker_state(state)
-        if any(isinstance(each, order.Tell) and isinstance(each.message, word.NodeStopped) for each in commands):
+        if any(
+            isinstance(each, order.SendMessage) and isinstance(each.message, messages.NodeStopped) for each in commands
+        ):
             self._count_failures(state)
         if state.phase is Phase.JOINING and before is not Phase.JOINING:
             self._joining(before, state)

@@ -1,6 +1,7 @@
 """Tail log: follow files that others write and copy their lines, with a header, to one text stream.
 
-tenax does not follow files itself: worker output reaches the console through pipes (``tenax._logs.writer``). This module
+tenax does not follow files itself: worker output reaches the console through pipes (``tenax._logs.writer``). This
+module
 is for launchers that use TorchElastic's ``TailLog`` directly. It looks at the files every ``interval_sec``, because
 that is what its users ask for by name.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 
 from tenax._engines.local import LOOPBACK, LocalRendezvous
-from tenax._engines.store_address import StorePlace
+from tenax._engines.store_address import StoreAddress
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 TYPE_CHECKING = False
@@ -115,7 +115,7 @@ class LocalRendezvousHandler(EngineRendezvousHandler):
         self.master_port = master_port
 
     def _make_engine(self, master_addr: str | None, master_port: int | None) -> LocalRendezvous:
-        place = StorePlace(
+        place = StoreAddress(
             master_addr or self.master_addr,
             master_port or self.master_port,
             in_agent=self._use_agent_store,

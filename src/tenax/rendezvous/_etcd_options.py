@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 PASSWORD_VARIABLE = "TENAX_ETCD_PASSWORD"  # noqa: S105 - the variable's name
 _TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
-_MOST_PASSWORD_BYTES = 4096
+_MAX_PASSWORD_BYTES = 4096
 
 
 _TLS_OPTIONS = ("ssl_cert", "ssl_cert_key", "ca_cert")
@@ -83,10 +83,10 @@ def _password(params: RendezvousParameters, user: str) -> str:
     if not path:
         return os.environ.get(PASSWORD_VARIABLE, "") if user else ""
     try:
-        text = read_private_file(str(path), "password_file", _MOST_PASSWORD_BYTES).decode()
+        text = read_private_file(str(path), "password_file", _MAX_PASSWORD_BYTES).decode()
     except UnicodeDecodeError as error:
         raise ValueError(f"the file of the rendezvous option 'password_file' is not text: {error.reason}") from None
     found = text.strip("\r\n")
-    if not found or len(text) > _MOST_PASSWORD_BYTES:
+    if not found or len(text) > _MAX_PASSWORD_BYTES:
         raise ValueError(f"the file {str(path)!r} of the option 'password_file' is empty or too long for a password")
     return found

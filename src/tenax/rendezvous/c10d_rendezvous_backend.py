@@ -13,8 +13,8 @@ from base64 import b64decode, b64encode
 from typing import Any
 
 from tenax._engines.secret import TLS_OPTIONS, check_nothing_is_ignored
-from tenax.rendezvous._dynamic.event_recorder import INIT, Teller
-from tenax.rendezvous._dynamic.state import MOST_BYTES
+from tenax.rendezvous._dynamic.event_recorder import INIT, EventRecorder
+from tenax.rendezvous._dynamic.state import MAX_BYTES
 from tenax.rendezvous.api import RendezvousConnectionError, RendezvousParameters, RendezvousStateError
 from tenax.rendezvous.dynamic_rendezvous import RendezvousBackend, Token
 from tenax.rendezvous.utils import _matches_machine_hostname, parse_rendezvous_endpoint  # noqa: F401 - as others import it
@@ -84,7 +84,7 @@ class C10dRendezvousBackend(RendezvousBackend):
     def _decoded(self, value: bytes) -> tuple[bytes, Token] | None:
         if value == self._NOTHING:
             return None
-        if len(value) > 2 * MOST_BYTES:
+        if len(value) > 2 * MAX_BYTES:
             raise RendezvousStateError(
                 f"the value of {self._key!r} has {len(value)} bytes: it is not a rendezvous state"
             )
@@ -112,8 +112,8 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
         teller.close()
 
 
-def _teller(params: RendezvousParameters) -> Teller:
-    return Teller(params.run_id, params.local_addr or os.uname().nodename)
+def _teller(params: RendezvousParameters) -> EventRecorder:
+    return EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
 
 
 def _create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:

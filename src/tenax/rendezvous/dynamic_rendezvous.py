@@ -27,8 +27,8 @@ from typing import Any
 
 from tenax.rendezvous._dynamic import decisions
 from tenax.rendezvous._dynamic.decisions import Done, Joiner, Put, Refused, Terms, Wait
-from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, Teller
-from tenax.rendezvous._dynamic.heartbeat import Heart
+from tenax.rendezvous._dynamic.event_recorder import SUCCEEDED, EventRecorder
+from tenax.rendezvous._dynamic.heartbeat import Heartbeat
 from tenax.rendezvous._dynamic.holder import Pause, StateHolder
 from tenax.rendezvous._dynamic.state import Standing, State
 from tenax.rendezvous.api import (
@@ -214,11 +214,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._backend_name = backend_name
         self._store = store
         self._holder = state_holder
-        self._heart: Heart | None = None
+        self._heart: Heartbeat | None = None
         self._round = 0  # that we are in; 0: none
         self._last_round = 0  # that we ever were in
         self._server: Any = None  # of the workers' store, while we are rank 0
-        self._teller = Teller(settings.run_id, self._name(), node.id)
+        self._teller = EventRecorder(settings.run_id, self._name(), node.id)
         weakref.finalize(self, self._teller.close).atexit = False  # a forked child must not wait for our thread
 
     @property
@@ -486,7 +486,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def _start_heart(self) -> None:
         if self._heart is None:
             settings = self._settings
-            self._heart = Heart(
+            self._heart = Heartbeat(
                 self._holder,
                 self._node.id,
                 settings.keep_alive_interval.total_seconds(),
@@ -540,7 +540,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
     """A handler from parameters: ``join_timeout`` (or ``timeout``), ``last_call_timeout``, ``close_timeout``,
     ``heartbeat_timeout`` in seconds; ``keep_alive_interval`` and ``keep_alive_max_attempt`` as whole numbers."""
-    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    teller = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
     try:
         with teller.errors_of(f"{_HERE}create_handler"):
             return _handler(store, backend, params)

@@ -1,7 +1,8 @@
 """The names of TorchElastic's older etcd rendezvous, over etcd v3.
 
 ``EtcdRendezvousHandler`` is a dynamic rendezvous whose state and store are in etcd, below ``etcd_prefix``. What the old
-one did in phases, each with a method of its own, is decided in ``tenax.rendezvous._dynamic.decisions``; those methods do
+one did in phases, each with a method of its own, is decided in ``tenax.rendezvous._dynamic.decisions``; those methods
+do
 not exist. The two exceptions, by which the old one told itself to begin again, are here for code that catches them.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from tenax.rendezvous._dynamic.event_recorder import Teller
+from tenax.rendezvous._dynamic.event_recorder import EventRecorder
 from tenax.rendezvous.api import RendezvousHandler, RendezvousInfo, RendezvousParameters
 
 TYPE_CHECKING = False
@@ -172,7 +173,7 @@ def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
     ``cert``, ``key``, ``cacert`` (or ``ssl_cert``, ``ssl_cert_key``, ``ca_cert``): files; any of them means https.
     ``user``, ``password``, ``password_file`` and ``read_timeout`` are those of the backend ``etcd-v2``.
     """
-    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    teller = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
     try:
         with teller.errors_of(f"{_HERE}create_rdzv_handler"):
             return _create_rdzv_handler(params)

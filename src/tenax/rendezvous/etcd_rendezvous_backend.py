@@ -13,8 +13,8 @@ import time
 
 from tenax._io.etcd.errors import EtcdError, EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.operations import Compare, GrantLease, KeepAlive, Put, Range, RangeAnswer, Transaction, key_part
-from tenax.rendezvous._dynamic.event_recorder import Teller
-from tenax.rendezvous._dynamic.state import MOST_BYTES
+from tenax.rendezvous._dynamic.event_recorder import EventRecorder
+from tenax.rendezvous._dynamic.state import MAX_BYTES
 from tenax.rendezvous.api import (
     RendezvousConnectionError,
     RendezvousError,
@@ -109,7 +109,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         if not answer.kvs:
             return None
         found = answer.kvs[0]
-        if len(found.value) > MOST_BYTES:
+        if len(found.value) > MAX_BYTES:
             raise RendezvousStateError(
                 f"the value of {self._key.decode()!r} in etcd has {len(found.value)} bytes: it is no rendezvous state"
             )
@@ -141,7 +141,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     and ``password`` or ``password_file`` or the variable TENAX_ETCD_PASSWORD. Both use one client, which is closed with
     the store.
     """
-    teller = Teller(params.run_id, params.local_addr or os.uname().nodename)
+    teller = EventRecorder(params.run_id, params.local_addr or os.uname().nodename)
     try:
         with teller.errors_of(f"{_HERE}create_backend"):
             return _create_backend(params)

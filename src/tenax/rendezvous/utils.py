@@ -8,7 +8,7 @@ __all__ = ["parse_rendezvous_endpoint"]
 
 _HOST = re.compile(r"[\w.:-]+")
 _PORT = re.compile(r"[0-9]{1,5}")
-_MOST_PORTS = 1 << 16
+_MAX_PORTS = 1 << 16
 _SHORTEST_DELAY_S = 0.01
 
 
@@ -24,8 +24,8 @@ def parse_rendezvous_endpoint(endpoint: str | None, default_port: int) -> tuple[
     is_bracketed = text.startswith("[") and text.endswith("]")
     if not is_bracketed and ":" in text:
         host, _, digits = text.rpartition(":")
-        port = int(digits) if _PORT.fullmatch(digits) else _MOST_PORTS
-        if port >= _MOST_PORTS:
+        port = int(digits) if _PORT.fullmatch(digits) else _MAX_PORTS
+        if port >= _MAX_PORTS:
             raise ValueError(
                 f"the port of the rendezvous endpoint {text!r} is {digits!r}; expected a number below 65536"
             )

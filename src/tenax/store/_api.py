@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     AnyStore = TypeVar("AnyStore", bound="Store")
 
 DEFAULT_TIMEOUT_S = 300.0
-_MOST_NAMED = 5  # keys in an error message
+_MAX_NAMED = 5  # keys in an error message
 
 
 class StoreError(RuntimeError):
@@ -187,7 +187,7 @@ def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> list[tuple[str,
 
 def in_words(keys: Sequence[str]) -> str:
     """Keys for an error message, few of them."""
-    named = ", ".join(repr(key) for key in keys[:_MOST_NAMED])
-    if len(keys) > _MOST_NAMED:
-        named += f" and {len(keys) - _MOST_NAMED} more"
+    named = ", ".join(repr(key) for key in keys[:_MAX_NAMED])
+    if len(keys) > _MAX_NAMED:
+        named += f" and {len(keys) - _MAX_NAMED} more"
     return f"the key {named}" if len(keys) == 1 else f"the keys {named}"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-_MOST_LISTED = 1 << 24  # keys, whatever the server announces
+_MAX_LISTED = 1 << 24  # keys, whatever the server announces
 _PING = bytes([wire.PING])
 
 
@@ -179,7 +179,7 @@ class TCPStore(Store):
 
         def receive(answer: Connection) -> list[bytes]:
             count = answer.receive_number(deadline)
-            if not 0 <= count <= _MOST_LISTED:
+            if not 0 <= count <= _MAX_LISTED:
                 raise StoreConnectionError(f"it announced {count} keys")
             return [answer.receive_text(deadline) for _ in range(count)]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _READ_BYTES = 1 << 16
-_MOST_ANSWER_BYTES = 1 << 30  # of one value, whatever the server announces
+_MAX_ANSWER_BYTES = 1 << 30  # of one value, whatever the server announces
 _FIRST_PAUSE_S = 0.01  # nobody tells us when a server that is not there yet begins to listen
 _LONGEST_PAUSE_S = 0.25
 
@@ -108,7 +108,7 @@ class Connection:
 
     def receive_text(self, deadline: float) -> bytes:
         size = self.receive_number(deadline)
-        if not 0 <= size <= _MOST_ANSWER_BYTES:
+        if not 0 <= size <= _MAX_ANSWER_BYTES:
             raise StoreConnectionError(f"it announced a value of {size} bytes")
         return self.receive(size, deadline)
 

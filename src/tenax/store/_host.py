@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _MODULE = "tenax.store._server_main"
-_MOST_BOUND = 16
+_MAX_BOUND = 16
 
 
 class StoreHost:
@@ -68,7 +68,7 @@ class StoreHost:
         """
         if port in self._bound:
             return port
-        while len(self._bound) >= _MOST_BOUND:
+        while len(self._bound) >= _MAX_BOUND:
             _close(self._bound.pop(next(iter(self._bound))))
         sock = listen(host, port)
         bound = int(sock.getsockname()[1])

@@ -31,8 +31,8 @@ _RECORD = struct.Struct("<II")
 _ENTRY = struct.Struct("<BII")
 _PUT, _DROP, _PUSH, _POP = range(1, 5)
 _READ_BYTES = 1 << 20
-_MOST_RECORD_BYTES = 256 << 20
-_MOST_FILE_BYTES = 4 << 30
+_MAX_RECORD_BYTES = 256 << 20
+_MAX_FILE_BYTES = 4 << 30
 _SMALL_FILE_BYTES = 1 << 20  # not worth the trouble of a fresh one
 _HISTORY_FACTOR = 4
 
@@ -175,7 +175,7 @@ class LogFile:
         taken = self._take(data)
         if not taken and len(data) >= _RECORD.size:
             size = _RECORD.size + _RECORD.unpack_from(data)[0]
-            if len(data) < size <= _RECORD.size + _MOST_RECORD_BYTES:  # longer than a piece
+            if len(data) < size <= _RECORD.size + _MAX_RECORD_BYTES:  # longer than a piece
                 taken = self._take(os.pread(self._descriptor, size, self._offset))
         return taken
 
@@ -263,7 +263,7 @@ class LogFile:
 
     def _write(self, descriptor: int, entries: list[bytes], offset: int) -> int:
         payload = b"".join(entries)
-        if len(payload) > _MOST_RECORD_BYTES or offset + len(payload) > _MOST_FILE_BYTES:
+        if len(payload) > _MAX_RECORD_BYTES or offset + len(payload) > _MAX_FILE_BYTES:
             raise StoreError(f"{len(payload)} bytes more are too much for the store {self.path!r}.")
         record = memoryview(_RECORD.pack(len(payload), crc32(payload)) + payload)
         written = 0

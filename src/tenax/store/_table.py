@@ -10,7 +10,7 @@ from collections import deque
 
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _SPACES = b" \t\n\v\f\r"
-_MOST_DIGITS = 19  # of a number in eight bytes
+_MAX_DIGITS = 19  # of a number in eight bytes
 
 
 class NotANumber(ValueError):
@@ -68,7 +68,7 @@ class Table:
         """What the key's number would be. It wraps around as eight bytes do."""
         old = self.values.get(key)
         if old is not None:
-            amount += int(old) if old.isdigit() and len(old) < _MOST_DIGITS else as_number(old)
+            amount += int(old) if old.isdigit() and len(old) < _MAX_DIGITS else as_number(old)
         if not _LEAST <= amount <= _MOST:
             amount = (amount - _LEAST) % (1 << 64) + _LEAST
         return amount
@@ -96,7 +96,7 @@ def as_number(value: bytes) -> int:
         body = body[1:]
     digits = body[: len(body) - len(body.lstrip(b"0123456789"))]
     significant = digits.lstrip(b"0")
-    if not digits or len(significant) > _MOST_DIGITS:
+    if not digits or len(significant) > _MAX_DIGITS:
         raise NotANumber(f"{value[:40]!r} is not a number")
     number = sign * int(significant or b"0")
     if not _LEAST <= number <= _MOST:

@@ -12,8 +12,7 @@ import re
 import msgspec
 
 from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.agent import AgentState, Deadline, Phase, Rung
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
@@ -21,15 +20,15 @@ from tenax._core.model import Outcome, Verdict, WorkerPhase, WorkerRecord, by_ca
 
 _encode = msgspec.json.Encoder().encode
 _ABOUT_OUR_GENERATION = (
-    word.WorkersRunning,
-    word.NodeProgress,
-    word.NodeSucceeded,
-    word.NodeStopped,
-    word.FailureSeen,
-    word.NodeDraining,
-    word.NodeQuiet,
-    word.NodeBusy,
-    word.StacksTaken,
+    messages.WorkersRunning,
+    messages.NodeProgress,
+    messages.NodeSucceeded,
+    messages.NodeStopped,
+    messages.FailureSeen,
+    messages.NodeDraining,
+    messages.NodeQuiet,
+    messages.NodeBusy,
+    messages.StacksTaken,
 )
 
 
@@ -72,15 +71,15 @@ class InvariantChecker:
         self._check_silence(state, event, commands)
         if self._ended:
             return
-        if self._clearing and isinstance(event, fact.NodeCleared) and event.generation == self._started:
+        if self._clearing and isinstance(event, events.NodeCleared) and event.generation == self._started:
             self._occupied = False
-        if isinstance(event, fact.ScopeExpired) and event.generation == self._started and event.signal > 0:
+        if isinstance(event, events.ScopeExpired) and event.generation == self._started and event.signal > 0:
             self._late.add(event.local_rank)
-        if isinstance(event, fact.StacksWanted) and event.generation == self._started:
+        if isinstance(event, events.StacksRequested) and event.generation == self._started:
             self._is_wanted = True
-        formed = event.assignment.generation if isinstance(event, fact.GenerationFormed) else 0
+        formed = event.assignment.generation if isinstance(event, events.GenerationFormed) else 0
         for command in commands:
-            check_text(command.message if isinstance(command, order.Tell) else command)
+            check_text(command.message if isinstance(command, order.SendMessage) else command)
             self._check_command(state, command, formed)
         self._check_ladder(state)
         self._check_deadlines(state)
@@ -141,22 +140,22 @@ class InvariantChecker:
                     raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
             case order.ClearNode() | order.KillNode():
                 self._clearing = True
-            case order.Tell(message):
+            case order.SendMessage(message):
                 self._check_message(state, message)
 
-    def _check_message(self, state: AgentState, message: word.FromNode) -> None:
+    def _check_message(self, state: AgentState, message: messages.FromNode) -> None:
         what = type(message).__name__
-        if self._occupied and isinstance(message, word.NodeReady | word.NodeStopped | word.NodeSucceeded):
+        if self._occupied and isinstance(message, messages.NodeReady | messages.NodeStopped | messages.NodeSucceeded):
             raise InvariantBroken(f"A3: {what} while processes may be alive")
-        if isinstance(message, word.WorkersRunning) and not self._occupied:
+        if isinstance(message, messages.WorkersRunning) and not self._occupied:
             raise InvariantBroken("A3: told of workers that run on a node that is clear")
-        if isinstance(message, word.NodeSucceeded) and not _all_succeeded(state):
+        if isinstance(message, messages.NodeSucceeded) and not _all_succeeded(state):
             raise InvariantBroken("A3: told of a success that not every worker had")
-        if isinstance(message, word.NodeQuiet | word.NodeBusy):
-            if self._is_quiet is isinstance(message, word.NodeQuiet):
+        if isinstance(message, messages.NodeQuiet | messages.NodeBusy):
+            if self._is_quiet is isinstance(message, messages.NodeQuiet):
                 raise InvariantBroken(f"A11: {what}, and that is known")
             self._is_quiet = not self._is_quiet
-        if isinstance(message, word.StacksTaken):
+        if isinstance(message, messages.StacksTaken):
             if not self._is_wanted:
                 raise InvariantBroken("A11: told where the workers are, and nobody wanted to know")
             self._is_wanted = False

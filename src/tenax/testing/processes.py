@@ -17,7 +17,7 @@ import signal
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tenax._core import events as fact
+from tenax._core import events
 
 if TYPE_CHECKING:
     from tenax._io.ports import Emit, Launch
@@ -62,7 +62,7 @@ class FakeProcesses:
         self._next_pid = _FIRST_PID
         self._refusals: dict[int, tuple[str, int]] = {}
         self._behaviour: dict[int, tuple[set[int], bool]] = {}
-        self._heard: deque[fact.AnyEvent] = deque()
+        self._heard: deque[events.AnyEvent] = deque()
         self._emit: Emit = lambda _: None
         self._reader = self._writer = -1
         self._clearing = 0
@@ -105,7 +105,7 @@ class FakeProcesses:
         for worker in self.workers.values():
             worker.is_alive = False
             worker.children.clear()
-        self._say(fact.KeeperLost(reason))
+        self._say(events.KeeperLost(reason))
 
     def end_lease(self) -> None:
         """The time for which the workers may live is over, if it was limited. A test says when: no clock runs here."""
@@ -133,13 +133,13 @@ class FakeProcesses:
         self._next_pid += 1
         refusal = self._refusals.pop(local_rank, None)
         if refusal is not None:
-            self._say(fact.WorkerStartFailed(generation, local_rank, *refusal))
+            self._say(events.WorkerStartFailed(generation, local_rank, *refusal))
             return
         worker = FakeWorker(generation, local_rank, self._next_pid, launch)
         ignores, worker.is_stuck = self._behaviour.get(local_rank, (set(), False))
         worker.ignores = set(ignores)
         self.workers[generation, local_rank] = worker
-        self._say(fact.WorkerStarted(generation, local_rank, worker.pid))
+        self._say(events.WorkerStarted(generation, local_rank, worker.pid))
         if self._is_lease_over:
             self._fence()
 
@@ -156,7 +156,7 @@ class FakeProcesses:
         if worker.shows_stacks:
             worker.dumps += 1
         else:
-            self._say(fact.StacksRefused(generation, local_rank, "it is no Python program"))
+            self._say(events.StacksRefused(generation, local_rank, "it is no Python program"))
 
     def end(self, generation: int, local_rank: int, number: int) -> None:
         worker = self.workers.get((generation, local_rank))
@@ -211,7 +211,7 @@ class FakeProcesses:
         os.read(self._reader, 4096)
         while self._heard:
             event = self._heard.popleft()
-            if isinstance(event, fact.KeeperLost):
+            if isinstance(event, events.KeeperLost):
                 self.close()
             self._emit(event)
 
@@ -220,7 +220,7 @@ class FakeProcesses:
     def _of(self, generation: int) -> list[FakeWorker]:
         return [worker for worker in self.workers.values() if worker.generation == generation]
 
-    def _say(self, event: fact.AnyEvent) -> None:
+    def _say(self, event: events.AnyEvent) -> None:
         assert self._writer >= 0, "nobody listens: open these processes first"
         self._heard.append(event)
         os.write(self._writer, b"\0")
@@ -235,12 +235,12 @@ class FakeProcesses:
         assert worker.is_alive, f"the worker with local rank {worker.local_rank} is dead already"
         worker.is_alive = False
         was_ours = worker.was_asked or worker.was_ended
-        self._say(fact.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not was_ours))
+        self._say(events.WorkerExited(worker.generation, worker.local_rank, exit_code, unasked=not was_ours))
 
     def _fence(self) -> None:
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):
             return
-        self._say(fact.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
+        self._say(events.Fenced(max(generation for generation, _ in self.workers), "the lease was not renewed"))
         for worker in self.workers.values():
             worker.children.clear()
             if worker.is_alive:
@@ -259,4 +259,4 @@ class FakeProcesses:
                 self._deliver(worker, signal.SIGKILL)
         if not any(worker.is_alive or worker.children for worker in self.workers.values()):
             generation, self._clearing, self._killing = self._clearing, 0, False
-            self._say(fact.NodeCleared(generation))
+            self._say(events.NodeCleared(generation))

@@ -15,9 +15,8 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core import coordinator as run
-from tenax._core import events as fact
-from tenax._core import messages as word
-from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunPhase, RunSettings, Say
+from tenax._core import events, messages
+from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunDeadline, RunPhase, RunSettings, Send
 from tenax._core.model import Assignment, Outcome, Verdict, by_cause
 from tenax._core.policy import GiveUp
 from tenax._core.record import RunRecord
@@ -33,7 +32,7 @@ _DEADLINES = {
     RunPhase.PAUSED: {RunDeadline.PAUSE},
 }
 _SAME_S = 1e-6  # of sums of seconds, beside what their size costs in digits
-_MOST_TOLD = 256  # failures in a verdict: messages between hosts are bounded
+_MAX_TOLD = 256  # failures in a verdict: messages between hosts are bounded
 _OF_HANGS = {RunDeadline.QUIET, RunDeadline.STACKS}
 _Parts = dict[str, Assignment]
 
@@ -83,7 +82,7 @@ class RunChecker:
     def __init__(self, settings: RunSettings, *, is_thorough: bool = True) -> None:
         self._settings = settings
         self._is_thorough = is_thorough
-        self._here: dict[str, word.NodeInfo] = {}
+        self._here: dict[str, messages.NodeInfo] = {}
         self._clear: set[str] = set()  # said so, and were not given work since
         self._newly_clear = ""
         self._at_work: dict[str, int] = {}  # nodes whose workers may live, and of which generation
@@ -111,11 +110,11 @@ class RunChecker:
         self._written = _encode(state) if self._is_thorough and must_change_nothing else b""
 
     def check(
-        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], now: float | None = None
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send], now: float | None = None
     ) -> None:
         """Raise ``InvariantBroken`` unless the step that took ``event`` and said ``says`` kept every promise."""
         for say in says:
-            check_text(say.event.verdict if isinstance(say.event, fact.RunEnded) else say.event)
+            check_text(say.event.verdict if isinstance(say.event, events.RunEnded) else say.event)
         if now is not None and self._verdict is None:
             self._check_time(state, event, now)
         if self._verdict is not None:
@@ -140,7 +139,7 @@ class RunChecker:
         self._check_forming(state, event, says)
         if state.phase is RunPhase.OVER or state.verdict is not None:
             self._check_verdict(state, event, says)
-        elif any(isinstance(say.event, fact.RunEnded) for say in says):
+        elif any(isinstance(say.event, events.RunEnded) for say in says):
             raise InvariantBroken(f"C6: the end was told while {state.phase.value}")
         else:
             self._check_waiting(state, says)
@@ -163,12 +162,12 @@ class RunChecker:
             return event.node_id not in self._here
         if isinstance(event, run.RestartRequested):
             return self._phase not in (RunPhase.RUNNING, RunPhase.PAUSED)
-        if not isinstance(event, run.Heard) or isinstance(event.message, word.NodeJoined):
+        if not isinstance(event, run.Received) or isinstance(event.message, messages.NodeJoined):
             return False
         node_id, message = event.node_id, event.message
         if node_id not in self._here:
             return True
-        if isinstance(message, word.NodeReady):
+        if isinstance(message, messages.NodeReady):
             return not self._known[node_id] <= message.generation <= self._latest
         generation = getattr(message, "generation", None)
         if generation is None:
@@ -176,9 +175,9 @@ class RunChecker:
         is_its_last = generation == self._latest == self._known[node_id]
         return self._last is None or not is_its_last or not self._last.has(node_id)
 
-    def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+    def _check_drains(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
         """Who is asked to leave is whom an operator wants to leave; the rest follows when it leaves."""
-        asked = [say.to for say in says if isinstance(say.event, fact.LeaveRequested)]
+        asked = [say.to for say in says if isinstance(say.event, events.LeaveRequested)]
         if not isinstance(event, run.DrainRequested):
             if asked:
                 raise InvariantBroken(f"C9: {asked} are asked to leave, and no operator wants that")
@@ -189,24 +188,24 @@ class RunChecker:
         is_written = self._written != b""
         return (is_written and _decode(self._written) != state) or state.phase is not self._phase  # sets have no order
 
-    def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+    def _check_silence(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
         if says or self._is_changed(state):
             raise InvariantBroken(f"C8: {event} had consequences after generation {self._latest}: {says}")
 
-    def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+    def _check_after_the_end(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
         if state.phase is not RunPhase.OVER or state.verdict != self._verdict or state.deadlines:
             raise InvariantBroken(f"C6: the run goes on after its end: {state.phase.value}, {state.verdict}")
-        joined = event.message if isinstance(event, run.Heard) else None
-        newcomer = joined.node.node_id if isinstance(joined, word.NodeJoined) else ""
+        joined = event.message if isinstance(event, run.Received) else None
+        newcomer = joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
         for say in says:
             told = say.event
-            is_the_same = isinstance(told, fact.RunEnded) and told.verdict == self._verdict
-            if say.to != (newcomer,) or not (is_the_same or isinstance(told, fact.JoinRefused)):
+            is_the_same = isinstance(told, events.RunEnded) and told.verdict == self._verdict
+            if say.to != (newcomer,) or not (is_the_same or isinstance(told, events.JoinRefused)):
                 raise InvariantBroken(f"C6: {told} was said after the end")
         if newcomer and not says:
             raise InvariantBroken(f"C6: {newcomer} came after the end and was not told of it")
 
-    def _check_resumed(self, state: CoordinatorState, says: list[Say], now: float | None) -> None:
+    def _check_resumed(self, state: CoordinatorState, says: list[Send], now: float | None) -> None:
         """Nothing is judged and nothing is sent; deadlines that nodes must keep are not due for a full period."""
         if says or state.phase is not self._phase:
             raise InvariantBroken(f"C10: resumed, and at once {state.phase.value}: {says}")
@@ -226,7 +225,7 @@ class RunChecker:
 
     # --- what was heard -----------------------------------------------------------------------------------------------
 
-    def _hear(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> bool:
+    def _hear(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> bool:
         """Keep what the event tells. Says whether the generation that is at work must end because of it."""
         self._newly_clear = ""
         must_end = False
@@ -242,36 +241,36 @@ class RunChecker:
                 must_end = True
                 if self._last is not None:
                     self._last.is_requested = True
-            case run.Heard(message=word.NodeJoined() as joined):
+            case run.Received(message=messages.NodeJoined() as joined):
                 must_end = self._join(joined, says)
-            case run.Heard(node_id, message):
+            case run.Received(node_id, message):
                 must_end = self._listen(node_id, message)
         must_end |= self._hear_of_hang(state, event, says)
         if self._phase is not RunPhase.RECOVERING or isinstance(event, run.Opened | run.CancelRequested):
             return must_end
         return state.phase is not RunPhase.RECOVERING and self._is_broken_since_recovery()
 
-    def _hear_of_hang(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> bool:
+    def _hear_of_hang(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> bool:
         """Who was asked, what was found, and whether that must end the generation."""
         last, must_end = self._last, False
-        message = event.message if isinstance(event, run.Heard) else None
-        if isinstance(event, run.Heard) and isinstance(message, word.NodeQuiet):
+        message = event.message if isinstance(event, run.Received) else None
+        if isinstance(event, run.Received) and isinstance(message, messages.NodeQuiet):
             self._quiet.add(event.node_id)
-        elif isinstance(event, run.Heard) and isinstance(message, word.NodeBusy | word.NodeSucceeded):
+        elif isinstance(event, run.Received) and isinstance(message, messages.NodeBusy | messages.NodeSucceeded):
             self._quiet.discard(event.node_id)
         for say in says:
             match say.event:
-                case fact.StacksWanted():
+                case events.StacksRequested():
                     at_work = {each for each in last.ranks if last.has(each)} - last.done if last is not None else set()
                     if self._settings.on_hang == "off" or not at_work <= self._quiet or set(say.to) != at_work:
                         raise InvariantBroken(f"H5: a hang is suspected, and {_names(at_work - self._quiet)} are busy")
-                case fact.HangFound(report=report) if self._settings.on_hang == "restart":
+                case events.HangFound(report=report) if self._settings.on_hang == "restart":
                     if last is not None:  # of a member that was adopted and does not answer no rank is known
                         self._note_failures(last, {report.places[0].ranks[0] if report.places else 0})
                     must_end = True
-                case fact.HangFound():
+                case events.HangFound():
                     self._is_hang_said = True
-                case fact.HangOver():
+                case events.HangOver():
                     if not self._is_hang_said:
                         raise InvariantBroken("H6: it goes on, and nobody was told of a hang")
                     self._is_hang_said = False
@@ -279,29 +278,29 @@ class RunChecker:
             raise InvariantBroken(f"H8: a hang is suspected while {state.phase.value}")
         return must_end
 
-    def _listen(self, node_id: str, message: word.FromNode) -> bool:
+    def _listen(self, node_id: str, message: messages.FromNode) -> bool:
         last = self._last
-        if isinstance(message, word.NodeLeft):
+        if isinstance(message, messages.NodeLeft):
             return self._go(node_id, is_loss=not message.is_clear)
-        if isinstance(message, word.NodeReady):
+        if isinstance(message, messages.NodeReady):
             return self._become_clear(node_id)
         assert last is not None, "words about a generation were sorted out before"
         match message:
-            case word.FailureSeen(failure=failure):
+            case messages.FailureSeen(failure=failure):
                 self._note_failures(last, {failure.global_rank})
                 return True
-            case word.NodeStopped(failures=failures, was_cut_off=was_cut_off):
+            case messages.NodeStopped(failures=failures, was_cut_off=was_cut_off):
                 self._at_work.pop(node_id, None)
                 self._note_failures(last, {failure.global_rank for failure in failures})
                 last.is_lost |= was_cut_off and not last.is_counted
                 if node_id in self._superseded:
                     self._go(node_id, is_loss=True)
                 return bool(failures)
-            case word.NodeSucceeded():
+            case messages.NodeSucceeded():
                 self._at_work.pop(node_id, None)
                 if not last.is_ended and node_id not in self._clear:
                     last.done.add(node_id)
-            case word.NodeDraining():
+            case messages.NodeDraining():
                 self._draining.add(node_id)
                 last.is_drained |= not last.is_counted
         return False
@@ -346,9 +345,9 @@ class RunChecker:
             last.is_lost |= not is_drain
         return True
 
-    def _join(self, joined: word.NodeJoined, says: list[Say]) -> bool:
+    def _join(self, joined: messages.NodeJoined, says: list[Send]) -> bool:
         node_id = joined.node.node_id
-        refused = {each for say in says if isinstance(say.event, fact.JoinRefused) for each in say.to}
+        refused = {each for say in says if isinstance(say.event, events.JoinRefused) for each in say.to}
         must_end = [self._supersede(each) for each in refused if each != node_id and each in self._here]
         if node_id in refused:
             return any(must_end)
@@ -358,7 +357,7 @@ class RunChecker:
                 self._check_told_one(node_id, joined.generation, says)
             if joined.is_running and node_id not in self._clear:
                 self._at_work[node_id] = joined.generation
-            joined = word.NodeJoined(joined.node)  # of another generation with the same number
+            joined = messages.NodeJoined(joined.node)  # of another generation with the same number
         self._known[node_id] = max(self._known.get(node_id, 0), joined.generation)
         if joined.generation > self._latest:
             must_end.append(self._hear_of_later(joined.generation, says))
@@ -386,7 +385,7 @@ class RunChecker:
         last.is_lost |= not last.is_counted
         return True
 
-    def _hear_of_later(self, generation: int, says: list[Say]) -> bool:
+    def _hear_of_later(self, generation: int, says: list[Send]) -> bool:
         """An earlier coordinator got further than we knew: what is at work here is of the past."""
         self._latest = generation
         last = self._last
@@ -401,7 +400,7 @@ class RunChecker:
         last.is_broken = True
         return True
 
-    def _adopt(self, joined: word.NodeJoined) -> None:
+    def _adopt(self, joined: messages.NodeJoined) -> None:
         if self._last is None or self._last.number != joined.generation:
             self._last = _Generation(joined.generation)
         last, node_id = self._last, joined.node.node_id
@@ -437,7 +436,7 @@ class RunChecker:
             self._last.ranks = {member.node_id: member.rank for member in record.members}
             self._last.expected, self._last.is_recorded = len(record.members), True
 
-    def _come_back(self, joined: word.NodeJoined, says: list[Say]) -> None:
+    def _come_back(self, joined: messages.NodeJoined, says: list[Send]) -> None:
         """A node with workers, or their success: if not of the generation at work, it must hear that it is over."""
         node_id, last = joined.node.node_id, self._last
         is_of_last = last is not None and last.number == joined.generation
@@ -455,7 +454,7 @@ class RunChecker:
                 self._await_latecomer(node_id, joined.group_rank)
         self._check_told_one(node_id, joined.generation, says)
 
-    def _check_told_one(self, node_id: str, generation: int, says: list[Say]) -> None:
+    def _check_told_one(self, node_id: str, generation: int, says: list[Send]) -> None:
         if node_id not in _told_of_end(says, generation) and not _is_over(says):
             raise InvariantBroken(f"C5: {node_id} works on generation {generation} and is not told that it ended")
 
@@ -467,14 +466,14 @@ class RunChecker:
         self._last.ranks[node_id] = group_rank
         self._last.gone.discard(node_id)
 
-    def _check_behind(self, joined: word.NodeJoined, says: list[Say]) -> None:
+    def _check_behind(self, joined: messages.NodeJoined, says: list[Send]) -> None:
         """A member whose link broke before it heard of its generation waits for ever if it is not told again."""
         node_id, last = joined.node.node_id, self._last
         if last is None or node_id not in last.parts or joined.generation >= last.number:
             return
         if not last.has(node_id) or self._at_work.get(node_id) != last.number:
             return
-        if fact.GenerationFormed(last.parts[node_id]) not in [say.event for say in says if node_id in say.to]:
+        if events.GenerationFormed(last.parts[node_id]) not in [say.event for say in says if node_id in say.to]:
             raise InvariantBroken(f"C7: {node_id} has not heard of generation {last.number} and is not told again")
         if last.is_ended and node_id not in _told_of_end(says, last.number):
             raise InvariantBroken(f"C5: {node_id} is told of generation {last.number} and not that it ended")
@@ -482,10 +481,10 @@ class RunChecker:
     # --- a generation ends --------------------------------------------------------------------------------------------
 
     def _check_ending(
-        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say], must_end: bool
+        self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send], must_end: bool
     ) -> None:
         for say in says:
-            if isinstance(say.event, fact.GenerationEnded) and not say.event.why:
+            if isinstance(say.event, events.GenerationEnded) and not say.event.why:
                 raise InvariantBroken(f"C5: generation {say.event.generation} ended without a reason")
         last = self._last
         if last is None or last.is_ended or state.phase in (RunPhase.OVER, RunPhase.RECOVERING):
@@ -514,7 +513,7 @@ class RunChecker:
             raise InvariantBroken(f"C5: generation {last.number} ended for {_names(newcomers)}, who cannot come in")
         last.is_opened = True
 
-    def _check_told(self, last: _Generation, says: list[Say]) -> None:
+    def _check_told(self, last: _Generation, says: list[Send]) -> None:
         members = {each for each in last.ranks if last.has(each) and each in self._here and each not in self._clear}
         members = {each for each in members if self._known[each] == last.number} - last.away
         untold = members - _told_of_end(says, last.number)
@@ -526,7 +525,7 @@ class RunChecker:
         restarts, changes, drains, requests = self._ledger
         if isinstance(event, run.Opened):
             restarts = max(restarts, event.restarts_used)
-        elif isinstance(joined := getattr(event, "message", None), word.NodeJoined):
+        elif isinstance(joined := getattr(event, "message", None), messages.NodeJoined):
             restarts = max(restarts, joined.restarts_used if joined.node.node_id in self._here else 0)
         before, now = (restarts, changes, drains, requests), _ledger(state)
         charged, changed, drained, wanted = grown = tuple(b - a for a, b in zip(before, now, strict=True))
@@ -571,21 +570,21 @@ class RunChecker:
 
     # --- a generation forms -------------------------------------------------------------------------------------------
 
-    def _new_parts(self, event: AnyCoordinatorEvent, says: list[Say]) -> _Parts:
+    def _new_parts(self, event: AnyCoordinatorEvent, says: list[Send]) -> _Parts:
         """Who was given a part in a new generation; a member that came back may be told again of its old one."""
-        joined = event.message if isinstance(event, run.Heard) else None
-        newcomer = joined.node.node_id if isinstance(joined, word.NodeJoined) else ""
+        joined = event.message if isinstance(event, run.Received) else None
+        newcomer = joined.node.node_id if isinstance(joined, messages.NodeJoined) else ""
         again = self._last.parts.get(newcomer) if self._last is not None else None
         parts: _Parts = {}
         for say in says:
-            if isinstance(say.event, fact.GenerationFormed) and (again is None or say.event.assignment != again):
+            if isinstance(say.event, events.GenerationFormed) and (again is None or say.event.assignment != again):
                 for node_id in say.to:
                     if node_id in parts or len(say.to) != 1:
                         raise InvariantBroken(f"C1: {_names(set(say.to))} got more than one part, or the same")
                     parts[node_id] = say.event.assignment
         return parts
 
-    def _check_forming(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+    def _check_forming(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
         parts = self._new_parts(event, says)
         if not parts:
             return
@@ -643,10 +642,10 @@ class RunChecker:
 
     # --- waiting, and the end -----------------------------------------------------------------------------------------
 
-    def _check_waiting(self, state: CoordinatorState, says: list[Say]) -> None:
+    def _check_waiting(self, state: CoordinatorState, says: list[Send]) -> None:
         """While a generation ends nothing is said at once: mostly the next forms in a moment."""
         node_id = self._newly_clear if state.phase is not RunPhase.ENDING else ""
-        told = {each for say in says if isinstance(say.event, fact.Waiting) for each in say.to}
+        told = {each for say in says if isinstance(say.event, events.Waiting) for each in say.to}
         if node_id in self._clear and node_id not in told:
             raise InvariantBroken(f"C7: {node_id} waits and is not told for whom")
 
@@ -679,14 +678,14 @@ class RunChecker:
             if last.is_complete and last.done.issuperset(last.ranks):
                 raise InvariantBroken("C7: everybody is done and the run goes on")
 
-    def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Say]) -> None:
+    def _check_verdict(self, state: CoordinatorState, event: AnyCoordinatorEvent, says: list[Send]) -> None:
         verdict = state.verdict
         if verdict is None or state.phase is not RunPhase.OVER:
             raise InvariantBroken(f"C6: {state.phase.value}, and the verdict is {verdict}")
-        told = [each for say in says if isinstance(say.event, fact.RunEnded) for each in say.to]
+        told = [each for say in says if isinstance(say.event, events.RunEnded) for each in say.to]
         if sorted(told) != sorted(self._here):
             raise InvariantBroken(f"C6: {sorted(self._here)} are here, and {sorted(told)} were told of the end")
-        if any(isinstance(say.event, fact.RunEnded) and say.event.verdict != verdict for say in says):
+        if any(isinstance(say.event, events.RunEnded) and say.event.verdict != verdict for say in says):
             raise InvariantBroken("C6: not everybody was told the same verdict")
         self._check_outcome(state, verdict, event)
         self._check_report(verdict)
@@ -709,7 +708,7 @@ class RunChecker:
                 if not isinstance(event, run.CancelRequested):
                     raise InvariantBroken("C6: cancelled, and nobody asked for it")
             case _:
-                is_time = isinstance(event, run.TimeWentBy) and self._phase is RunPhase.GATHERING
+                is_time = isinstance(event, run.Tick) and self._phase is RunPhase.GATHERING
                 if not is_time or len(self._clear) >= self._settings.min_nodes:
                     raise InvariantBroken(f"C7: {verdict.why!r}, while {len(self._clear)} nodes are ready")
 
@@ -724,20 +723,22 @@ class RunChecker:
             is_right = not failed and not stopped
         elif verdict.outcome is Outcome.FAILED:
             heard = self._last.failed if self._last is not None else set()
-            is_right = bool(failed) and failed <= heard and len(failed) == min(len(heard), _MOST_TOLD)
+            is_right = bool(failed) and failed <= heard and len(failed) == min(len(heard), _MAX_TOLD)
         else:
             is_right = failed <= self._failed
         if not is_right:
             raise InvariantBroken(f"C5: {verdict.outcome.value}, and the report names {sorted(failed)}")
 
 
-def _told_of_end(says: list[Say], generation: int) -> set[str]:
-    ended = [say for say in says if isinstance(say.event, fact.GenerationEnded) and say.event.generation == generation]
+def _told_of_end(says: list[Send], generation: int) -> set[str]:
+    ended = [
+        say for say in says if isinstance(say.event, events.GenerationEnded) and say.event.generation == generation
+    ]
     return {node_id for say in ended for node_id in say.to}
 
 
-def _is_over(says: list[Say]) -> bool:
-    return any(isinstance(say.event, fact.RunEnded) for say in says)
+def _is_over(says: list[Send]) -> bool:
+    return any(isinstance(say.event, events.RunEnded) for say in says)
 
 
 def _ledger(state: CoordinatorState) -> tuple[int, int, int, int]:

@@ -67,15 +67,14 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from tenax._core import coordinator as run
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
     CoordinatorMachine,
     CoordinatorState,
     RunPhase,
     RunSettings,
-    Say,
+    Send,
 )
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.model import Failure, Stopped
@@ -180,13 +179,13 @@ class _Conversation:
             answers.append("deadlines: " + (", ".join(f"{name} {say_time(at)}" for name, at in standing) or "none"))
         return answers or ["ignored" if _decode(before) == state else "noted"]
 
-    def _step(self, event: AnyCoordinatorEvent) -> list[Say]:
+    def _step(self, event: AnyCoordinatorEvent) -> list[Send]:
         machine = CoordinatorMachine(self._settings, self._policy, _decode(_encode(self._state)))
         says = machine.step(event, self._now)
         self._state = machine.state
         self._checker.check(machine.state, event, says, self._now)
         for say in says:
-            if isinstance(say.event, fact.GenerationFormed):
+            if isinstance(say.event, events.GenerationFormed):
                 part = say.event.assignment
                 for node_id in say.to:
                     self._nodes[node_id].generation = part.generation
@@ -198,7 +197,7 @@ class _Conversation:
 
     def _events(self, sentence: str) -> Iterator[AnyCoordinatorEvent]:
         if sentence == "time passed":
-            yield run.TimeWentBy()
+            yield run.Tick()
         elif (resumed := _RESUMED.fullmatch(sentence)) is not None:
             yield run.Resumed(float(resumed["seconds"]))
         elif sentence.startswith("cancel: "):
@@ -225,13 +224,13 @@ class _Conversation:
             return
         if (joined := re.fullmatch(r"joined(?P<how>.*)", what)) is not None:
             node = self._nodes[name] = _Node(name, self._settings, self._nodes.get(name), joined["how"])
-            yield run.Heard(name, node.joined)
+            yield run.Received(name, node.joined)
             return
         if what.startswith("lost: "):
             yield run.NodeLost(name, what.removeprefix("lost: "))
             return
         node = self._nodes.setdefault(name, _Node(name, self._settings, None, ""))
-        yield run.Heard(name, node.message(what, node.generation if generation < 0 else generation, self._now))
+        yield run.Received(name, node.message(what, node.generation if generation < 0 else generation, self._now))
 
 
 class _Node:
@@ -247,7 +246,7 @@ class _Node:
         work: dict[str, int | bool | str] = {}
         for clause in how.strip(", ").split(", ") if how.strip(", ") else []:
             self._take(clause, who, work)
-        self.joined = word.NodeJoined(msgspec.convert(who, word.NodeInfo), **work)  # type: ignore[arg-type]
+        self.joined = messages.NodeJoined(msgspec.convert(who, messages.NodeInfo), **work)  # type: ignore[arg-type]
         self.generation = max(self.generation, self.joined.generation)
 
     def _take(self, clause: str, who: dict[str, str | int], work: dict[str, int | bool | str]) -> None:
@@ -275,7 +274,7 @@ class _Node:
                 if found["rank"]:
                     work["group_rank"], work["group_world_size"] = int(found["rank"]), int(found["size"])
 
-    def message(self, what: str, generation: int, now: float) -> word.FromNode:
+    def message(self, what: str, generation: int, now: float) -> messages.FromNode:
         sentence = _matching(_WORDS, what)
         if sentence is None:
             raise _no_fact(what)
@@ -283,42 +282,42 @@ class _Node:
         match kind:
             case "ready":
                 port = int(said["port"] or 0)
-                return word.NodeReady(generation, said["host"], port, bool(said["agent"]))
+                return messages.NodeReady(generation, said["host"], port, bool(said["agent"]))
             case "running":
                 pids = range(100 * generation, 100 * generation + self.joined.node.slots)
-                return word.WorkersRunning(generation, tuple(pids))
+                return messages.WorkersRunning(generation, tuple(pids))
             case "step":
                 return self._progress(said, generation, now)
             case "failed":
                 failure = self._failure(said["failure"], generation, now)
-                return word.FailureSeen(generation, failure, now + self.clock_ahead_s)
+                return messages.FailureSeen(generation, failure, now + self.clock_ahead_s)
             case "stopped":
                 return self._stopped(said["ends"], bool(said["cut_off"]), generation, now)
             case "succeeded":
-                return word.NodeSucceeded(generation)
+                return messages.NodeSucceeded(generation)
             case "quiet":
                 ahead = self.clock_ahead_s
-                return word.NodeQuiet(generation, now + ahead, float(said["since"]) + ahead, said["why"])
+                return messages.NodeQuiet(generation, now + ahead, float(said["since"]) + ahead, said["why"])
             case "busy":
-                return word.NodeBusy(generation)
+                return messages.NodeBusy(generation)
             case "stacks":
                 return self._stacks(said, generation)
             case "draining":
-                return word.NodeDraining(generation, float(said["grace"]), said["why"])
+                return messages.NodeDraining(generation, float(said["grace"]), said["why"])
             case "will leave":
-                return word.NodeWillLeave(generation, said["why"], float(said["soon"]) if said["soon"] else None)
-        return word.NodeLeft(said["why"], is_clear=not said["stuck"])
+                return messages.NodeWillLeave(generation, said["why"], float(said["soon"]) if said["soon"] else None)
+        return messages.NodeLeft(said["why"], is_clear=not said["stuck"])
 
-    def _progress(self, said: _Said, generation: int, now: float) -> word.NodeProgress:
+    def _progress(self, said: _Said, generation: int, now: float) -> messages.NodeProgress:
         """The first worker says it for all."""
         since, until = float(said["since"] or now), float(said["until"] or now)
         first, last = int(said["first"] or said["last"]), int(said["last"])
         ahead = self.clock_ahead_s
-        return word.NodeProgress(
-            generation, now + ahead, (word.WorkerProgress(0, first, last, since + ahead, until + ahead),)
+        return messages.NodeProgress(
+            generation, now + ahead, (messages.WorkerProgress(0, first, last, since + ahead, until + ahead),)
         )
 
-    def _stacks(self, said: _Said, generation: int) -> word.StacksTaken:
+    def _stacks(self, said: _Said, generation: int) -> messages.StacksTaken:
         places = []
         for each in said["places"].split("; "):
             at = re.fullmatch(r"rank (\d+) (?:in (\w+)|not known, (.+))", each)
@@ -327,10 +326,10 @@ class _Node:
             rank, frames = int(at[1]), (f"train.py:1 in {at[2]}",) if at[2] else ()
             pid, stacks = 100 * generation + rank, "its stacks" if frames else ""
             local_rank = rank - self.first_rank
-            places.append(word.StackPlace((rank,), frames, (), stacks, at[3] or "", local_rank, pid))
-        return word.StacksTaken(generation, int(said["number"]), tuple(places))
+            places.append(messages.StackPlace((rank,), frames, (), stacks, at[3] or "", local_rank, pid))
+        return messages.StacksTaken(generation, int(said["number"]), tuple(places))
 
-    def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> word.NodeStopped:
+    def _stopped(self, ends: str, was_cut_off: bool, generation: int, now: float) -> messages.NodeStopped:
         failures: list[Failure] = []
         stopped: list[Stopped] = []
         for end in ends.split("; ") if ends else []:
@@ -341,7 +340,7 @@ class _Node:
                 rank = int(other[1])
                 stopped.append(Stopped(rank - self.first_rank, rank, 100 * generation + rank, -_SIGTERM))
         sent_at = now + self.clock_ahead_s
-        return word.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off)
+        return messages.NodeStopped(generation, sent_at, tuple(failures), tuple(stopped), was_cut_off)
 
     def _failure(self, sentence: str, generation: int, now: float) -> Failure:
         """On the node's own clock, as it would say it."""
@@ -433,36 +432,36 @@ def _settings(words: str) -> RunSettings:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def describe_say(say: Say, state: CoordinatorState) -> list[str]:
+def describe_say(say: Send, state: CoordinatorState) -> list[str]:
     """What is said, and to whom, in words: one line, and for a verdict some more, indented."""
     to = f"say to {', '.join(say.to)}: "
     match say.event:
-        case fact.GenerationFormed():
+        case events.GenerationFormed():
             return [to + _describe_formed(say.event, state.nodes[say.to[0]].info.slots)]
-        case fact.GenerationEnded(generation, why, is_late):
+        case events.GenerationEnded(generation, why, is_late):
             return [f"{to}generation {generation} ended{', late' if is_late else ''}: {why}"]
-        case fact.RunEnded(verdict):
+        case events.RunEnded(verdict):
             told = [*describe_verdict(verdict), *_describe_goodput(verdict.goodput)]
             return [f"{to}run ended: {verdict.outcome.value}, {verdict.why}", *told]
-        case fact.JoinRefused(reason):
+        case events.JoinRefused(reason):
             return [f"{to}refused: {reason}"]
-        case fact.Waiting(why):
+        case events.Waiting(why):
             return [f"{to}waiting: {why}"]
-        case fact.StacksWanted(generation, number, why):
+        case events.StacksRequested(generation, number, why):
             return [f"{to}stacks wanted, suspicion {number}, of generation {generation}: {why}"]
-        case fact.HangFound(_, report):
+        case events.HangFound(_, report):
             from tenax._core.hang_report import report_in_lines
 
             return [f"{to}hang found", *(f"    {line}" for line in report_in_lines(report))]
-        case fact.HangOver(generation):
+        case events.HangOver(generation):
             return [f"{to}generation {generation} goes on"]
-        case fact.LeaveRequested(why):
+        case events.LeaveRequested(why):
             return [f"{to}asked to leave: {why}"]
-        case fact.LeaveNoticed(_, host, why, in_s):
+        case events.LeaveNoticed(_, host, why, in_s):
             return [f"{to}{host} will leave{f', in {in_s:g} s' if in_s is not None else ''}: {why}"]
 
 
-def _describe_formed(formed: fact.GenerationFormed, slots: int) -> str:
+def _describe_formed(formed: events.GenerationFormed, slots: int) -> str:
     part = formed.assignment
     parts = [f"generation {part.generation} formed", f"node {part.group_rank} of {part.group_world_size}"]
     parts.append(f"{_ranks(part.first_global_rank, slots)} of {part.world_size}")

@@ -67,8 +67,7 @@ from signal import Signals
 import msgspec
 
 from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.agent import AgentMachine, AgentState, Phase, stopped_workers
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
@@ -201,11 +200,11 @@ class _Conversation:
             yield parse_event(sentence, state.generation, state.settings.local_world_size)
             return
         if state.phase is Phase.NEW:
-            yield fact.RunRequested()
+            yield events.RunRequested()
         generation, count = int(short["formed"]), state.settings.local_world_size
-        yield fact.GenerationFormed(_assignment(generation, 0, count, int(short["restarts"] or 0)))
+        yield events.GenerationFormed(_assignment(generation, 0, count, int(short["restarts"] or 0)))
         for rank in range(count):
-            yield fact.WorkerStarted(generation, rank, 100 * generation + rank)
+            yield events.WorkerStarted(generation, rank, 100 * generation + rank)
 
 
 def parse_time(word: str, now: float) -> float:
@@ -242,7 +241,7 @@ _Said = dict[str, str]  # the named parts of a sentence; one that was left unsai
 
 def _formed(said: _Said) -> AnyEvent:
     first, restarts = int(said["first"] or 0), int(said["restarts"] or 0)
-    return fact.GenerationFormed(_assignment(int(said["formed"]), first, int(said["workers"]), restarts))
+    return events.GenerationFormed(_assignment(int(said["formed"]), first, int(said["workers"]), restarts))
 
 
 def _assignment(generation: int, first_global_rank: int, local_world_size: int, restarts_used: int) -> Assignment:
@@ -277,21 +276,21 @@ def _run_ended(outcome: str, why: str, sent_at: str | None, now: float, state: A
         restarts_used=state.restarts_used,
         generation=state.generation,
     )
-    return fact.RunEnded(verdict, clock)
+    return events.RunEnded(verdict, clock)
 
 
 def _started(said: _Said) -> AnyEvent:
-    return fact.WorkerStarted(int(said["generation"]), int(said["rank"]), int(said["pid"]))
+    return events.WorkerStarted(int(said["generation"]), int(said["rank"]), int(said["pid"]))
 
 
 def _at_step(said: _Said) -> AnyEvent:
     rank, first, last = int(said["rank"]), int(said["first"] or said["last"]), int(said["last"])
-    progress = word.WorkerProgress(rank, first, last, 1.0, 2.0, said["phase"])
-    return fact.ProgressSeen(int(said["generation"]), (progress,))
+    progress = messages.WorkerProgress(rank, first, last, 1.0, 2.0, said["phase"])
+    return events.ProgressSeen(int(said["generation"]), (progress,))
 
 
 def _not_started(said: _Said) -> AnyEvent:
-    return fact.WorkerStartFailed(int(said["generation"]), int(said["rank"]), said["reason"], int(said["code"]))
+    return events.WorkerStartFailed(int(said["generation"]), int(said["rank"]), said["reason"], int(said["code"]))
 
 
 def _exited(said: _Said) -> AnyEvent:
@@ -304,7 +303,7 @@ def _killed(said: _Said) -> AnyEvent:
 
 def _ended(said: _Said, exit_code: int, fault: str) -> AnyEvent:
     unasked, wrote_error = bool(said["unasked"]), bool(said["wrote_error"])
-    return fact.WorkerExited(int(said["generation"]), int(said["rank"]), exit_code, fault, unasked, wrote_error)
+    return events.WorkerExited(int(said["generation"]), int(said["rank"]), exit_code, fault, unasked, wrote_error)
 
 
 def _examined(said: _Said) -> AnyEvent:
@@ -312,19 +311,19 @@ def _examined(said: _Said) -> AnyEvent:
     found = evidence(said["message"], raised_at)
     if said["stacks"]:
         found = msgspec.structs.replace(found, stacks="Current thread (most recent call first): ...")
-    return fact.FailureExamined(int(said["generation"]), int(said["rank"]), found)
+    return events.FailureExamined(int(said["generation"]), int(said["rank"]), found)
 
 
 def _late(said: _Said) -> AnyEvent:
     generation, rank, after_s = int(said["generation"]), int(said["rank"]), float(said["after_s"])
     signal = parse_signal(said["signal"]) if said["signal"] else 0
     pid = 100 * generation + rank  # as ``generation 1 up`` has it
-    return fact.ScopeExpired(generation, rank, pid, said["scope"], after_s, 1e9, signal)
+    return events.ScopeExpired(generation, rank, pid, said["scope"], after_s, 1e9, signal)
 
 
 def _quiet(said: _Said) -> AnyEvent:
     stopped = (int(said["stopped"]),) if said["stopped"] else ()
-    return fact.QuietSeen(int(said["generation"]), float(said["since"]), said["why"], stopped)
+    return events.QuietSeen(int(said["generation"]), float(said["since"]), said["why"], stopped)
 
 
 def _stacks_read(said: _Said) -> AnyEvent:
@@ -334,12 +333,12 @@ def _stacks_read(said: _Said) -> AnyEvent:
         if at is None:
             raise ScenarioError(f"{each!r} says nothing of stacks; write 'worker 0 in FUNCTION'")
         dump = f'Current thread 0x1 (most recent call first):\n  File "train.py", line 1 in {at[2]}'
-        workers.append(fact.WorkerStacks(int(at[1]), dump))
-    return fact.StacksRead(int(said["generation"]), int(said["number"]), tuple(workers))
+        workers.append(events.WorkerStacks(int(at[1]), dump))
+    return events.StacksRead(int(said["generation"]), int(said["number"]), tuple(workers))
 
 
-def _hang(generation: int) -> word.HangReport:
-    return word.HangReport(generation, nodes=1, workers=1, quiet_s=60.0, why="no step", places=())
+def _hang(generation: int) -> messages.HangReport:
+    return messages.HangReport(generation, nodes=1, workers=1, quiet_s=60.0, why="no step", places=())
 
 
 def evidence(message: str, raised_at: float | None) -> Evidence:
@@ -350,11 +349,11 @@ def evidence(message: str, raised_at: float | None) -> Evidence:
 
 
 def _signalled(said: _Said) -> AnyEvent:
-    return fact.SignalReceived(parse_signal(said["signal"]), _seconds(said["grace_s"]))
+    return events.SignalReceived(parse_signal(said["signal"]), _seconds(said["grace_s"]))
 
 
 def _noticed(said: _Said) -> AnyEvent:
-    return fact.LeaveNoticed(int(said["generation"]), said["host"], said["why"], _seconds(said["in_s"]))
+    return events.LeaveNoticed(int(said["generation"]), said["host"], said["why"], _seconds(said["in_s"]))
 
 
 def _seconds(said: str) -> float | None:
@@ -371,18 +370,18 @@ _RUN_ENDED = re.compile(r"run ended(?:, sent at (?P<sent_at>[\d.]+))?: (?P<outco
 _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tuple(
     (re.compile(pattern), build)
     for pattern, build in (
-        (r"run requested", lambda _: fact.RunRequested()),
+        (r"run requested", lambda _: events.RunRequested()),
         (rf"generation (?P<formed>\d+) formed(?:, ranks from (?P<first>\d+))?{_RESTARTS}", _formed),
         (
             r"generation (?P<generation>\d+) ended(?P<late>, late)?: (?P<why>.+)",
-            lambda said: fact.GenerationEnded(int(said["generation"]), said["why"], bool(said["late"])),
+            lambda said: events.GenerationEnded(int(said["generation"]), said["why"], bool(said["late"])),
         ),
-        (r"join refused: (?P<reason>.+)", lambda said: fact.JoinRefused(said["reason"])),
-        (r"leave requested: (?P<why>.+)", lambda said: fact.LeaveRequested(said["why"])),
-        (r"waiting: (?P<why>.+)", lambda said: fact.Waiting(said["why"])),
-        (rf"fenced{_OF}: (?P<why>.+)", lambda said: fact.Fenced(int(said["generation"]), said["why"])),
+        (r"join refused: (?P<reason>.+)", lambda said: events.JoinRefused(said["reason"])),
+        (r"leave requested: (?P<why>.+)", lambda said: events.LeaveRequested(said["why"])),
+        (r"waiting: (?P<why>.+)", lambda said: events.Waiting(said["why"])),
+        (rf"fenced{_OF}: (?P<why>.+)", lambda said: events.Fenced(int(said["generation"]), said["why"])),
         (rf"leave noticed{_OF} from (?P<host>[^\s,:]+){_IN}: (?P<why>.+)", _noticed),
-        (rf"notice{_IN}: (?P<why>.+)", lambda said: fact.NoticeReceived(said["why"], _seconds(said["in_s"]))),
+        (rf"notice{_IN}: (?P<why>.+)", lambda said: events.NoticeReceived(said["why"], _seconds(said["in_s"]))),
         (rf"{_WORKER} at step(?:s (?P<first>\d+) to)? (?P<last>\d+)(?:, in (?P<phase>.+))?", _at_step),
         (rf"{_WORKER} started as (?P<pid>\d+)", _started),
         (rf"{_WORKER} not started, (?P<code>\d+): (?P<reason>.+)", _not_started),
@@ -399,24 +398,24 @@ _GRAMMAR: tuple[tuple[re.Pattern[str], Callable[[_Said], AnyEvent]], ...] = tupl
         ),
         (
             rf"{_WORKER} refused its stacks: (?P<why>.+)",
-            lambda said: fact.StacksRefused(int(said["generation"]), int(said["rank"]), said["why"]),
+            lambda said: events.StacksRefused(int(said["generation"]), int(said["rank"]), said["why"]),
         ),
         (
             rf"quiet{_OF} since (?P<since>[\d.]+)(?:, worker (?P<stopped>\d+) is stopped)?: (?P<why>.+)",
             _quiet,
         ),
-        (rf"movement{_OF}", lambda said: fact.MovementSeen(int(said["generation"]))),
+        (rf"movement{_OF}", lambda said: events.MovementSeen(int(said["generation"]))),
         (
             rf"stacks wanted{_OF}, suspicion (?P<number>\d+): (?P<why>.+)",
-            lambda said: fact.StacksWanted(int(said["generation"]), int(said["number"]), said["why"]),
+            lambda said: events.StacksRequested(int(said["generation"]), int(said["number"]), said["why"]),
         ),
         (rf"stacks read{_OF}, suspicion (?P<number>\d+): (?P<workers_at>.+)", _stacks_read),
-        (rf"hang found{_OF}", lambda said: fact.HangFound(int(said["generation"]), _hang(int(said["generation"])))),
-        (rf"hang over{_OF}", lambda said: fact.HangOver(int(said["generation"]))),
-        (rf"node cleared{_OF}", lambda said: fact.NodeCleared(int(said["generation"]))),
+        (rf"hang found{_OF}", lambda said: events.HangFound(int(said["generation"]), _hang(int(said["generation"])))),
+        (rf"hang over{_OF}", lambda said: events.HangOver(int(said["generation"]))),
+        (rf"node cleared{_OF}", lambda said: events.NodeCleared(int(said["generation"]))),
         (r"signal (?P<signal>SIG\w+)(?:, grace (?P<grace_s>[\d.]+))?", _signalled),
-        (r"keeper lost: (?P<reason>.+)", lambda said: fact.KeeperLost(said["reason"])),
-        (r"time passed", lambda _: fact.TimePassed()),
+        (r"keeper lost: (?P<reason>.+)", lambda said: events.KeeperLost(said["reason"])),
+        (r"time passed", lambda _: events.Tick()),
     )
 )
 
@@ -456,7 +455,7 @@ def _settings(words: str) -> AgentSettings:
 def describe_command(command: AnyCommand) -> list[str]:
     """An order in words: one line, and for a verdict some more, indented."""
     match command:
-        case order.Tell(message):
+        case order.SendMessage(message):
             return list(_describe_message(message))
         case order.StartWorkers(assignment):
             return [f"start generation {assignment.generation}, restarts used {assignment.restarts_used}"]
@@ -481,44 +480,44 @@ def describe_command(command: AnyCommand) -> list[str]:
             return [f"clear generation {generation}"]
         case order.KillNode(generation=generation, why=why):
             return [f"kill generation {generation}: {why}"]
-        case order.PassOnNotice(host=host, why=why, in_s=in_s):
+        case order.ForwardNotice(host=host, why=why, in_s=in_s):
             return [f"pass on notice{f' from {host}' if host else ''}{_soon(in_s)}: {why}"]
         case order.Finish(verdict=verdict):
             return [f"finish: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
 
 
-def _describe_message(message: word.FromNode) -> Iterator[str]:
+def _describe_message(message: messages.FromNode) -> Iterator[str]:
     match message:
-        case word.NodeReady(generation):
+        case messages.NodeReady(generation):
             yield f"tell ready after generation {generation}" if generation else "tell ready"
-        case word.WorkersRunning(_, pids):
+        case messages.WorkersRunning(_, pids):
             yield f"tell running: {', '.join(map(str, pids))}"
-        case word.NodeProgress(_, _, workers):
+        case messages.NodeProgress(_, _, workers):
             for each in workers:
                 steps = f"steps {each.first_step} to {each.last_step}"
                 yield f"tell progress of worker {each.local_rank}: {steps}{f', in {each.phase}' if each.phase else ''}"
-        case word.FailureSeen(_, failure):
+        case messages.FailureSeen(_, failure):
             yield f"tell failure of rank {failure.global_rank} (pid {failure.pid}): {say_end(failure.exit_code)}"
-        case word.NodeStopped(_, _, failures, stopped, was_cut_off):
+        case messages.NodeStopped(_, _, failures, stopped, was_cut_off):
             yield f"tell stopped{', cut off' if was_cut_off else ''}"
             yield from describe_failures(failures, stopped)
-        case word.NodeSucceeded():
+        case messages.NodeSucceeded():
             yield "tell succeeded"
-        case word.NodeQuiet(_, _, since, why):
+        case messages.NodeQuiet(_, _, since, why):
             yield f"tell quiet since {since:g}: {why}"
-        case word.NodeBusy():
+        case messages.NodeBusy():
             yield "tell busy"
-        case word.StacksTaken(_, _, places):
+        case messages.StacksTaken(_, _, places):
             yield "tell where workers are"
             for place in places:
                 yield f"{_INDENT}ranks {', '.join(map(str, place.ranks))}: {place.why or place.frames[0]}"
-        case word.NodeDraining(_, grace_s, why):
+        case messages.NodeDraining(_, grace_s, why):
             yield f"tell draining, grace {grace_s:g}: {why}"
-        case word.NodeWillLeave(_, why, in_s):
+        case messages.NodeWillLeave(_, why, in_s):
             yield f"tell will leave{_soon(in_s)}: {why}"
-        case word.NodeLeft(why, is_clear):
+        case messages.NodeLeft(why, is_clear):
             yield f"tell left{'' if is_clear else ', not clear'}: {why}"
-        case word.NodeJoined(node):
+        case messages.NodeJoined(node):
             yield f"tell joined: {node.node_id}"
 
 

@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 
 from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.watchdog import Watchdog
 
 TYPE_CHECKING = False
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tenax._core.hang import Scopes
 
 _READ_BYTES = 1 << 16
-_MOST_READS = 64  # to empty a pipe into which somebody keeps writing
+_MAX_READS = 64  # to empty a pipe into which somebody keeps writing
 _LONGEST_WAIT_S = 86_400.0  # more than some systems can wait at a stretch
 _FULL_BYTES = _READ_BYTES // 2  # it holds pages, and a line that does not fit into the rest of one begins the next
 _RESPITE_S = 1.0  # for those who waited for room
@@ -108,7 +108,7 @@ class WatchdogPipe:
         if any(isinstance(command, order.StartWorkers) for command in commands):
             self._empty()
         self.watchdog.heard(event, commands)
-        if isinstance(event, fact.ScopeExpired):
+        if isinstance(event, events.ScopeExpired):
             self._tell("timer expired", event)
         for command in commands:
             if isinstance(command, order.EndWorker):
@@ -172,7 +172,7 @@ class WatchdogPipe:
 
     def _empty(self) -> None:
         """The workers of an earlier generation are gone, and their numbers may become those of new ones."""
-        for _ in range(_MOST_READS):
+        for _ in range(_MAX_READS):
             data = self._read()
             if not data:
                 return

@@ -24,7 +24,7 @@ _COUNT = "/num_members"
 _ALL_THERE = "/last_member"
 _TRACE = "/TRACE"
 _TRACED = "/TRACING_GATE"
-_MOST_MISSING_NAMED = 16
+_MAX_MISSING_NAMED = 16
 _IGNORED = "<val_ignored>"  # a key is only waited for
 
 
@@ -116,7 +116,7 @@ def _who_is_missing(
         is_there = store.check([sign]) if missing else _comes(store, sign, timedelta(seconds=trace_timeout))
         if not is_there:
             missing.append(name(other))
-            if len(missing) == _MOST_MISSING_NAMED:
+            if len(missing) == _MAX_MISSING_NAMED:
                 break
     store.set(prefix + _TRACED, _IGNORED)
     return missing

@@ -18,7 +18,7 @@ from collections import deque
 
 import msgspec
 
-from tenax._core.coordinator import Say
+from tenax._core.coordinator import Send
 from tenax._core.events import GenerationFormed
 from tenax._core.record import mark_of, record_of
 from tenax._core.text import encodable
@@ -42,22 +42,22 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable
 
 _AGAIN_S = 0.25
-_MOST_RECORD_BYTES = 1 << 20  # etcd takes one and a half million
+_MAX_RECORD_BYTES = 1 << 20  # etcd takes one and a half million
 
 
 class _Held:
     """What waits to be said, and the nodes that it is for, as the coordinator knew them then."""
 
-    def __init__(self, say: Say, state: CoordinatorState) -> None:
+    def __init__(self, say: Send, state: CoordinatorState) -> None:
         self.say = say
         self._state = state
         self._meant = {node_id: state.nodes.get(node_id) for node_id in say.to}
 
-    def to_the_same(self) -> Say:
+    def to_the_same(self) -> Send:
         """Without those that were given up since."""
         nodes = self._state.nodes
         to = tuple(node_id for node_id, node in self._meant.items() if nodes.get(node_id) is node)
-        return self.say if to == self.say.to else Say(to, self.say.event)
+        return self.say if to == self.say.to else Send(to, self.say.event)
 
 
 class _Decision:
@@ -76,7 +76,7 @@ class Decisions:
         elected: Elected,
         lease_id: int,
         terms: AuthorityTerms,
-        deliver: Callable[[Say], None],
+        deliver: Callable[[Send], None],
         deposed: Callable[[str], None],
         troubled: Callable[[EtcdError], None],
         written: Callable[[RunRecord], None],
@@ -104,7 +104,7 @@ class Decisions:
     def is_waiting(self) -> bool:
         return bool(self._waiting)
 
-    def say(self, say: Say, state: CoordinatorState) -> None:
+    def say(self, say: Send, state: CoordinatorState) -> None:
         mark = mark_of(state)
         if mark != self._mark:
             self._mark = mark
@@ -117,7 +117,7 @@ class Decisions:
             if isinstance(say.event, GenerationFormed):
                 self._parts[say.to] = held
 
-    def _is_held(self, say: Say) -> bool:
+    def _is_held(self, say: Send) -> bool:
         """A part that its node is still to hear, on whatever link it has by then."""
         held = self._parts.get(say.to)
         return held is not None and held.say == say and held.to_the_same() == say
@@ -205,7 +205,7 @@ class Decisions:
 
 def _encode(written: Written) -> bytes:
     value = _as_json(written)
-    if len(value) <= _MOST_RECORD_BYTES:
+    if len(value) <= _MAX_RECORD_BYTES:
         return value
     record = written.record  # too much for one key: what only adds to the report goes
     verdict = record.verdict

@@ -26,10 +26,17 @@ import msgspec
 
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import Opened
-from tenax._core.events import Fenced, TimePassed
+from tenax._core.events import Fenced, Tick
 from tenax._engines.etcd.candidacy import Candidacy
 from tenax._engines.etcd.keys import NODE_TTL_S, VERDICT_TTL_S, Keys, Leader, read_leader
-from tenax._engines.etcd.leader_address import Knock, Place, address_outwards, address_towards, listen_at, this_machine
+from tenax._engines.etcd.leader_address import (
+    LeaderProbe,
+    Place,
+    address_outwards,
+    address_towards,
+    listen_at,
+    this_machine,
+)
 from tenax._engines.etcd.leadership import Leadership
 from tenax._engines.tcp.linked import LATER_S, SOON_S, LinkedRendezvous, LinkedSettings
 from tenax._io.endpoint import Endpoint, Lookup, is_loopback
@@ -38,7 +45,7 @@ from tenax._io.etcd.errors import EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
 from tenax._io.etcd.operations import Delete, Put, Range, Transaction
 from tenax._io.etcd.settings import EtcdSettings
-from tenax._io.etcd.subscription import Following
+from tenax._io.etcd.subscription import Subscription
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,7 +63,7 @@ _GOODBYE_S = 4.0
 _HANDOVER_S = 5.0  # how long a leader that leaves sees to the end of the generation that it leaves
 _TROUBLE_S, _SAY_TROUBLE_EVERY_S = 3.0, 10.0
 _PORT_TAKEN_S = 10.0  # how long an earlier agent on this host may still hold the fixed port
-_SPREAD_S, _MOST_SPREAD_S = 0.0005, 0.5  # for each other node: not all stand for election at the same moment
+_SPREAD_S, _MAX_SPREAD_S = 0.0005, 0.5  # for each other node: not all stand for election at the same moment
 
 
 class EtcdRendezvousSettings(LinkedSettings, frozen=True):
@@ -85,13 +92,13 @@ class EtcdRendezvous(LinkedRendezvous):
         self._etcd = settings
         self._keys = Keys(settings.run_id)
         self._client: EtcdClient
-        self._following: Following
+        self._following: Subscription
         self._presence: HeldLease | None = None
         self._member: ManagedMember | None = None
         # Who leads, as etcd said last; the term is 0 if nobody does.
         self._leader: Leader | None = None
         self._term = 0
-        self._connecting: Knock | None = None
+        self._connecting: LeaderProbe | None = None
         self._linked_host = ""  # of the leader that we are linked to, or try to be
         self._lookup: Lookup | None = None
         self._own_addr = ""  # that we were told
@@ -176,7 +183,7 @@ class EtcdRendezvous(LinkedRendezvous):
         """Another can lead; but what our leave means for the others is best said by who knows why."""
         if self._linger_until is None:
             self._linger_until = self._loop.now() + _HANDOVER_S
-            self._later("handover", _HANDOVER_S, lambda: self._emit(TimePassed()))
+            self._later("handover", _HANDOVER_S, lambda: self._emit(Tick()))
         is_deciding = self._leadership is not None and self._leadership.is_deciding()
         return is_deciding and self._loop.now() < self._linger_until
 
@@ -216,7 +223,7 @@ class EtcdRendezvous(LinkedRendezvous):
         self._client = EtcdClient(self._loop, self._etcd.etcd)
         if self._settings.local_addr:
             self._look_up_own_name()
-        self._following = Following(
+        self._following = Subscription(
             self._client, self._keys.leader, b"", self._on_begun, self._on_changed, self._on_trouble
         )
         self._following.start()
@@ -358,7 +365,7 @@ class EtcdRendezvous(LinkedRendezvous):
             self._connecting = None
             self._try_again(f"{self._where} cannot be reached: {why}", self._patience(), self._connect_or_look)
 
-        self._connecting = Knock(self._loop, leader.place, connected, dead, away)
+        self._connecting = LeaderProbe(self._loop, leader.place, connected, dead, away)
         self._connecting.start()
 
     def _tls_mismatch(self, leader: Leader) -> str:
@@ -412,7 +419,7 @@ class EtcdRendezvous(LinkedRendezvous):
     def _stand(self) -> None:
         if self._candidacy is None and not self._is_finished:
             others = self._part.group_world_size - 1 if self._part is not None else 0
-            spread_s = min(_MOST_SPREAD_S, _SPREAD_S * others)
+            spread_s = min(_MAX_SPREAD_S, _SPREAD_S * others)
             self._later("stand", spread_s * os.urandom(1)[0] / 255, self._stand_now)
 
     def _stand_now(self) -> None:
@@ -668,4 +675,4 @@ class EtcdRendezvous(LinkedRendezvous):
     def _left(self) -> None:
         if not self._has_left:
             self._has_left = True
-            self._emit(TimePassed())
+            self._emit(Tick())

@@ -39,7 +39,7 @@ class Place(msgspec.Struct, frozen=True):
     machine: _Text = ""  # whose loopback addresses are meant
 
 
-class Knock:
+class LeaderProbe:
     """One try. ``opened``, ``dead`` or ``away`` (with the reason) is called once, never from within."""
 
     def __init__(

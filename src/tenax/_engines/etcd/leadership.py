@@ -11,7 +11,7 @@ from tenax._core.authority import Authority
 from tenax._core.coordinator import EarlierCoordinatorGone, RunPhase
 from tenax._engines.etcd.decisions import Decisions
 from tenax._engines.etcd.keys import RECORD_TTL_S
-from tenax._engines.etcd.leader_address import Knock
+from tenax._engines.etcd.leader_address import LeaderProbe
 from tenax._engines.tcp.server import CoordinatorServer
 from tenax._io.etcd.operations import Put, Transaction
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tenax._core.authority import AuthorityTerms
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, RunSettings, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, Opened, RunSettings, Send
     from tenax._core.record import RunRecord
     from tenax._engines.etcd.candidacy import Candidacy, Elected
     from tenax._engines.etcd.keys import Keys
@@ -101,7 +101,7 @@ class Leadership:
         self.last_record: RunRecord | None = None  # that was written
         # Earlier leaders of which it is not known that they are dead. What we were in another term answers nobody.
         self._alive = [place for place in elected.written.before if place.node_id != node_id]
-        self._probing: Knock | None = None
+        self._probing: LeaderProbe | None = None
         self._probe_later: Cancellable | None = None
 
     def open(self, opened: Opened) -> None:
@@ -124,13 +124,13 @@ class Leadership:
         is_at_work = server.is_at_work or (server.is_over and self._decisions.is_waiting)
         return self._authority.counts(self._loop.now(), is_at_work, server.members_proven_at())
 
-    def _after_step(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+    def _after_step(self, now: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
         self._record_run(now, event, says, state)
         self._on_change()
         if state.phase is not RunPhase.RECOVERING:
             self._decisions.forget_earlier(state)
 
-    def _hold_back(self, say: Say, state: CoordinatorState) -> None:
+    def _hold_back(self, say: Send, state: CoordinatorState) -> None:
         self._decisions.say(say, state)
 
     def _on_written(self, record: RunRecord) -> None:
@@ -166,7 +166,7 @@ class Leadership:
             self.server.seat.step(EarlierCoordinatorGone(before.node_id, len(self._alive)))
             self._probe()
 
-        self._probing = Knock(self._loop, before, opened, dead, lambda _: self._probe_again(before))
+        self._probing = LeaderProbe(self._loop, before, opened, dead, lambda _: self._probe_again(before))
         self._probing.start()
 
     def _probe_again(self, before: Place) -> None:

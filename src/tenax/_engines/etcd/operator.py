@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tenax._engines.etcd.keys import Keys, read_leader
 from tenax._engines.etcd.leader_address import this_machine
-from tenax._engines.tcp.operator import NotLetIn, OperatorLine, Unreachable, at_endpoint
+from tenax._engines.tcp.operator import AccessDenied, OperatorLine, Unreachable, at_endpoint
 from tenax._io.endpoint import is_loopback, literal
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -24,7 +24,7 @@ _ETCD_S = 10.0
 
 
 def line_through_etcd(settings: EtcdRendezvousSettings) -> OperatorLine:
-    """Connect to the leader. Raises ``Unreachable`` and ``NotLetIn``."""
+    """Connect to the leader. Raises ``Unreachable`` and ``AccessDenied``."""
     etcd = BlockingEtcd(settings.etcd, _ETCD_S)
     try:
         answer = etcd.call(Range(Keys(settings.run_id).leader))
@@ -57,13 +57,13 @@ def _line_to(leader: Leader, settings: EtcdRendezvousSettings) -> OperatorLine:
 def _tls(leader: Leader, settings: EtcdRendezvousSettings) -> ssl.SSLContext | None:
     if not leader.certificate:
         if settings.tls is not None:
-            raise NotLetIn(
+            raise AccessDenied(
                 f"its coordinator, on {leader.place.host}, links without TLS, and this command was given TLS files; "
                 "add link_tls=false to --rdzv-conf if that is meant"
             )
         return None
     if settings.tls is None:
-        raise NotLetIn(
+        raise AccessDenied(
             f"its coordinator, on {leader.place.host}, links with TLS only; add ssl_cert, ssl_cert_key and ca_cert to "
             "--rdzv-conf"
         )

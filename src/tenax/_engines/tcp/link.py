@@ -11,7 +11,7 @@ import struct
 import sys
 from contextlib import suppress
 
-from tenax._engines.tcp.wire import MOST_BYTES, FrameReader, WireError
+from tenax._engines.tcp.wire import MAX_BYTES, FrameReader, WireError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tenax._io.tls import TlsFailure, TlsStream
 
 _READ_BYTES = 256 << 10
-_MOST_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
+_MAX_UNSENT_BYTES = 16 << 20  # of one peer; a peer that reads nothing is not worth more
 _SIOCOUTQ = 0x5411  # Linux: bytes that the other host has not acknowledged
 # Linux: what was lost is sent again after at most a second (TCP_RTO_MAX_MS) or at first at a steady pace
 # (TCP_THIN_LINEAR_TIMEOUTS). Else a network that was away for 3 s would be found again after 6.
@@ -96,7 +96,7 @@ class Link:
 
     def trust(self) -> None:
         """The peer has proved itself: it may send more than a stranger."""
-        self._reader.most_bytes = MOST_BYTES
+        self._reader.most_bytes = MAX_BYTES
 
     def all_has_arrived(self) -> bool:
         """Whether the other host's system has acknowledged every byte we sent. False where this cannot be known."""
@@ -122,7 +122,7 @@ class Link:
             return
         if self._unsent:
             self._unsent += data
-            if len(self._unsent) > _MOST_UNSENT_BYTES:
+            if len(self._unsent) > _MAX_UNSENT_BYTES:
                 self.close("the other side does not read what it is sent")
             return
         try:

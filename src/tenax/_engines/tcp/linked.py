@@ -22,12 +22,12 @@ import msgspec
 
 from tenax._core.bounds import MAX_NAME
 from tenax._core.coordinator import RunSettings
-from tenax._core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, TimePassed
+from tenax._core.events import Fenced, GenerationFormed, JoinRefused, RunEnded, Tick
 from tenax._core.lease import Lease, LeaseTerms
 from tenax._core.messages import MAX_HOST_ADDRESSES, NodeInfo, NodeReady
 from tenax._core.requests import OfNode, answer_safely
 from tenax._core.text import concealed_repr, one_line
-from tenax._engines.store_address import StorePlace
+from tenax._engines.store_address import StoreAddress
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.link import Link
 from tenax._io.tls import TlsFiles
@@ -48,7 +48,7 @@ _GREETING_S = 5.0
 SOON_S, LATER_S = 0.1, 1.0
 _SAY_EVERY_S = 10.0
 _NO_GREETING = "it did not answer a greeting"
-_MOST_ASKED = 1024  # requests that the coordinator has not answered
+_MAX_ASKED = 1024  # requests that the coordinator has not answered
 _LINGER_S = 5.0  # after the end: how long nodes may take to hear of it
 
 
@@ -81,7 +81,7 @@ class LinkedRendezvous(ABC):
 
     def __init__(self, settings: LinkedSettings, master_addr: str = "", master_port: int = 0) -> None:
         self._settings = settings
-        self._place = StorePlace(
+        self._place = StoreAddress(
             master_addr or settings.local_addr,
             master_port or settings.store_port,
             in_agent=settings.use_agent_store,
@@ -223,7 +223,7 @@ class LinkedRendezvous(ABC):
             self._server.desk.ask(request, reply)
         elif self._link is None or not self._is_linked:
             reply(None, f"this node is not linked to {self._where} just now")
-        elif len(self._asked) >= _MOST_ASKED:
+        elif len(self._asked) >= _MAX_ASKED:
             reply(None, "too many requests of this node are under way")
         else:
             try:
@@ -246,7 +246,7 @@ class LinkedRendezvous(ABC):
         def reply(value: object, error: str) -> None:
             if link is None or link is not self._link:
                 return
-            if link.unsent_bytes > wire.MOST_BYTES_OF_ANSWERS:
+            if link.unsent_bytes > wire.MAX_BYTES_OF_ANSWERS:
                 value, error = None, wire.TOO_MUCH_AT_ONCE
             link.send(wire.encode_answer(number, value, error))
 
@@ -267,7 +267,7 @@ class LinkedRendezvous(ABC):
             return self._stays_with_others_at_work()
         if not self._linger_until:
             self._linger_until = self._loop.now() + _LINGER_S
-            self._later("linger", _LINGER_S, lambda: self._emit(TimePassed()))
+            self._later("linger", _LINGER_S, lambda: self._emit(Tick()))
         return self._loop.now() < self._linger_until
 
     def close(self) -> None:
@@ -286,7 +286,7 @@ class LinkedRendezvous(ABC):
 
     def _on_fewer(self) -> None:
         if self._linger_until is not None:
-            self._emit(TimePassed())  # wakes who waits for the others
+            self._emit(Tick())  # wakes who waits for the others
 
     def _run_settings(self) -> RunSettings:
         settings = self._settings

@@ -20,7 +20,7 @@ from tenax._core.model import Verdict
 
 _BELIEVED_S = 60.0
 _VERDICT_BELIEVED_S = 10.0  # the same command may be meant to run again
-_MOST_BYTES = 64 << 10
+_MAX_BYTES = 64 << 10
 _MOST = 1 << 40  # of generations, and of restarts
 
 
@@ -55,7 +55,7 @@ class Marker:
             age_s = time.time() - about.st_mtime
             if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or age_s >= _BELIEVED_S:
                 return None
-            note = msgspec.json.decode(os.read(descriptor, _MOST_BYTES), type=Note)
+            note = msgspec.json.decode(os.read(descriptor, _MAX_BYTES), type=Note)
             if not 0 <= note.generation <= _MOST or not 0 <= note.restarts_used <= _MOST:
                 return None
             if note.verdict is not None and age_s >= _VERDICT_BELIEVED_S:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _READ_BYTES = 256 << 10
 _GREETING_S = 5.0
 _BEAT_S = 10.0
-_MOST_UNANSWERED = 6
+_MAX_UNANSWERED = 6
 
 
 class OperatorError(Exception):
@@ -37,7 +37,7 @@ class Unreachable(OperatorError):
     """Nobody is there, or nobody who speaks as we do."""
 
 
-class NotLetIn(OperatorError):
+class AccessDenied(OperatorError):
     """Somebody is there who does not let us in: another secret, another run, another version."""
 
 
@@ -54,12 +54,12 @@ class OperatorLine:
 
     def __init__(self, sock: socket.socket, *, is_trusted: bool = True) -> None:
         self._sock = sock
-        self._reader = wire.FrameReader(wire.MOST_BYTES if is_trusted else wire.MOST_BYTES_OF_STRANGERS)
+        self._reader = wire.FrameReader(wire.MAX_BYTES if is_trusted else wire.MAX_BYTES_OF_STRANGERS)
         self._bodies: list[bytes] = []
         self._asked = 0
 
     def trust(self) -> None:
-        self._reader.most_bytes = wire.MOST_BYTES
+        self._reader.most_bytes = wire.MAX_BYTES
 
     def ask(self, request: AnyRequest, timeout_s: float) -> msgspec.Raw:
         """The answer, as JSON that is not looked at yet. Raises ``Declined`` and ``LineLost``."""
@@ -116,7 +116,7 @@ class OperatorLine:
                     return
                 unanswered = 0
             except TimeoutError:
-                if unanswered > _MOST_UNANSWERED:
+                if unanswered > _MAX_UNANSWERED:
                     raise LineLost("nothing was heard of it for a while") from None
                 unanswered += 1
                 self.send(beat)
@@ -150,7 +150,7 @@ def at_endpoint(
     tls_host: str = "",
     timeout_s: float = _GREETING_S,
 ) -> OperatorLine:
-    """The line to a coordinator, greeted and let in. Raises ``Unreachable`` and ``NotLetIn``."""
+    """The line to a coordinator, greeted and let in. Raises ``Unreachable`` and ``AccessDenied``."""
     sock = _connected(addresses, timeout_s)
     try:
         if tls is not None:
@@ -185,11 +185,11 @@ def _wrapped(sock: socket.socket, tls: ssl.SSLContext, host: str) -> socket.sock
         return tls.wrap_socket(sock, server_hostname=host)
     except ssl.SSLError as error:
         reason = getattr(error, "verify_message", "") or error.reason or str(error)
-        raise NotLetIn(
+        raise AccessDenied(
             f"TLS could not be agreed on ({reason}); check ssl_cert, ssl_cert_key and ca_cert in --rdzv-conf"
         ) from error
     except OSError as error:
-        raise NotLetIn(
+        raise AccessDenied(
             f"TLS could not be agreed on ({_in_words(error)}); the run may use none: leave out ssl_cert, ssl_cert_key "
             "and ca_cert"
         ) from error
@@ -207,7 +207,9 @@ def _greet(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> 
             frame = line.hear(until)
             if isinstance(frame, wire.Accepted):
                 if not wire.is_same(frame.proof, wire.prove(secret, "coordinator", hello, nonce)):
-                    raise NotLetIn("the process that listens there does not know the secret; check who listens there")
+                    raise AccessDenied(
+                        "the process that listens there does not know the secret; check who listens there"
+                    )
                 line.trust()
                 return
     except LineLost as error:
@@ -216,7 +218,7 @@ def _greet(line: OperatorLine, run_id: str, secret: bytes, timeout_s: float) -> 
             "to --rdzv-conf"
         ) from error
     if isinstance(frame, wire.Refused):
-        raise NotLetIn(_rejection(frame))
+        raise AccessDenied(_rejection(frame))
     raise Unreachable("the process that listens there is not a tenax coordinator")
 
 

@@ -21,7 +21,7 @@ import msgspec
 
 from tenax._core.admission import Admission, peer_group
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, clamped_time
-from tenax._core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed, RunPhase
+from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed, RunPhase
 from tenax._core.events import JoinRefused, RunEnded
 from tenax._core.messages import (
     MAX_HOST_ADDRESSES,
@@ -32,8 +32,8 @@ from tenax._core.messages import (
     NodeReady,
     NodeStopped,
 )
-from tenax._engines.coordinator_host import CoordinatorSeat
-from tenax._engines.operator_api import Desk
+from tenax._engines.coordinator_host import CoordinatorHost
+from tenax._engines.operator_api import OperatorApi
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.link import Link
 from tenax._io.endpoint import is_loopback
@@ -43,29 +43,29 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable, Iterator
 
-    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, CoordinatorState, RunSettings, Send
     from tenax._core.lease import LeaseTerms
     from tenax._core.policy import RestartPolicy
     from tenax._core.requests import OfNode
     from tenax._io.ports import Cancellable, EventLoop, RecordRun, Reply
 
-    HoldBack = Callable[[Say, CoordinatorState], None]
+    HoldBack = Callable[[Send, CoordinatorState], None]
 
-_MOST_LINKS = 65_536
+_MAX_LINKS = 65_536
 _MAX_UNAUTHENTICATED = 2048  # connections, and at most half of all descriptors
 _STRANGER_S = 5.0  # how long they may take to authenticate
 _REPORT_EVERY_S = 10.0  # rejections are shown on the console no more often
 _MAX_SHOWN = 64  # characters of a run id that an unauthenticated peer has sent
 _TICKS_PER_LEASE = 20
-_MOST_TICK_S = 1.0  # also of a long lease, because unauthenticated peers expire by it
+_MAX_TICK_S = 1.0  # also of a long lease, because unauthenticated peers expire by it
 _ROUNDS_OF_HEARING = 8  # before anybody is judged: one reads all that has arrived, the others are for newcomers
 _ACCEPTS_AT_ONCE = 256
 _ANSWERS_KEPT = 16  # that a node has not acknowledged
 _LAST_WORDS_S = 1.0  # for all links together, when the server closes
 _CLOCKS_DRIFT_S = 60.0  # clocks drift: an old comparison is worth less than a new one
-_MOST_ASKED = 1024  # requests that nodes have not answered
+_MAX_ASKED = 1024  # requests that nodes have not answered
 _ASKED_S = 60.0  # how long a node may take: longer than any request may wait
-_MOST_OPERATORS = 256
+_MAX_OPERATORS = 256
 _OPERATOR_S = 60.0  # how long an operator's link may be quiet
 _RESERVE = 32  # descriptors that links never get: workers must be started, files be opened
 
@@ -175,10 +175,10 @@ class CoordinatorServer:
         self._nodes: dict[str, _Peer] = {}
         # Nodes whose link was reset: when they were last heard, and what happened. That says nothing about them.
         self._absent: dict[str, tuple[float, str]] = {}
-        self._seat = CoordinatorSeat(
+        self._seat = CoordinatorHost(
             settings, policy, loop, self._say_if_known, self._before_saying, freeze_s=terms.freeze_s
         )
-        self.desk = Desk(self._seat, loop, self._pass_on)
+        self.desk = OperatorApi(self._seat, loop, self._pass_on)
         self._asked: dict[int, _Asked] = {}  # by our number
         self._asks = 0
         self._record = record
@@ -191,7 +191,7 @@ class CoordinatorServer:
         self._admission: Admission[_Peer] = Admission(max_unauthenticated, max_unauthenticated * 3 // 4)
 
     @property
-    def seat(self) -> CoordinatorSeat:
+    def seat(self) -> CoordinatorHost:
         return self._seat
 
     def open(self, opened: Opened) -> None:
@@ -346,7 +346,7 @@ class CoordinatorServer:
         if hello.is_operator and not self._accepts_operators:
             self._refuse(peer, "operators need a secret, and this run has none", wire.NO_SECRET)
             return
-        if hello.is_operator and self._operators >= _MOST_OPERATORS:
+        if hello.is_operator and self._operators >= _MAX_OPERATORS:
             why = f"{self._operators} operators are connected already"
             self._refuse(peer, why, wire.TOO_MANY_OPERATORS, is_final=False)
             return
@@ -410,7 +410,7 @@ class CoordinatorServer:
                     self._check_joined(peer, message)
                 if isinstance(message, NodeReady):
                     message = with_seen_address(message, peer.link.remote_address)
-                self._seat.step(Heard(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
+                self._seat.step(Received(peer.node_id, peer.clocks.dated(message, peer.heard_at)))
             case wire.Cancel(why):
                 self._seat.step(CancelRequested(why))
             case _:
@@ -425,7 +425,7 @@ class CoordinatorServer:
         if joined.restarts_used > max(0, joined.generation - 1):
             raise wire.WireError(f"{joined.restarts_used} restarts in {joined.generation} generations")
 
-    def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Say], state: CoordinatorState) -> None:
+    def _before_saying(self, now: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
         """What a successor must know is written down before anybody hears of it."""
         known = (state.generation, state.verdict is not None)
         if known != self._known:
@@ -433,14 +433,14 @@ class CoordinatorServer:
             self._on_change(state)
         self._record(now, event, says, state)
 
-    def _say_if_known(self, say: Say) -> None:
+    def _say_if_known(self, say: Send) -> None:
         """Nobody hears of a decision, or of what followed it, before those who hold it back say so."""
         if self._hold_back is None:
             self.deliver(say)
         else:
             self._hold_back(say, self._seat.state)
 
-    def deliver(self, say: Say) -> None:
+    def deliver(self, say: Send) -> None:
         data = wire.encode(wire.Event(say.event))
         is_last_word = isinstance(say.event, RunEnded | JoinRefused)
         for node_id in say.to:
@@ -454,13 +454,13 @@ class CoordinatorServer:
     def _answer(self, peer: _Peer, number: int, value: object, error: str) -> None:
         if peer.link.is_closed:
             return
-        if peer.link.unsent_bytes > wire.MOST_BYTES_OF_ANSWERS:
+        if peer.link.unsent_bytes > wire.MAX_BYTES_OF_ANSWERS:
             value, error = None, wire.TOO_MUCH_AT_ONCE
         self._send(peer, wire.encode_answer(number, value, error))
 
     def _pass_on(self, node_id: str, request: OfNode, reply: Reply) -> None:
         peer = self._nodes.get(node_id)
-        if peer is None or len(self._asked) >= _MOST_ASKED:
+        if peer is None or len(self._asked) >= _MAX_ASKED:
             reply(None, "that node is not linked just now" if peer is None else "too many requests are under way")
             return
         try:
@@ -517,7 +517,7 @@ class CoordinatorServer:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def _tick_later(self) -> None:
-        self._tick_at = self._loop.now() + min(_MOST_TICK_S, self._terms.lease_s / _TICKS_PER_LEASE)
+        self._tick_at = self._loop.now() + min(_MAX_TICK_S, self._terms.lease_s / _TICKS_PER_LEASE)
         self._timer = self._loop.at(self._tick_at, self._on_tick)
 
     def _on_tick(self) -> None:
@@ -584,9 +584,9 @@ def _most_links() -> int:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return _MOST_LINKS
-    wanted = _MOST_LINKS if hard == resource.RLIM_INFINITY else min(hard, _MOST_LINKS)
+        return _MAX_LINKS
+    wanted = _MAX_LINKS if hard == resource.RLIM_INFINITY else min(hard, _MAX_LINKS)
     if wanted > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         soft = wanted
-    return max(16, min(_MOST_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVE))
+    return max(16, min(_MAX_LINKS, soft - len(os.listdir("/dev/fd")) - _RESERVE))

@@ -31,9 +31,9 @@ from tenax._core.requests import AnyRequest
 from tenax._core.text import encodable, shortened_texts
 
 VERSION = 2
-MOST_BYTES_OF_STRANGERS = 4 << 10
-MOST_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
-MOST_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
+MAX_BYTES_OF_STRANGERS = 4 << 10
+MAX_BYTES = 8 << 20  # the verdict of the largest run, with paths of the greatest length, fits
+MAX_BYTES_OF_ANSWERS = 4 << 20  # unsent on one link: a node's own words and beats go over it too
 TOO_MUCH_AT_ONCE = "more answers are under way than this link takes; ask for less at once"
 NONCE_BYTES = 16
 # Reasons for which an operator that has proved itself is rejected.
@@ -147,8 +147,8 @@ def encode(frame: FromAgent | FromServer) -> bytes:
 def encode_ask(number: int, request: AnyRequest) -> bytes:
     """A request that the other side takes. Raises WireError for one that would cost the link: somebody else made it."""
     data = encode(Ask(number, request))
-    if len(data) > MOST_BYTES:
-        raise WireError(f"a frame of {len(data)} bytes, where at most {MOST_BYTES} are allowed")
+    if len(data) > MAX_BYTES:
+        raise WireError(f"a frame of {len(data)} bytes, where at most {MAX_BYTES} are allowed")
     decode_from_server(data[4:])
     return data
 
@@ -159,7 +159,7 @@ def encode_answer(number: int, value: object, error: str) -> bytes:
         raw = _encoder.encode(value)
     except UnicodeEncodeError:
         raw = _encoder.encode(encodable(msgspec.to_builtins(value)))
-    if len(raw) > MOST_BYTES // 2:
+    if len(raw) > MAX_BYTES // 2:
         raw, error = b"null", f"the answer has {len(raw)} bytes, which is too long; ask for less"
     return encode(Answer(number, msgspec.Raw(raw), error))
 
@@ -181,7 +181,7 @@ def decode_from_server(body: bytes) -> FromServer:
 class FrameReader:
     """Cuts a stream into frames, however it was cut on the way."""
 
-    def __init__(self, most_bytes: int = MOST_BYTES_OF_STRANGERS) -> None:
+    def __init__(self, most_bytes: int = MAX_BYTES_OF_STRANGERS) -> None:
         self.most_bytes = most_bytes
         self._buffer = bytearray()
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable, EventLoop
 
 _TLS_GREETING_S = 1.0  # at least, for a connection that has to be opened and encrypted first
-_MOST_BODY_BYTES = 512 << 20
+_MAX_BODY_BYTES = 512 << 20
 
 
 def http_request(place: Place, path: str, body: bytes, token: str = "", more: str = "") -> bytes:
@@ -98,8 +98,8 @@ class Attempt:
         elif isinstance(part, bytes):
             self._body.append(part)
             self._body_bytes += len(part)
-            if self._body_bytes > _MOST_BODY_BYTES:
-                self._end(Fault("rejected", f"the answer is larger than {_MOST_BODY_BYTES >> 20} MiB"))
+            if self._body_bytes > _MAX_BODY_BYTES:
+                self._end(Fault("rejected", f"the answer is larger than {_MAX_BODY_BYTES >> 20} MiB"))
         else:
             self.local_address = connection.local_address
             if part.keeps_open:

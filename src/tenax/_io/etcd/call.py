@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 _AUTHENTICATE_S = 1.0  # at least: checking a password is slow on purpose
-_MOST_TOKENS = 3  # in one call, before it is clear that none will do
+_MAX_TOKENS = 3  # in one call, before it is clear that none will do
 
 
 class EtcdCall:
@@ -113,7 +113,7 @@ class EtcdCall:
         is_certain = fault.is_certain or not gateway.changes_something(self._operation)
         self._is_certain = self._is_certain and is_certain
         match fault.kind:
-            case "token" if self._client.token.has_user and self._tokens_refused < _MOST_TOKENS:
+            case "token" if self._client.token.has_user and self._tokens_refused < _MAX_TOKENS:
                 self._tokens_refused += 1
                 self._client.token.was_refused(attempt.token)
                 self._go_on()

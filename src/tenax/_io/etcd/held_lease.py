@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable
 
 _REVOKE_S = 1.0
-_MOST_PATIENCE_S = 10.0  # of a long lease, too: whoever holds it wants to hear of trouble
+_MAX_PATIENCE_S = 10.0  # of a long lease, too: whoever holds it wants to hear of trouble
 _ASK_TWICE_S = 0.2
 
 
@@ -70,7 +70,7 @@ class HeldLease:
         self._timer = None
         question = GrantLease(self.ttl_s, self.id)
         self._call = self._client.call(
-            question, self._granted, self._not_granted, patience_s=min(self.ttl_s, _MOST_PATIENCE_S)
+            question, self._granted, self._not_granted, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
         )
         if self._first_asked_at is None:
             self._first_asked_at = self._call.begun_at
@@ -104,7 +104,7 @@ class HeldLease:
     def _keep_alive(self) -> None:
         self._timer = None
         self._call = self._client.call(
-            KeepAlive(self.id), self._kept, self._not_kept, patience_s=min(self.ttl_s, _MOST_PATIENCE_S)
+            KeepAlive(self.id), self._kept, self._not_kept, patience_s=min(self.ttl_s, _MAX_PATIENCE_S)
         )
 
     def _kept(self, answer: LeaseAnswer) -> None:

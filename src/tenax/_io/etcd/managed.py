@@ -35,9 +35,9 @@ from tenax._io.etcd.control_host import DEFAULT_PORT, control_hosts, split_names
 from tenax._io.etcd.data_directory import DataDirectory, DataDirectoryRefused, last_words
 from tenax._io.etcd.errors import EtcdError, EtcdRefused, EtcdRejected
 from tenax._io.etcd.gateway import ROOT
-from tenax._io.etcd.member_address import MemberPlace
+from tenax._io.etcd.member_address import MemberAddress
 from tenax._io.etcd.member_command import first_cluster, member_command, present_cluster
-from tenax._io.etcd.member_probe import MemberScout
+from tenax._io.etcd.member_probe import MemberProbe
 from tenax._io.etcd.operations import (
     AddMember,
     Members,
@@ -200,8 +200,8 @@ class ManagedMember:
         self._program = ""
         self._environ: dict[str, str] = {}
         self._server = ServerProcess(loop, self._server_ended)
-        self._place: MemberPlace | None = None
-        self._scout: MemberScout | None = None
+        self._place: MemberAddress | None = None
+        self._scout: MemberProbe | None = None
         self._client: EtcdClient | None = None  # for the question of the moment
         self._timer: Cancellable | None = None  # for the next step; there is one at a time
         self._taken_until = 0.0
@@ -246,7 +246,7 @@ class ManagedMember:
             self._fail_soon(str(error))
             return
         candidates = tuple(host for host in self._hosts if self._settings.only in ("", host.name))
-        self._place = MemberPlace(self._loop, candidates, self._place_found, self._end_quietly)
+        self._place = MemberAddress(self._loop, candidates, self._place_found, self._end_quietly)
         self._place.start()
 
     # --- place --------------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ class ManagedMember:
             self._start(first_cluster(self._hosts), "existing")
             return
         others = tuple(each for each in self._hosts if each is not host)
-        self._scout = MemberScout(
+        self._scout = MemberProbe(
             self._loop, others, self._key(), self._settings.client(others), self._scout_s, answered=self._scouted
         )
         self._scout.start()

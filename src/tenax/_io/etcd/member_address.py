@@ -22,7 +22,7 @@ _PAUSE_S = 1.0
 _PATIENCE_S = 120.0
 
 
-class MemberPlace:
+class MemberAddress:
     """Answers once: ``found`` with the host and the addresses to listen at, or ``nowhere``. From the loop."""
 
     def __init__(

@@ -52,7 +52,7 @@ class Standing(msgspec.Struct, frozen=True):
         return self.has_key or any(member.client_urls for member in self.of(host))
 
 
-class MemberScout:
+class MemberProbe:
     """Answers once, from the loop: with the standing, or None if nobody told one."""
 
     def __init__(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from tenax._io.ports import EventLoop
     from tenax._io.tls import TlsFiles
 
-_MOST_IDLE = 8  # per place
-_MOST_IDLE_S = 30.0  # somebody between us and etcd may have forgotten an older one
+_MAX_IDLE = 8  # per place
+_MAX_IDLE_S = 30.0  # somebody between us and etcd may have forgotten an older one
 
 
 class Pool:
@@ -32,7 +32,7 @@ class Pool:
     def take(self, place: Place, user: ConnectionUser, *, is_new: bool = False) -> HttpConnection:
         """An open one, or one that opens now and tells so. Raises EtcdRefused for TLS files that cannot be used."""
         idle = [] if is_new else self._idle.get(place.index, [])
-        oldest = self._loop.now() - _MOST_IDLE_S
+        oldest = self._loop.now() - _MAX_IDLE_S
         while idle:
             connection = idle.pop()
             if connection.idle_since >= oldest and not connection.has_ended():
@@ -65,7 +65,7 @@ class Pool:
         """It has carried an exchange and can carry another."""
         self._used.discard(connection)
         idle = self._idle.setdefault(connection.place.index, [])
-        if len(idle) >= _MOST_IDLE:
+        if len(idle) >= _MAX_IDLE:
             connection.close()
             return
         connection.user = self

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 GRACE_S = 2.0
 _STUBBORN_S = 2.0  # how long a process that SIGKILL does not end may hold us
 _PR_SET_PDEATHSIG = 1
-_MOST_TOLD = 4096
+_MAX_TOLD = 4096
 
 
 class ServerGuard:
@@ -141,8 +141,8 @@ class ServerGuard:
         self._ask_until = time.monotonic() + patience_s
 
     def _hear(self) -> None:
-        data = os.read(self._saying, _MOST_TOLD)
-        self._said = (self._said + data)[:_MOST_TOLD]
+        data = os.read(self._saying, _MAX_TOLD)
+        self._said = (self._said + data)[:_MAX_TOLD]
         if not data:
             os.close(self._saying)
             self._saying = -1

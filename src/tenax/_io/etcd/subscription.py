@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
 
 
-class Following:
+class Subscription:
     """One watch, resumed for ever."""
 
     def __init__(
@@ -176,4 +176,4 @@ class Following:
         self._timer = self._call = self._stream = None
 
 
-__all__ = ["Change", "Following"]
+__all__ = ["Change", "Subscription"]

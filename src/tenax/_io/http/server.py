@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     Answer = Response | Later | Stream
 
 _CHUNK = 1 << 14
-_MOST_THROWN_AWAY = 1 << 18
+_MAX_THROWN_AWAY = 1 << 18
 _ACCEPT_AT_ONCE = 64
 _DEAF_S = 1.0  # after the system had no descriptor left for one more connection
 _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -241,7 +241,7 @@ class HttpServer:
             return
         if connection.is_done or connection.is_attached:
             connection.thrown_away += len(data)
-            if connection.thrown_away > _MOST_THROWN_AWAY:
+            if connection.thrown_away > _MAX_THROWN_AWAY:
                 self._end(connection)
             return
         if connection.reader is None:

@@ -50,20 +50,20 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from tenax._core.requests import AnyRequest
-    from tenax._io.ports import Cancellable, Desk, EventLoop
+    from tenax._io.ports import Cancellable, EventLoop, OperatorApi
     from tenax._view.status import RunStatus
 
 _SOONEST_S = 0.03  # what happens together is shown together
 _BETWEEN_S = 0.1  # two statuses, at least
 _REST_PER_WORK = 40  # so many times as long as a status took to make, the next one waits (D2) ...
-_MOST_BETWEEN_S = 0.7  # ... but nobody waits longer than that
+_MAX_BETWEEN_S = 0.7  # ... but nobody waits longer than that
 _ANSWER_S = 30.0  # how long a node, or the loop, may take to answer
-_MOST_WAIT_S = 20.0  # for new lines
-_MOST_LINES = 1000
+_MAX_WAIT_S = 20.0  # for new lines
+_MAX_LINES = 1000
 _KEY_BYTES = 18
 KEY_VARIABLE = "TENAX_DASHBOARD_KEY"
 _LEAST_KEY = 16
-_MOST_BODY = 4096
+_MAX_BODY = 4096
 _KEY_HEADER = "x-tenax-key"
 _UNBUFFERED = {"X-Accel-Buffering": "no"}  # for a proxy on the way: each event is due now
 _FROM_THE_PAGE = "asked for on the page"
@@ -95,7 +95,7 @@ class Dashboard:
     def __init__(
         self,
         address: str,
-        desk: Desk,
+        desk: OperatorApi,
         loop: EventLoop,
         complain: Callable[[str], None],
         *,
@@ -129,7 +129,7 @@ class Dashboard:
             listener,
             self._answer,
             name="tenax page",
-            limits=Limits(head_bytes=16_384, body_bytes=_MOST_BODY),
+            limits=Limits(head_bytes=16_384, body_bytes=_MAX_BODY),
             patience=patience,
         )
         self._server.start()
@@ -167,7 +167,7 @@ class Dashboard:
 
     def _on_step(self) -> None:
         if self._timer is None:
-            pause_s = min(max(_BETWEEN_S, self._took_s * _REST_PER_WORK), _MOST_BETWEEN_S)
+            pause_s = min(max(_BETWEEN_S, self._took_s * _REST_PER_WORK), _MAX_BETWEEN_S)
             now = self._loop.now()
             self._timer = self._loop.at(max(now + _SOONEST_S, self._made_at + pause_s), self._on_time)
 
@@ -212,13 +212,13 @@ class Dashboard:
         self._loop.soon(do)
 
     def _with_status(self, make: Callable[[RunStatus], Response]) -> Later:
-        from tenax._core.requests import StatusWanted
+        from tenax._core.requests import StatusRequest
 
         later = Later(_ANSWER_S)
 
         def give() -> None:
             # Not a new one for everybody who asks (D2). What is made of it is made in the server's thread.
-            self._desk.ask(StatusWanted(), reply)
+            self._desk.ask(StatusRequest(), reply)
 
         def reply(status: Any, error: str) -> None:
             found = text(INTERNAL_ERROR, error) if error else None
@@ -268,7 +268,7 @@ class Dashboard:
         return any([hmac.compare_digest(each.encode(), self._key.encode()) for each in given])
 
     def _do(self, request: Request) -> Response | Later:
-        from tenax._core.requests import DrainWanted, RestartWanted, StopWanted
+        from tenax._core.requests import DrainRequest, RestartRequest, StopRequest
 
         if not self._has_key(request, anywhere=False):
             return text(FORBIDDEN, "what changes the run needs the key of its link in the header X-Tenax-Key")
@@ -279,28 +279,28 @@ class Dashboard:
         later = Later(_ANSWER_S)
         match wish:
             case _Wish("drain", node) if node:
-                self._ask(DrainWanted(node, _FROM_THE_PAGE), later)
+                self._ask(DrainRequest(node, _FROM_THE_PAGE), later)
             case _Wish("restart"):
-                self._ask(RestartWanted(_FROM_THE_PAGE), later)
+                self._ask(RestartRequest(_FROM_THE_PAGE), later)
             case _Wish("stop"):
-                self._ask(StopWanted(_FROM_THE_PAGE), later)
+                self._ask(StopRequest(_FROM_THE_PAGE), later)
             case _:
                 return text(BAD_REQUEST, "one can wish for 'restart', 'stop', or 'drain' with a 'node'")
         return later
 
     def _logs(self, request: Request) -> Response | Later:
-        from tenax._core.requests import LogsWanted
+        from tenax._core.requests import LogsRequest
 
         given = request.params
         try:
-            wanted = LogsWanted(
+            wanted = LogsRequest(
                 given.get("node", ""),
                 local_rank=int(given.get("local_rank", "-1")),
                 generation=int(given.get("generation", "0")),
                 stream=given.get("stream", ""),
                 cursor=given.get("cursor", ""),
-                last=min(max(int(given.get("last", "200")), 1), _MOST_LINES),
-                wait_s=max(0.0, min(float(given.get("wait_s", "0")), _MOST_WAIT_S)),  # in this order: NaN becomes 0
+                last=min(max(int(given.get("last", "200")), 1), _MAX_LINES),
+                wait_s=max(0.0, min(float(given.get("wait_s", "0")), _MAX_WAIT_S)),  # in this order: NaN becomes 0
             )
         except ValueError as error:
             return text(BAD_REQUEST, f"a number was expected: {error}")

@@ -15,18 +15,18 @@ from __future__ import annotations
 import os
 import time
 
-from tenax._core.hang import Thread, Vitals
+from tenax._core.hang import ProcessCounters, Thread
 from tenax._processes.descendants import descendants
 
 _TREE_EVERY = 4  # looks
-_MOST_THREADS = 2000  # of one worker and what it started; with more, only their sum is looked at
-_MOST_BYTES = 4096
+_MAX_THREADS = 2000  # of one worker and what it started; with more, only their sum is looked at
+_MAX_BYTES = 4096
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _NS = 1e-9
 _MUCH = 0.2  # of the time
 
 
-class VitalsReader:
+class CounterReader:
     """Of one worker."""
 
     def __init__(self, pid: int) -> None:
@@ -37,7 +37,7 @@ class VitalsReader:
         self._threads: dict[int, Thread] = {}  # as they were when they were last looked at
         self._threads_at = 0.0
 
-    def read(self, *, closely: bool = False) -> Vitals | None:
+    def read(self, *, closely: bool = False) -> ProcessCounters | None:
         """None: it is gone, or not ours to look at. ``closely``: look at its threads, whatever else has moved."""
         if self._looks % _TREE_EVERY == 0:
             self._below = descendants(self.pid)
@@ -57,9 +57,9 @@ class VitalsReader:
         read_bytes, written_bytes, calls, disk_bytes, faults, ticks, count = counters
         seen = (read_bytes, written_bytes, calls, disk_bytes, len(alive))
         is_still, self._last = seen == self._last, seen
-        has_threads = count <= _MOST_THREADS
+        has_threads = count <= _MAX_THREADS
         threads = self._look_at_threads(alive) if (is_still or closely) and has_threads else None
-        return Vitals(
+        return ProcessCounters(
             read_bytes,
             written_bytes,
             calls,
@@ -137,7 +137,7 @@ def _read(path: str) -> bytes:
     except OSError:
         return b""
     try:
-        return os.read(descriptor, _MOST_BYTES)
+        return os.read(descriptor, _MAX_BYTES)
     except OSError:  # it ended between the two, or is another user's now
         return b""
     finally:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import os
 from typing import Protocol
 
-from tenax._core import commands as order
-from tenax._core import events as fact
+from tenax._core import commands, events
 from tenax._core.agent import Phase
 from tenax._core.hang import HangJudge, Sample, Scopes
 from tenax._core.model import WorkerPhase
-from tenax._observe.hangs.counters import VitalsReader, state_of
+from tenax._observe.hangs.counters import CounterReader, state_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 _EVERY_S = 5.0
 _AT_LEAST_S = 0.05
 _SAMPLES_PER_HANG = 4  # for tests and the impatient: a hang of two seconds is seen in two seconds
-_MOST_BYTES = 256 << 10  # of the stacks of one worker
-_MOST_STACKS = 32_000  # characters
+_MAX_BYTES = 256 << 10  # of the stacks of one worker
+_MAX_STACKS = 32_000  # characters
 
 
 class Destination(Protocol):
@@ -80,7 +79,7 @@ class Sampler:
         self._state: AgentState | None = None
         self._generation = 0
         self._timer: Timer | None = None
-        self._readers: dict[int, VitalsReader] = {}
+        self._readers: dict[int, CounterReader] = {}
         self._is_quiet = False  # as posted
         self._is_broken = False
         self._read_until: dict[int, int] = {}  # how much of a worker's stacks is old
@@ -90,9 +89,9 @@ class Sampler:
         self._state = state
         for command in step.commands:
             match command:
-                case order.DumpStacks():
+                case commands.DumpStacks():
                     self._judge.rebase()  # writing them down is our doing
-                case order.ReadStacks():
+                case commands.ReadStacks():
                     self._judge.rebase()
                     self._read_stacks(command)
         if state.phase is not Phase.RUNNING:
@@ -125,7 +124,7 @@ class Sampler:
         except Exception as error:  # a /proc that is not as we know it: nobody needs us to train
             self._timer = None
             if self._is_quiet:
-                self._loop.post(fact.MovementSeen(self._generation))
+                self._loop.post(events.MovementSeen(self._generation))
             self._is_quiet, self._is_broken = False, True
             self._logs.say(f"tenax: workers are not looked at any more: {type(error).__name__}: {error}")
             return
@@ -147,16 +146,16 @@ class Sampler:
             return
         self._is_quiet = opinion.is_quiet
         if not opinion.is_quiet:
-            self._loop.post(fact.MovementSeen(self._generation))
+            self._loop.post(events.MovementSeen(self._generation))
             return
         for sample in samples:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))
-        self._loop.post(fact.QuietSeen(self._generation, opinion.since, opinion.why, opinion.stopped))
+        self._loop.post(events.QuietSeen(self._generation, opinion.since, opinion.why, opinion.stopped))
 
     def _sample(self, rank: int, pid: int, said: WorkerProgress | None, scopes: Scopes | None) -> Sample:
         reader = self._readers.get(rank)
         if reader is None or reader.pid != pid:
-            reader = self._readers[rank] = VitalsReader(pid)
+            reader = self._readers[rank] = CounterReader(pid)
         vitals = reader.read(closely=self._judge.is_disturbed)
         if said is None:
             return Sample(rank, vitals, scopes=scopes)
@@ -172,26 +171,26 @@ class Sampler:
         error_file = self._logs.destination.error_files.get(rank, "")
         return stacks_file(error_file) if error_file else ""
 
-    def _read_stacks(self, command: order.ReadStacks) -> None:
+    def _read_stacks(self, command: commands.ReadStacks) -> None:
         workers = tuple(self._stacks_of(rank) for rank in command.local_ranks)
-        self._loop.post(fact.StacksRead(command.generation, command.number, workers))
+        self._loop.post(events.StacksRead(command.generation, command.number, workers))
 
-    def _stacks_of(self, rank: int) -> fact.WorkerStacks:
+    def _stacks_of(self, rank: int) -> events.WorkerStacks:
         from tenax._core.hang_report import last_dump
 
         path = self._stacks_file(rank)
         if not path:
-            return fact.WorkerStacks(rank, why="no files are kept of it, so its stacks are on its stderr")
+            return events.WorkerStacks(rank, why="no files are kept of it, so its stacks are on its stderr")
         begin = self._read_until.get(rank, 0)
         self._read_until[rank] = end = _size(path)
-        begin = max(begin, end - _MOST_BYTES)
+        begin = max(begin, end - _MAX_BYTES)
         stacks = last_dump(_text(path, begin, end)) if end > begin else ""
         if not stacks:
-            return fact.WorkerStacks(rank, why=self._why_no_stacks(rank))
-        if len(stacks) > _MOST_STACKS:
-            head = _MOST_STACKS // 4
-            stacks = f"{stacks[:head]}\n[...]\n{stacks[head - _MOST_STACKS :]}"
-        return fact.WorkerStacks(rank, stacks)
+            return events.WorkerStacks(rank, why=self._why_no_stacks(rank))
+        if len(stacks) > _MAX_STACKS:
+            head = _MAX_STACKS // 4
+            stacks = f"{stacks[:head]}\n[...]\n{stacks[head - _MAX_STACKS :]}"
+        return events.WorkerStacks(rank, stacks)
 
     def _why_no_stacks(self, rank: int) -> str:
         worker = self._state.workers.get(rank) if self._state is not None else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tenax._core.agent import AgentState
     from tenax._io.ports import Cancellable, EventLoop
-    from tenax._observe.health.liveness import VitalSigns
+    from tenax._observe.health.liveness import AgentLiveness
 
 BEAT_EVERY_S = 1.0
 TIMEOUT_S = 60  # as in torch
@@ -28,7 +28,7 @@ class HealthCheck:
 
     def __init__(self, server: Any) -> None:
         self._server = server
-        self.signs: VitalSigns | None = getattr(server, "signs", None)
+        self.signs: AgentLiveness | None = getattr(server, "signs", None)
         self._is_serving = False
         self._timer: Cancellable | None = None
 
@@ -68,7 +68,7 @@ class HealthCheck:
         beat()
 
     def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
-        """This run has a watchdog; see ``VitalSigns``. After ``open``."""
+        """This run has a watchdog; see ``AgentLiveness``. After ``open``."""
         if self.signs is not None:
             self.signs.ask_watchdog(last_progress)
 
@@ -109,8 +109,8 @@ def health_check_of(server: Any, environ: Mapping[str, str]) -> HealthCheck | No
     port = health_check_port(environ)
     if port is None:
         return None
-    from tenax._observe.health.liveness import VitalSigns
+    from tenax._observe.health.liveness import AgentLiveness
     from tenax._observe.health.server import HealthCheckServer
 
-    signs = VitalSigns()
+    signs = AgentLiveness()
     return HealthCheck(HealthCheckServer(signs.last_progress_time, port, TIMEOUT_S, signs=signs))

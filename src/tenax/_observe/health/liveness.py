@@ -23,7 +23,7 @@ class _Told(msgspec.Struct, frozen=True):
     is_ready: bool = False
 
 
-class VitalSigns:
+class AgentLiveness:
     """The agent calls ``beat`` whenever it gets round to it; what is expected of it is the reader's matter."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from tenax._io.http.message import METHOD_NOT_ALLOWED, OK, UNAVAILABLE, Request, Response, json, text
-from tenax._observe.health.liveness import VitalSigns
+from tenax._observe.health.liveness import AgentLiveness
 from tenax._observe.health.verdict import Signs, details, liveness, readiness
 
 TYPE_CHECKING = False
@@ -36,12 +36,12 @@ class HealthCheckServer:
     """
 
     def __init__(
-        self, alive_callback: Callable[[], int], port: int, timeout: int, *, signs: VitalSigns | None = None
+        self, alive_callback: Callable[[], int], port: int, timeout: int, *, signs: AgentLiveness | None = None
     ) -> None:
         self._alive_callback = alive_callback
         self._port = port
         self._timeout = timeout
-        self.signs = VitalSigns() if signs is None else signs
+        self.signs = AgentLiveness() if signs is None else signs
         self._server: HttpServer | None = None
         self._bound_port = 0
 

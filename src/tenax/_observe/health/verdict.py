@@ -34,35 +34,35 @@ class Signs(msgspec.Struct, frozen=True):
     trouble: str = ""  # what makes it unhealthy whatever its progress is
 
 
-class Judgement(msgspec.Struct, frozen=True):
+class HealthVerdict(msgspec.Struct, frozen=True):
     """An answer: good or not, and a sentence."""
 
     is_good: bool
     why: str
 
 
-def liveness(signs: Signs, timeout_s: float) -> Judgement:
+def liveness(signs: Signs, timeout_s: float) -> HealthVerdict:
     """Whether everything that should make progress has made some within ``timeout_s``."""
     if signs.trouble:
-        return Judgement(False, signs.trouble)
+        return HealthVerdict(False, signs.trouble)
     # The watchdog is not judged: it lives in the loop, and what it has heard last is the workers' progress.
     for what, age_s in {"the agent": signs.callback_age_s, "the agent's loop": signs.loop_age_s}.items():
         if age_s is not None and age_s > timeout_s:
-            return Judgement(False, f"{what} has made no progress for {age_s:.0f} s; {timeout_s:g} s are allowed")
-    return Judgement(True, f"alive, waiting for {signs.waits_for}" if signs.waits_for else "alive")
+            return HealthVerdict(False, f"{what} has made no progress for {age_s:.0f} s; {timeout_s:g} s are allowed")
+    return HealthVerdict(True, f"alive, waiting for {signs.waits_for}" if signs.waits_for else "alive")
 
 
-def readiness(signs: Signs, timeout_s: float) -> Judgement:
+def readiness(signs: Signs, timeout_s: float) -> HealthVerdict:
     """Whether workers run, or need not any more."""
     alive = liveness(signs, timeout_s)
     if not alive.is_good:
         return alive
     if not signs.phase:
-        return Judgement(True, "alive; nothing is known of workers")
-    return Judgement(signs.is_ready, f"{'ready' if signs.is_ready else 'not ready'}: {signs.phase}")
+        return HealthVerdict(True, "alive; nothing is known of workers")
+    return HealthVerdict(signs.is_ready, f"{'ready' if signs.is_ready else 'not ready'}: {signs.phase}")
 
 
-def details(judged: Judgement, signs: Signs, timeout_s: float) -> dict[str, Any]:
+def details(judged: HealthVerdict, signs: Signs, timeout_s: float) -> dict[str, Any]:
     """The same for a program. Nothing of the environment, and not the run id: every network can read it."""
     return {
         "ok": judged.is_good,

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-    from tenax._io.ports import Desk
+    from tenax._io.ports import OperatorApi
     from tenax._view.status import FailureStatus, GenerationStatus, RunStatus
 
     Value = str | int | float | bool
 
 _PATIENCE_S = 2.0  # for what is left when the coordinator goes
 _REST_PER_WORK = 20  # so many times as long as a look took, the next one waits
-_MOST_FAILURES = 32  # events of one span
+_MAX_FAILURES = 32  # events of one span
 _LONGEST = 1000  # characters of a text
 _OPEN_TELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
@@ -76,7 +76,7 @@ class RunTrace:
     def __init__(
         self,
         spec: str,
-        desk: Desk,
+        desk: OperatorApi,
         complain: Callable[[str], None],
         *,
         env: Mapping[str, str] | None = None,
@@ -227,7 +227,7 @@ def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> l
     }
     if each.last_step >= 0:
         attributes |= {"tenax.first_step": each.first_step, "tenax.last_step": each.last_step}
-    moments = tuple(_moment(failure) for failure in sorted(failures, key=_first_cause_first)[:_MOST_FAILURES])
+    moments = tuple(_moment(failure) for failure in sorted(failures, key=_first_cause_first)[:_MAX_FAILURES])
     trouble = each.ended_why if each.ended_by in ("failure", "loss", "failed", "broken") else ""
     parts = [Part(path, path, "run", each.formed_at, settled_at, attributes, moments, trouble)]
     for name, since, until in (

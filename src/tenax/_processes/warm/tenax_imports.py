@@ -17,7 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MOST_FILES = 500
+_MAX_FILES = 500
 _HARMLESS_CALLS = ("warnings", "logging")  # modules whose functions change no import
 
 
@@ -46,7 +46,7 @@ class _Reading:
             self._read(path, module)
 
     def _read(self, path: str, module: str) -> None:
-        if path in self._seen or len(self._seen) >= _MOST_FILES or self.end:
+        if path in self._seen or len(self._seen) >= _MAX_FILES or self.end:
             return
         self._seen.add(path)
         for node in _statements(path):

@@ -30,12 +30,12 @@ _KNOWN = {
     "horovod.common.basics": "it may start its own runtime when it is imported",
 }
 _HARMLESS = frozenset({"/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"})
-_MOST_OF_ERROR = 300  # characters
+_MAX_OF_ERROR = 300  # characters
 _DELIBERATE = 1 << 32  # torch draws a seed of 64 bits
 _ACCELERATORS = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/accel", "/dev/habanalabs", "/dev/davinci")
 
 
-class Wanted:
+class JobSelector:
     """What is to be imported."""
 
     def __init__(self, modules: "list[str]") -> None:
@@ -72,7 +72,7 @@ def bring_in(name: str) -> str:
         __import__(name)
     except BaseException as error:  # SystemExit too: the worker that imports it will end by itself
         text = " ".join(str(error).replace("\0", " ").split())  # some explain themselves on a whole page
-        return f"it cannot be imported ({type(error).__name__}: {text[:_MOST_OF_ERROR]})"
+        return f"it cannot be imported ({type(error).__name__}: {text[:_MAX_OF_ERROR]})"
     return ""
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<IB")  # as in tenax._io.channel
 _PR_SET_PDEATHSIG = 1
 _MARSHAL_VERSION = 2  # any Python 3 reads it
-_MOST_DESCRIPTORS = 250
+_MAX_DESCRIPTORS = 250
 _CANNOT_START = 127
 _LONGEST_TRYING_S = 20.0  # each trial imports from the beginning, and the workers wait
 
@@ -100,7 +100,7 @@ _CATCHABLE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, sign
 def _be_template(channel: "_Channel", modules: "list[str]", late: "frozenset[str]", has_own_arguments: bool) -> None:
     """Returns in standbys only."""
     why = tenax_preload.why_no_template({0, 1, 2, channel.fileno()})
-    wanted = tenax_preload.Wanted([] if why else modules)
+    wanted = tenax_preload.JobSelector([] if why else modules)
     left_out: dict[str, str] = {"": why} if why else dict(wanted.left_out)
     rest = wanted.names
     began = time.monotonic()
@@ -282,7 +282,7 @@ def _die_with_keeper(keeper: int) -> None:
 
 
 def _wait_for_order(sock: "socket.socket") -> "tuple[dict[str, Any], list[int]]":
-    _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
+    _, ancillary, _, _ = sock.recvmsg(1, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = _descriptors_in(ancillary)
     if len(descriptors) < 2:
         os._exit(1)  # the keeper is gone, or has no use for us
@@ -430,7 +430,7 @@ class _Channel:
                     del self._descriptors[:count]
                     return message, descriptors
             data, ancillary, _, _ = self._sock.recvmsg(
-                1 << 16, socket.CMSG_SPACE(_MOST_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
+                1 << 16, socket.CMSG_SPACE(_MAX_DESCRIPTORS * 4), socket.MSG_CMSG_CLOEXEC
             )
             self._descriptors += _descriptors_in(ancillary)
             if not data:

@@ -20,11 +20,11 @@ tbody tr:nth-child(odd) > * { border-bottom: 0; padding-bottom: 0; } tbody th { 
 td.below { color: var(--muted); padding-top: 0; }
 td.below div { position: sticky; left: 0; width: min(100%, calc(100vw - 44px)); overflow-wrap: anywhere; }
 """
-_MOST_STRIPS = 40
-_MOST_ROWS = 2000
-_MOST_BARS = 12
-_MOST_HANGS = 20  # of one run
-_MOST_MARKS = 200
+_MAX_STRIPS = 40
+_MAX_ROWS = 2000
+_MAX_BARS = 12
+_MAX_HANGS = 20  # of one run
+_MAX_MARKS = 200
 
 
 def report_page(summary: Summary, histories: Sequence[RunHistory], troubles: Sequence[str] = ()) -> str:
@@ -72,7 +72,7 @@ def _facts(summary: Summary) -> str:
 
 def _runs(summary: Summary) -> str:
     heads = ("run", "outcome", "duration", "training", "lost", "restarts", "nodes", "workers", "began")
-    shown = summary.runs[-_MOST_ROWS:]
+    shown = summary.runs[-_MAX_ROWS:]
     rows = [row for each in reversed(shown) for row in _run(each)]
     more = len(summary.runs) - len(shown)
     left_out = f'<p class="muted">and {more:,} that began earlier</p>' if more else ""
@@ -98,7 +98,7 @@ def _run(run: RunLine) -> list[list[str]]:
     has_cause = run.outcome == "failed" and run.first_cause  # which says more than why it ended
     words = [run.why] if run.why and not has_cause else []
     words += [run.failure_in_words] if run.first_cause else []
-    words += run.hangs[:_MOST_HANGS]
+    words += run.hangs[:_MAX_HANGS]
     words += run.missing
     words.append(run.place_in_words)
     below = "<br>".join(html.text(each) for each in words)
@@ -124,8 +124,8 @@ def _figure(caption: str, inner: str) -> str:
 
 
 def _bars(counts: tuple[Count, ...], kind: str, label: str) -> str:
-    rows = [(each.name, float(each.count), str(each.count)) for each in counts[:_MOST_BARS]]
-    more = counts[_MOST_BARS:]
+    rows = [(each.name, float(each.count), str(each.count)) for each in counts[:_MAX_BARS]]
+    more = counts[_MAX_BARS:]
     if more:
         rest = sum(each.count for each in more)
         rows.append((f"{len(more)} others", float(rest), str(rest)))
@@ -150,21 +150,21 @@ def _not_training(summary: Summary) -> str:
             if seconds > 0:
                 rows.append((run.run_id, seconds, f"{duration_in_words(seconds)}, {percent(seconds, spent.total_s)}"))
     rows.sort(key=lambda each: -each[1])
-    said = ", ".join(f"{name} {words}" for name, _, words in rows[:_MOST_BARS])
-    return plots.bars(rows[:_MOST_BARS], "starting", f"Time that was not training: {said}")
+    said = ", ".join(f"{name} {words}" for name, _, words in rows[:_MAX_BARS])
+    return plots.bars(rows[:_MAX_BARS], "starting", f"Time that was not training: {said}")
 
 
 def _strips(histories: Sequence[RunHistory]) -> str:
     drawn = []
-    for history in histories[-_MOST_STRIPS:][::-1]:
+    for history in histories[-_MAX_STRIPS:][::-1]:
         phases = [(since, until, kind) for since, until, kind, _ in phases_of(history)]
         if phases:
-            failures = [each.at for each in history.failures if not each.is_consequence][:_MOST_MARKS]
+            failures = [each.at for each in history.failures if not each.is_consequence][:_MAX_MARKS]
             label = f"Run {history.run_id}, {len(history.generations)} generations"
             strip = plots.strip(phases, history.began_at, history.ended_at, failures, label)
             drawn.append(f"<figure><figcaption>{html.text(history.run_id)}</figcaption>{strip}</figure>")
-    more = len(histories) - _MOST_STRIPS
-    kept = f"; the last {_MOST_STRIPS} runs" if more > 0 else ""
+    more = len(histories) - _MAX_STRIPS
+    kept = f"; the last {_MAX_STRIPS} runs" if more > 0 else ""
     if not drawn:
         return ""
     return (

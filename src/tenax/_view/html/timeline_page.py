@@ -27,10 +27,10 @@ _COLOURS = {
     "failed": "failed",
     "stopped": "stopping",
 }
-_MOST_LANES = 20_000
-_MOST_ROWS = 500  # of one table
-_MOST_TRACEBACKS = 20
-_MOST_HANGS = 20  # in words; the lanes have all
+_MAX_LANES = 20_000
+_MAX_ROWS = 500  # of one table
+_MAX_TRACEBACKS = 20
+_MAX_HANGS = 20  # in words; the lanes have all
 _LONGEST = 20_000  # characters of a traceback
 _WORKERS_SHOWN_AT_FIRST = 64
 
@@ -42,7 +42,7 @@ def timeline_page(history: RunHistory) -> str:
         f"<p>{html.text(_sentence(history))}</p>" if history.why else "",
         f'<p class="muted">{html.text(_when(history))}</p>',
         f'<p class="muted">{html.text(_place(history))}</p>' if _place(history) else "",
-        html.notes((*history.missing, *(each.in_words for each in history.hangs[:_MOST_HANGS]))),
+        html.notes((*history.missing, *(each.in_words for each in history.hangs[:_MAX_HANGS]))),
         _facts(history),
         _spent(history),
         _lanes(history),
@@ -139,7 +139,7 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
         lanes.append({"n": "nothing moved", "s": spans})
     failed = {(each.generation, each.rank): each for each in history.failures}
     for node in history.nodes:
-        if len(lanes) >= _MOST_LANES:
+        if len(lanes) >= _MAX_LANES:
             return lanes, True
         spans = [
             [_COLOURS.get(span.what, span.what), t(span.since), t(span.until), _doing(span.what, span.generation)]
@@ -200,7 +200,7 @@ def _generations(history: RunHistory) -> str:
     if not history.generations:
         return ""
     heads = ("generation", "after", "nodes", "workers", "starting", "training", "lost", "steps", "why", "ended")
-    rows = [_generation(history, each) for each in history.generations[:_MOST_ROWS]]
+    rows = [_generation(history, each) for each in history.generations[:_MAX_ROWS]]
     return f"<h2>Generations</h2>{html.table('Generations', heads, rows)}{_more(history.generations)}"
 
 
@@ -226,8 +226,8 @@ def _failures(history: RunHistory) -> str:
     if not history.failures:
         return ""
     rows = []
-    for place, each in enumerate(history.failures[:_MOST_ROWS]):
-        traceback = each.traceback[-_LONGEST:] if place < _MOST_TRACEBACKS else ""
+    for place, each in enumerate(history.failures[:_MAX_ROWS]):
+        traceback = each.traceback[-_LONGEST:] if place < _MAX_TRACEBACKS else ""
         kept = f"<pre>{html.text(traceback)}</pre>" if traceback else ""
         what = f"{html.text(each.what)}" + (
             ' <span class="muted">(a consequence)</span>' if each.is_consequence else ""
@@ -249,7 +249,7 @@ def _failures(history: RunHistory) -> str:
 
 def _nodes(history: RunHistory) -> str:
     heads = ("node", "host", "workers", "came after", "time at work", "left")
-    rows = [_node(history, each) for each in history.nodes[:_MOST_ROWS]]
+    rows = [_node(history, each) for each in history.nodes[:_MAX_ROWS]]
     return f"<h2>Nodes</h2>{html.table('Nodes', heads, rows)}{_more(history.nodes)}"
 
 
@@ -271,5 +271,5 @@ def _node(history: RunHistory, each: NodeHistory) -> list[str]:
 
 
 def _more(rows: tuple[Any, ...]) -> str:
-    more = len(rows) - _MOST_ROWS
+    more = len(rows) - _MAX_ROWS
     return f'<p class="muted">and {more:,} more</p>' if more > 0 else ""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenax._node.sinks import Outlets
+from tenax._node.sinks import Sinks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -64,7 +64,7 @@ class SelfReport:
     _worker_group: WorkerGroup
     _remaining_restarts: int
 
-    def __init__(self, outlets: Outlets | None = None, tells_its_end: bool = False) -> None:
+    def __init__(self, outlets: Sinks | None = None, tells_its_end: bool = False) -> None:
         self._outlets = outlets
         self._at_exit: weakref.finalize[..., Any] | None = None
         self._tells_its_end = tells_its_end
@@ -72,10 +72,10 @@ class SelfReport:
 
     # --- outlets ------------------------------------------------------------------------------------------------------
 
-    def _open_outlets(self) -> Outlets:
+    def _open_outlets(self) -> Sinks:
         """When the first thing is said. An agent with a ``run`` of its own may never close them: then the exit does."""
         if self._outlets is None:
-            self._outlets = Outlets(self._worker_group.spec.event_log_handler)
+            self._outlets = Sinks(self._worker_group.spec.event_log_handler)
             self._at_exit = weakref.finalize(self, self._outlets.close)
         return self._outlets
 
@@ -84,7 +84,7 @@ class SelfReport:
         for line in outlets.close() if outlets is not None else []:
             self._say(line)
 
-    def _forget_outlets(self) -> Outlets | None:
+    def _forget_outlets(self) -> Sinks | None:
         outlets, self._outlets = self._outlets, None
         if self._at_exit is not None:
             self._at_exit.detach()

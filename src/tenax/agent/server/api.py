@@ -28,7 +28,7 @@ from tenax.rendezvous.api import RendezvousGracefulExitError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tenax._node.sinks import Outlets
+    from tenax._node.sinks import Sinks
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.numa.binding import NumaOptions
     from tenax.rendezvous.api import RendezvousHandler
@@ -240,7 +240,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         *,
         restart_policy: RestartPolicy | None = None,
         signals_to_handle: str = DEFAULT_SIGNALS,
-        outlets: Outlets | None = None,
+        outlets: Sinks | None = None,
         tells_its_end: bool = False,
     ) -> None:
         """``outlets``: where metrics and events go; None: ``spec.event_log_handler``, and the configured handlers.

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tenax._logs.specs import LogsSpecs
     from tenax._node.journal import Step
     from tenax._node.node import Node
-    from tenax._node.sinks import Outlets
+    from tenax._node.sinks import Sinks
     from tenax.control_plane._sockets import WorkerSockets
     from tenax.multiprocessing.errors import ProcessFailure
     from tenax.timer._watchdog_pipe import WatchdogPipe
@@ -105,7 +105,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         on_hang: str = "off",
         hang_after: float = 300.0,
         log_dir: str | None = None,
-        outlets: Outlets | None = None,
+        outlets: Sinks | None = None,
         tells_its_end: bool = False,
     ) -> None:
         super().__init__(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 INIT, RUNNING, SUCCEEDED, FAILED = "INIT", "RUNNING", "SUCCEEDED", "FAILED"
 
 
-class Teller:
+class EventRecorder:
     """Speaks for one node. ``where`` is always the file, the class and the method that tell."""
 
     def __init__(self, run_id: str, host: str, node_id: str = "") -> None:
@@ -89,7 +89,7 @@ class Teller:
 
 
 class _Errors:
-    def __init__(self, teller: Teller, where: str) -> None:
+    def __init__(self, teller: EventRecorder, where: str) -> None:
         self._teller = teller
         self._where = where
 

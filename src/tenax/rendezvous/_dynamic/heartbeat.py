@@ -13,7 +13,7 @@ from tenax.rendezvous._dynamic import decisions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from tenax.rendezvous._dynamic.event_recorder import Teller
+    from tenax.rendezvous._dynamic.event_recorder import EventRecorder
     from tenax.rendezvous._dynamic.holder import StateHolder
     from tenax.rendezvous._dynamic.state import State
 
@@ -22,11 +22,16 @@ _LONGEST_LOOK_S = 1.0
 _LONGEST_STOP_S = 5.0
 
 
-class Heart:
+class Heartbeat:
     """Runs from ``start`` to ``stop``. Holds no reference to its owner, which may be forgotten meanwhile."""
 
     def __init__(
-        self, holder: StateHolder, node_id: str, interval_s: float, timeout_s: float, teller: Teller | None = None
+        self,
+        holder: StateHolder,
+        node_id: str,
+        interval_s: float,
+        timeout_s: float,
+        teller: EventRecorder | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self._holder = holder

@@ -24,8 +24,8 @@ from tenax.rendezvous.api import RendezvousStateError
 
 FORMAT = "tenax.rendezvous"
 VERSION = 1
-MOST_BYTES = 4 << 20
-_MOST_NODES = 20_000
+MAX_BYTES = 4 << 20
+_MAX_NODES = 20_000
 _LARGEST = (1 << 53) - 1  # what every JSON reader keeps exactly
 _SHOWN = 24
 
@@ -58,8 +58,8 @@ class State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     round: Positive = 1  # the one that gathers or, if complete, runs
     complete: bool = False
     closed: Annotated[str, msgspec.Meta(max_length=1000)] = ""  # why nobody can join any more; empty: one can
-    members: Annotated[dict[Id, Count], msgspec.Meta(max_length=_MOST_NODES)] = {}  # of the last complete round: ranks
-    nodes: Annotated[tuple[Node, ...], msgspec.Meta(max_length=_MOST_NODES)] = ()  # in the order in which they came
+    members: Annotated[dict[Id, Count], msgspec.Meta(max_length=_MAX_NODES)] = {}  # of the last complete round: ranks
+    nodes: Annotated[tuple[Node, ...], msgspec.Meta(max_length=_MAX_NODES)] = ()  # in the order in which they came
     format: str = FORMAT
     version: int = VERSION
 
@@ -108,7 +108,7 @@ def decode(blob: bytes, run_id: str) -> State:
 def _fault_of_size(blob: bytes) -> str:
     if not isinstance(blob, bytes):
         return f"it is a {type(blob).__name__} instead of bytes"
-    return f"it has {len(blob)} bytes, more than {MOST_BYTES}" if len(blob) > MOST_BYTES else ""
+    return f"it has {len(blob)} bytes, more than {MAX_BYTES}" if len(blob) > MAX_BYTES else ""
 
 
 def _guess(blob: bytes) -> str:

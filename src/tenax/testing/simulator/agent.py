@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tenax._core import commands as order
-from tenax._core import events as fact
-from tenax._core import messages as word
+from tenax._core import events, messages
 from tenax._core.agent import AgentState, words_on_connecting
 from tenax._core.coordinator import Opened
 from tenax._core.model import AgentSettings
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.setup import NodePlan
 
 
-_MOST_OFFERS = 64
+_MAX_OFFERS = 64
 
 
 class AgentProcess(Process):
@@ -58,7 +57,7 @@ class AgentProcess(Process):
             grace_s=setup.grace_s,
             abandon_s=setup.abandon_s,
         )
-        self.info = word.NodeInfo(
+        self.info = messages.NodeInfo(
             node_id=f"n{serial}",
             host=host.name,
             slots=plan.slots,
@@ -81,7 +80,7 @@ class AgentProcess(Process):
         self._lonely_since = self.clock()
         self._saw_it_close = False
         self._still_since = 0.0
-        self._formed: fact.GenerationFormed | None = None  # read, and not taken yet
+        self._formed: events.GenerationFormed | None = None  # read, and not taken yet
         self._stores: list[int] = []  # that were offered since the last generation
         self._beat_plan: Plan | None = None
         self._lease_plan: Plan | None = None
@@ -104,7 +103,7 @@ class AgentProcess(Process):
 
     def begin(self) -> None:
         self._say("starts")
-        self.step(fact.RunRequested())
+        self.step(events.RunRequested())
         self._connect()
 
     def step(self, event: AnyEvent, at: float = 0.0) -> None:
@@ -134,12 +133,12 @@ class AgentProcess(Process):
     def _time_passed(self) -> None:
         deadline, self._deadline = self._deadline, None
         if deadline is not None and deadline == self.state.next_deadline() and is_due(deadline, self.clock()):
-            self.step(fact.TimePassed(), deadline)
+            self.step(events.Tick(), deadline)
         self._plan_deadline()
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
-            case order.Tell(message):
+            case order.SendMessage(message):
                 if self._end is not None:
                     self._tell(message)
             case order.StartWorkers(assignment):
@@ -157,7 +156,7 @@ class AgentProcess(Process):
                 self.keeper.examine(command)
             case order.Finish(verdict):
                 self._finish(verdict)
-            case order.PassOnNotice():
+            case order.ForwardNotice():
                 pass  # workers here do not save anything
             case order.DumpStacks() | order.EndWorker():
                 raise AssertionError("workers here enter no scopes")
@@ -165,7 +164,7 @@ class AgentProcess(Process):
     def signal(self, number: int) -> None:
         """Asked to stop. Who stays only to serve is asked twice."""
         if not self.has_left:
-            self.step(fact.SignalReceived(number))
+            self.step(events.SignalReceived(number))
         elif self.is_alive:
             self.exit()
 
@@ -201,7 +200,7 @@ class AgentProcess(Process):
     def _retry(self) -> None:
         lonely_s = self.clock() - self._lonely_since
         if lonely_s > self.cluster.setup.engine.give_up_s:
-            self.step(fact.JoinRefused(f"nobody has served at the endpoint for {lonely_s:.0f} s"))
+            self.step(events.JoinRefused(f"nobody has served at the endpoint for {lonely_s:.0f} s"))
         if self._wants_connection:
             self.later(0.1 + 0.2 * self.cluster.dice.random(), self._connect)
 
@@ -233,16 +232,16 @@ class AgentProcess(Process):
             self._tell(message)
         self._watch_lease()
 
-    def _tell(self, message: word.FromNode) -> None:
+    def _tell(self, message: messages.FromNode) -> None:
         assert self._end is not None
-        if isinstance(message, word.NodeReady):
+        if isinstance(message, messages.NodeReady):
             message = msgspec.structs.replace(message, store_addr=self.host.name, store_port=self._store())
         self._end.send(("message", message))
 
     def _store(self) -> int:
         engine = self.cluster.setup.engine
         if not self._stores or engine.offers_fresh_store:
-            kept = self._stores[-_MOST_OFFERS:] if engine.keeps_offers else []
+            kept = self._stores[-_MAX_OFFERS:] if engine.keeps_offers else []
             self._stores = [*kept, self.cluster.new_port()]
         return self._stores[-1]
 
@@ -258,7 +257,7 @@ class AgentProcess(Process):
     def on_payload(self, end: End, payload: Payload) -> None:
         kind, what = payload
         if kind == "event":
-            if end is self._end or isinstance(what, fact.RunEnded | fact.JoinRefused):
+            if end is self._end or isinstance(what, events.RunEnded | events.JoinRefused):
                 self._hear(what)
         elif end is not self._end:
             return
@@ -270,11 +269,11 @@ class AgentProcess(Process):
 
     def _hear(self, event: AnyEvent) -> None:
         """A generation that is read together with the end of the run is not started (as in ``Supervisor.run``)."""
-        if isinstance(event, fact.GenerationFormed):
+        if isinstance(event, events.GenerationFormed):
             self._formed = event
             self.later(0.0, self._take_formed)
             return
-        if isinstance(event, fact.RunEnded | fact.JoinRefused):
+        if isinstance(event, events.RunEnded | events.JoinRefused):
             self._formed = None
         self._take_formed()
         self.step(event)
@@ -351,7 +350,7 @@ class AgentProcess(Process):
         if not self.state.cleared:
             why = f"nothing was heard from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
             self.cluster.checks.disturbed()
-            self.step(fact.Fenced(self.state.generation, why))
+            self.step(events.Fenced(self.state.generation, why))
         if end is not None and end is self._end:
             patience = self._established_at + self.cluster.setup.terms.fence_s
             if patience <= self.clock() + 1e-6:

@@ -32,13 +32,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.model import Outcome
 from tenax.testing.simulator.broken import PropertyBroken
 from tenax.testing.simulator.setup import ENDPOINT
 
 if TYPE_CHECKING:
-    from tenax._core.coordinator import AnyCoordinatorEvent, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, Send
     from tenax._core.model import Assignment, Failure, Verdict
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.workers import Worker
 
 WORD_S = 0.02  # how well the order of two failures on two hosts can be known
-_MOST_EARLIER = 100
-_MOST_STOPPED = 10_000
+_MAX_EARLIER = 100
+_MAX_STOPPED = 10_000
 
 
 class Formation:
@@ -97,19 +97,19 @@ class Checks:
         if server.agent.host.index != ENDPOINT:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, which is not the endpoint")
 
-    def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Say], now: float) -> None:
+    def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Send], now: float) -> None:
         parts: dict[str, Assignment] = {}
         last = self.formations[-1].parts if self.formations else {}
         for say in says:
             match say.event:
-                case fact.GenerationFormed(assignment):
+                case events.GenerationFormed(assignment):
                     for node_id in say.to:
                         if last.get(node_id) == assignment:
                             continue  # said again: it may not have heard it
                         if node_id in parts:
                             raise PropertyBroken("S1", f"{node_id} is told of generation {assignment.generation} twice")
                         parts[node_id] = assignment
-                case fact.RunEnded(verdict, _):
+                case events.RunEnded(verdict, _):
                     self._check_verdict(server, verdict)
                     self._outcomes_sent.update(dict.fromkeys(say.to, verdict.outcome))
         if parts:
@@ -334,9 +334,9 @@ class Checks:
             "lost": (len(state.lost), 2 * members),
             "drained": (len(state.drained), most),
             "failures": (len(state.failures), self.cluster.most_workers),
-            "stopped": (len(state.stopped), _MOST_STOPPED),
-            "earlier": (len(state.earlier), _MOST_EARLIER),
-            "superseded": (len(state.superseded), _MOST_EARLIER),
+            "stopped": (len(state.stopped), _MAX_STOPPED),
+            "earlier": (len(state.earlier), _MAX_EARLIER),
+            "superseded": (len(state.superseded), _MAX_EARLIER),
             "ranks_by_name": (len(state.ranks_by_name), most),
             "deadlines": (len(state.deadlines), 5),
         }

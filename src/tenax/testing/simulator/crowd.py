@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tenax._core import events as fact
-from tenax._core import messages as word
-from tenax._core.coordinator import CoordinatorMachine, Heard, NodeLost, Opened, RunPhase, RunSettings, TimeWentBy
+from tenax._core import messages
+from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunPhase, RunSettings, Tick
 from tenax._core.model import Stopped
 from tenax.testing.simulator.broken import PropertyBroken
 
 if TYPE_CHECKING:
-    from tenax._core.coordinator import AnyCoordinatorEvent, Say
+    from tenax._core.coordinator import AnyCoordinatorEvent, Send
     from tenax._core.model import Assignment
 
 _SLOTS = 8
@@ -60,7 +60,7 @@ class _Node:
 
     __slots__ = ("generation", "info", "part", "works")
 
-    def __init__(self, info: word.NodeInfo) -> None:
+    def __init__(self, info: messages.NodeInfo) -> None:
         self.info = info
         self.generation = 0
         self.works = False  # its workers are alive
@@ -111,7 +111,7 @@ class Crowd:
 
     def _arrive(self, name: str) -> None:
         self._serial += 1
-        info = word.NodeInfo(
+        info = messages.NodeInfo(
             f"{self._serial:032x}",
             f"host-{self._serial}",
             slots=_SLOTS,
@@ -121,13 +121,13 @@ class Crowd:
         )
         self._nodes[info.node_id] = _Node(info)
         self._now += 0.0001
-        self._step(Heard(info.node_id, word.NodeJoined(info)))
+        self._step(Received(info.node_id, messages.NodeJoined(info)))
         self._become_ready(info.node_id)
 
     def _become_ready(self, node_id: str) -> None:
         node = self._nodes[node_id]
         self._port += 1
-        self._step(Heard(node_id, word.NodeReady(node.generation, node.info.host, self._port, True)))
+        self._step(Received(node_id, messages.NodeReady(node.generation, node.info.host, self._port, True)))
 
     def _die(self) -> str:
         """Somebody who is at work. Returns the name that is free now."""
@@ -161,7 +161,7 @@ class Crowd:
         self._working -= 1
         assert node.part is not None
         stopped = self._stopped[node.part.group_rank]
-        self._step(Heard(node_id, word.NodeStopped(node.generation, self._now, (), stopped)))
+        self._step(Received(node_id, messages.NodeStopped(node.generation, self._now, (), stopped)))
         self._become_ready(node_id)
 
     # --- the machine --------------------------------------------------------------------------------------------------
@@ -174,9 +174,9 @@ class Crowd:
         deadline = self.machine.state.next_deadline()
         if deadline is not None and deadline <= self._now:
             self.events += 1
-            self._hear(self.machine.step(TimeWentBy(), self._now))
+            self._hear(self.machine.step(Tick(), self._now))
 
-    def _hear(self, says: list[Say]) -> None:
+    def _hear(self, says: list[Send]) -> None:
         parts: dict[str, Assignment] = {}
         for say in says:
             event = say.event

@@ -33,10 +33,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import SIGINT, SIGTERM
 from tenax._core.coordinator import CancelRequested, DrainRequested, RestartRequested
-from tenax.testing.simulator.network import MOST_SLOWNESS
+from tenax.testing.simulator.network import MAX_SLOWNESS
 from tenax.testing.simulator.setup import ENDPOINT, Fault, NodePlan
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Faults:
 
     def _slow(self, fault: Fault) -> None:
         network = self.cluster.network
-        network.slowness = 1.0 + fault.a % MOST_SLOWNESS
+        network.slowness = 1.0 + fault.a % MAX_SLOWNESS
         network.slow_until = self.cluster.schedule.now + fault.seconds
         self._later(fault.seconds, self._as_fast_as_ever)
 
@@ -242,7 +242,7 @@ class Faults:
     def _notice(self, fault: Fault) -> None:
         agent = self._agent(fault.a)
         if agent is not None:
-            agent.do(agent.step, fact.NoticeReceived("maintenance", fault.seconds))
+            agent.do(agent.step, events.NoticeReceived("maintenance", fault.seconds))
 
     def _join(self, fault: Fault) -> None:
         host = fault.a % (len(self.cluster.hosts) + 1)

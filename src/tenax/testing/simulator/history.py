@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax._core.coordinator import Heard
+from tenax._core.coordinator import Received
 from tenax._core.messages import NodeInfo
 from tenax._core.model import Assignment, Evidence, Failure, Verdict
 
@@ -35,7 +35,7 @@ class History:
 def describe(what: object) -> str:
     """A fact, an order or a word in short."""
     match what:
-        case Heard(node_id, message):
+        case Received(node_id, message):
             return f"{node_id} says {describe(message)}"
         case NodeInfo():
             return what.node_id + (f" ({what.name})" if what.name else "")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 Payload = tuple[str, Any]
 FIN: Payload = ("closed", None)
 RESET: Payload = ("reset", None)
-MOST_SLOWNESS = 8.0
+MAX_SLOWNESS = 8.0
 _SYN_PATIENCE_S = 1.0  # how long an agent waits for a connection to be established
 
 

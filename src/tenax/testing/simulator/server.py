@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax._core import events as fact
-from tenax._core import messages as word
-from tenax._core.coordinator import Heard, NodeLost, Resumed, RunPhase, RunSettings, Say, TimeWentBy
+from tenax._core import events, messages
+from tenax._core.coordinator import NodeLost, Received, Resumed, RunPhase, RunSettings, Send, Tick
 from tenax.testing.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
@@ -129,11 +128,11 @@ class Server:
         if not self.is_open:
             return
         if deadline is not None and deadline == self.state.next_deadline() and is_due(deadline, self.agent.clock()):
-            self._step(TimeWentBy(), deadline)
+            self._step(Tick(), deadline)
         self._plan_deadline()
 
-    def _deliver(self, say: Say) -> None:
-        is_last_word = isinstance(say.event, fact.RunEnded | fact.JoinRefused)
+    def _deliver(self, say: Send) -> None:
+        is_last_word = isinstance(say.event, events.RunEnded | events.JoinRefused)
         for node_id in say.to:
             if not self.is_open:
                 return
@@ -169,20 +168,23 @@ class Server:
             self._clocks.setdefault(node_id, Clocks()).compare(self.agent.clock(), sent_at)
             end.send(("answer", number))
         elif kind == "message":
-            if isinstance(what, word.NodeJoined):
+            if isinstance(what, messages.NodeJoined):
                 if not self._bind(end):
                     return
             elif self._ends.get(end.node_id) is not end:
                 return  # the node has opened another connection since
-            self._step(Heard(end.node_id, self._dated(end, what)))
-            if isinstance(what, word.NodeJoined) and end.node_id in self.state.nodes:  # not refused
+            self._step(Received(end.node_id, self._dated(end, what)))
+            if isinstance(what, messages.NodeJoined) and end.node_id in self.state.nodes:  # not refused
                 self.heard_generation = max(self.heard_generation, what.generation)
                 self.heard_restarts = max(self.heard_restarts, what.restarts_used)
         elif payload is FIN or payload is RESET:
             self._on_closed(end, payload)
 
-    def _dated(self, end: End, message: word.FromNode) -> word.FromNode:
-        if not isinstance(message, word.FailureSeen | word.NodeStopped) or not self.cluster.setup.engine.dates_words:
+    def _dated(self, end: End, message: messages.FromNode) -> messages.FromNode:
+        if (
+            not isinstance(message, messages.FailureSeen | messages.NodeStopped)
+            or not self.cluster.setup.engine.dates_words
+        ):
             return message
         clocks = self._clocks.get(end.node_id)
         if clocks is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tenax._core import events as fact
+from tenax._core import events
 from tenax._core.agent import SIGKILL
 from tenax._core.commands import ExamineFailure
 from tenax._core.messages import WorkerProgress
@@ -110,7 +110,7 @@ class Keeper:
         """The lease has run out and the agent stands still."""
         why = "this node was cut off from the others for too long"
         generation = self.agent.state.generation
-        self._tell(fact.Fenced(generation, why))
+        self._tell(events.Fenced(generation, why))
         self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
 
     def agent_died(self) -> None:
@@ -139,7 +139,7 @@ class Keeper:
             worker.is_genuine, worker.failed_at = True, cluster.schedule.now
             cluster.checks.failed(worker)
             at = cluster.schedule.now + self.agent.host.offset
-            self._tell(fact.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
+            self._tell(events.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
             self._spread(worker)
             return
         worker.is_alive, worker.began_at = True, cluster.schedule.now
@@ -147,7 +147,7 @@ class Keeper:
         if dice.random() < habits.leaves_behind:
             self.leftovers = worker.formation
         worker.is_stuck = cluster.is_rough and dice.random() < habits.stuck
-        self._tell(fact.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
+        self._tell(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
         ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * dice.random()
         cluster.schedule.at(ends_at, self._succeed, worker)
         if cluster.is_rough and dice.random() < habits.fails:
@@ -189,7 +189,7 @@ class Keeper:
             return
         self._ends(worker)
         self._tell(
-            fact.WorkerExited(
+            events.WorkerExited(
                 worker.generation,
                 worker.local_rank,
                 exit_code,
@@ -265,8 +265,8 @@ class Keeper:
         if self._is_clearing and not self._has_stuck:
             generation, self._is_clearing = self._is_clearing, 0
             if said := tuple(each.progress(self.cluster.schedule.now) for each in self.workers.values() if each.counts):
-                self._tell(fact.ProgressSeen(generation, said))
-            self._tell(fact.NodeCleared(generation))
+                self._tell(events.ProgressSeen(generation, said))
+            self._tell(events.NodeCleared(generation))
 
     def examine(self, order: ExamineFailure) -> None:
         """Look for an error file and the last lines."""
@@ -278,7 +278,7 @@ class Keeper:
             return  # a disk that does not answer
         else:
             evidence = Evidence(last_lines=("the end",))
-        self._tell(fact.FailureExamined(order.generation, order.local_rank, evidence), 0.3)
+        self._tell(events.FailureExamined(order.generation, order.local_rank, evidence), 0.3)
 
     @property
     def _is_reachable(self) -> bool:
@@ -288,7 +288,7 @@ class Keeper:
         """By a pipe: in order, and soon."""
         agent = self.agent
         at = max(self.cluster.schedule.now + within * self.cluster.dice.random(), agent.last_fact_at)
-        if isinstance(event, fact.FailureExamined):
+        if isinstance(event, events.FailureExamined):
             at = self.cluster.schedule.now + within * self.cluster.dice.random()
         else:
             agent.last_fact_at = at
