@@ -34,11 +34,3 @@ def test_every_page_is_in_the_navigation_once() -> None:
     listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     there = [str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)]
     assert sorted(listed) == sorted(there)
-
-
-def test_the_readme_links_every_guide_concept_and_reference() -> None:
-    """The README is the way in for those who read the repository and not the site."""
-    linked = {(ROOT / target.partition("#")[0]).resolve() for target in links(ROOT / "README.md")}
-    for folder in ("guides", "concepts", "reference"):
-        missing = {page for page in (DOCS / folder).glob("*.md") if page not in linked}
-        assert not missing
