@@ -1,4 +1,4 @@
-"""Write the parts of the reference that the code knows best: flags, public names, journal lines.
+"""Write the parts of the reference that are generated from the code: commands, flags, public names, journal lines.
 
     .venv/bin/python docs/generate_reference.py           write them
     .venv/bin/python docs/generate_reference.py --check   only say which pages are out of date
@@ -9,9 +9,11 @@ is written by hand. A test compares.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import inspect
+import io
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ from typing import Any
 import msgspec
 
 from tenax.cli.flags import FLAGS, GROUPS, Flag
+from tenax.cli.main import COMMANDS
+from tenax.cli.main import main as command_line
 from tenax.core import commands, coordinator, events, messages, model, policy
 from tenax.runtime import journal, run_journal
 
@@ -106,6 +110,29 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield page, text
 
 
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def overview() -> str:
+    return f"```\n{_printed([])}```\n"
+
+
+def commands_help() -> str:
+    """What ``tenax COMMAND --help`` prints, for each command but ``run``, whose flags are a part of their own."""
+    parts = []
+    for command in COMMANDS:
+        if command not in ("run", "version", "help"):
+            parts += [f"## `tenax {command}`", "", f"```\n{_printed([command, '--help'])}```", ""]
+    return "\n".join(parts)
+
+
+def _printed(words: list[str]) -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        command_line(words)
+    return output.getvalue()
+
+
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
@@ -113,7 +140,7 @@ def flags() -> str:
     parts = []
     for group in GROUPS:
         title = group[0].upper() + group[1:]
-        parts += [f"## {title}", ""]
+        parts += [f"### {title}", ""]
         for flag in FLAGS:
             if flag.group == group:
                 parts += _flag(flag)
@@ -129,7 +156,7 @@ def _flag(flag: Flag) -> list[str]:
     facts.append(f"Variable: `{flag.variable}`" if flag.variable else "Variable: none")
     if flag.ours:
         facts.append("torchrun has no such flag")
-    return [f"### `{flag.name}`", "", flag.help, "", *(f"- {fact}" for fact in facts), ""]
+    return [f"#### `{flag.name}`", "", flag.help, "", *(f"- {fact}" for fact in facts), ""]
 
 
 def _flag_default(flag: Flag) -> str:
@@ -382,6 +409,8 @@ def _escaped(text: str) -> str:
 _PUBLIC = {name for module, listed in MODULES.items() for name in listed or importlib.import_module(module).__all__}
 
 PARTS: dict[str, Callable[[], str]] = {
+    "overview": overview,
+    "commands": commands_help,
     "flags": flags,
     "names": names,
     "lines": lines,

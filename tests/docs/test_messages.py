@@ -9,7 +9,7 @@ import pytest
 
 from .pages import DOCS, ROOT
 
-PAGE = DOCS / "guides" / "many-nodes.md"
+PAGE = DOCS / "guides" / "multi-node.md"
 _CELL = re.compile(r"^\| (`.+?`) \|", re.MULTILINE)
 # What differs from one run to the next: names, numbers, what a system says, what was left out.
 _VARYING = re.compile(r"…|'[^']*'|--?[\w-]+(?: \S+)?|\b\w*host\d\S*|\d[\d.:]*|\([^)]*\)|: ")
