@@ -89,8 +89,8 @@ imported, and every call that torch accepts is accepted. What *different* means 
 has in common is in [Differences](../differences.md).
 
 Each section is headed by torch's path; tenax's stands below it. With
-[`tenax.compat`](../guides/moving-from-torchrun.md#programs-that-you-do-not-want-to-change) the first gives the second;
-without it, change the imports. The old `torchelastic.X` is `torch.distributed.elastic.X`, and
+[`tenax.compat`](../guides/migrating-from-torchrun.md#programs-that-you-do-not-want-to-change) the first gives the
+second; without it, change the imports. The old `torchelastic.X` is `torch.distributed.elastic.X`, and
 `torchelastic.distributed.launch` is `torch.distributed.run`.
 
 {counts}

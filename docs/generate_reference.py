@@ -1,4 +1,4 @@
-"""Write the parts of the reference that the code knows best: flags, public names, journal lines.
+"""Write the parts of the reference that are generated from the code: commands, flags, public names, journal lines.
 
     .venv/bin/python docs/generate_reference.py           write them
     .venv/bin/python docs/generate_reference.py --check   only say which pages are out of date
@@ -9,9 +9,11 @@ is written by hand. A test compares.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import importlib
 import inspect
+import io
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -23,6 +25,8 @@ import msgspec
 from tenax._core import commands, coordinator, events, messages, model, policy
 from tenax._node import journal, run_journal
 from tenax.cli.flags import FLAGS, GROUPS, Flag
+from tenax.cli.main import COMMANDS
+from tenax.cli.main import main as command_line
 
 REFERENCE = Path(__file__).parent / "reference"
 
@@ -59,7 +63,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tenax.utils": (),
     "tenax.utils.store": (),
     "tenax.utils.distributed": (),
-    "tenax.utils.data": ("CyclingIterator",),  # the sampler differs with torch; the module's words tell of it
+    "tenax.utils.data": ("CyclingIterator",),  # the sampler differs with torch; the module's docstring describes it
     "tenax.utils.logging": (),
     "tenax.utils.log_level": ("get_log_level",),
     "tenax.utils.process_state": (),
@@ -101,6 +105,29 @@ def pages() -> Iterator[tuple[Path, str]]:
         yield page, text
 
 
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def overview() -> str:
+    return f"```\n{_printed([])}```\n"
+
+
+def commands_help() -> str:
+    """What ``tenax COMMAND --help`` prints, for each command but ``run``, whose flags are a part of their own."""
+    parts = []
+    for command in COMMANDS:
+        if command not in ("run", "version", "help"):
+            parts += [f"## `tenax {command}`", "", f"```\n{_printed([command, '--help'])}```", ""]
+    return "\n".join(parts)
+
+
+def _printed(words: list[str]) -> str:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        command_line(words)
+    return output.getvalue()
+
+
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +135,7 @@ def flags() -> str:
     parts = []
     for group in GROUPS:
         title = group[0].upper() + group[1:]
-        parts += [f"## {title}", ""]
+        parts += [f"### {title}", ""]
         for flag in FLAGS:
             if flag.group == group:
                 parts += _flag(flag)
@@ -124,7 +151,7 @@ def _flag(flag: Flag) -> list[str]:
     facts.append(f"Variable: `{flag.variable}`" if flag.variable else "Variable: none")
     if flag.ours:
         facts.append("torchrun has no such flag")
-    return [f"### `{flag.name}`", "", flag.help, "", *(f"- {fact}" for fact in facts), ""]
+    return [f"#### `{flag.name}`", "", flag.help, "", *(f"- {fact}" for fact in facts), ""]
 
 
 def _flag_default(flag: Flag) -> str:
@@ -145,8 +172,7 @@ def facts() -> str:
 
 
 def words() -> str:
-    """What a node tells the coordinator: in the order ``SendMessage``, and in the coordinator's journal as
-    ``Received``."""
+    """What a node tells the coordinator: with the command ``SendMessage``, and in the coordinator's journal as ``Received``."""
     return _structs(messages.FromNode.__args__)
 
 
@@ -378,6 +404,8 @@ def _escaped(text: str) -> str:
 _PUBLIC = {name for module, listed in MODULES.items() for name in listed or importlib.import_module(module).__all__}
 
 PARTS: dict[str, Callable[[], str]] = {
+    "overview": overview,
+    "commands": commands_help,
     "flags": flags,
     "names": names,
     "lines": lines,

@@ -4,6 +4,7 @@ from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdCompacted, EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax._io.etcd.settings import EtcdSettings, etcd_settings
+from tenax._io.tls import TlsFiles
 
 __all__ = [
     "BlockingEtcd",
@@ -15,5 +16,6 @@ __all__ = [
     "EtcdRejected",
     "EtcdSettings",
     "EtcdUnavailable",
+    "TlsFiles",
     "etcd_settings",
 ]

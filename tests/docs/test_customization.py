@@ -154,7 +154,7 @@ CONTRACT_OF_A_GROUP = "forms or shares or fresh or closed or in_time"  # what do
 
 def test_the_backend_keeps_the_contract(tmp_path: Path) -> None:
     """The module of the other page, against its own backend."""
-    page = DOCS / "guides" / "own-rendezvous.md"
+    page = DOCS / "guides" / "custom-rendezvous.md"
     (backend,) = [sample.text for sample in samples(page) if "class FolderBackend" in sample.text]
     (contract,) = [sample.text for sample in samples(page) if "RendezvousHandlerContract" in sample.text]
     (tmp_path / "my_package.py").write_text(backend)

@@ -30,15 +30,14 @@ def test_pages_of_the_site_link_within_the_site(page: Path) -> None:
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    """No page of the site can be reached only by chance."""
+    """No page of the site can be reached only by chance. Decisions are for contributors and have an index instead."""
     listed = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
-    there = [str(page.relative_to(DOCS)) for page in PAGES if page.is_relative_to(DOCS)]
+    there = [page.relative_to(DOCS) for page in PAGES if page.is_relative_to(DOCS)]
+    assert sorted(listed) == sorted(str(page) for page in there if page.parts[0] != "decisions")
+
+
+def test_every_decision_is_in_their_index_once() -> None:
+    """The index is how a decision is found: the navigation of the site does not list them."""
+    listed = re.findall(r"^\| \[\d+\]\((\S+)\)", (DOCS / "decisions" / "index.md").read_text(), re.MULTILINE)
+    there = [page.name for page in (DOCS / "decisions").glob("*.md") if page.name != "index.md"]
     assert sorted(listed) == sorted(there)
-
-
-def test_the_readme_links_every_guide_concept_and_reference() -> None:
-    """The README is the way in for those who read the repository and not the site."""
-    linked = {(ROOT / target.partition("#")[0]).resolve() for target in links(ROOT / "README.md")}
-    for folder in ("guides", "concepts", "reference"):
-        missing = {page for page in (DOCS / folder).glob("*.md") if page not in linked}
-        assert not missing

@@ -20,7 +20,7 @@ def test_two_terminals_on_one_machine(start: Start, tmp_path: Path) -> None:
     """The first steps of the guide: its line in two terminals, with the script of the first page, and what it says."""
     script = next(each.text for each in samples(DOCS / "getting-started.md") if each.text.startswith("# train.py"))
     (tmp_path / "train.py").write_text(script)
-    guide = (DOCS / "guides" / "many-nodes.md").read_text()
+    guide = (DOCS / "guides" / "multi-node.md").read_text()
     page = guide.partition("## Try it on one machine")[2].partition("\n## ")[0]
     line = re.search(r"^\$ tenax run (.+)$", page, re.MULTILINE)
     assert line is not None

@@ -9,7 +9,7 @@ import pytest
 
 from .pages import DOCS, ROOT
 
-PAGE = DOCS / "guides" / "many-nodes.md"
+PAGE = DOCS / "guides" / "multi-node.md"
 _CELL = re.compile(r"^\| (`.+?`) \|", re.MULTILINE)
 # What differs from one run to the next: names, numbers, what a system says, what was left out.
 _VARYING = re.compile(r"…|'[^']*'|--?[\w-]+(?: \S+)?|\b\w*host\d\S*|\d[\d.:]*|\([^)]*\)|: ")
@@ -18,7 +18,7 @@ _WINDOW = 3  # words
 
 def _messages() -> list[str]:
     text = PAGE.read_text()
-    told = text[text.index("## What it says") : text.index("## From Python")]
+    told = text[text.index("## Messages") : text.index("## From Python")]
     quoted = [message for cell in _CELL.findall(told) for message in re.findall(r"`([^`]{24,})`", cell)]
     return [message for message in quoted if _windows(message)]
 

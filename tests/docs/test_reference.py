@@ -17,6 +17,7 @@ from tenax._node import notice_file
 from tenax._node.watchdog import TORCHELASTIC_TIMER_FILE
 from tenax._processes import stacks
 from tenax.cli.flags import FLAGS, Flag
+from tenax.cli.main import COMMANDS
 from tenax.cli.options import _KNOWN_SETTINGS
 from tenax.control_plane import _sockets as sockets
 
@@ -43,10 +44,18 @@ def test_the_generated_parts_are_up_to_date() -> None:
     assert ran.returncode == 0, ran.stderr
 
 
+def test_every_command_is_documented() -> None:
+    """Each command but ``version`` and ``help`` has a section: its ``--help`` page, or the flags of ``run``."""
+    documented = re.findall(r"^## `tenax (\w+)`$", COMMAND_LINE, re.MULTILINE)
+    assert sorted(documented) == sorted(set(COMMANDS) - {"version", "help"})
+    for command in set(documented) - {"run"}:
+        assert f"usage: tenax {command} " in COMMAND_LINE
+
+
 @pytest.mark.parametrize("flag", FLAGS, ids=lambda flag: flag.name)
 def test_every_flag_is_documented(flag: Flag) -> None:
     """Each flag has a section with every spelling and its variable."""
-    section = COMMAND_LINE.partition(f"### `{flag.name}`\n")[2].partition("\n##")[0]
+    section = COMMAND_LINE.partition(f"#### `{flag.name}`\n")[2].partition("\n##")[0]
     for spelling in flag.spellings:
         assert f"`{spelling}`" in section
     assert (flag.variable or "Variable: none") in section
@@ -54,7 +63,7 @@ def test_every_flag_is_documented(flag: Flag) -> None:
 
 def test_no_flag_is_documented_that_does_not_exist() -> None:
     """A section of the command line page is a flag of today."""
-    documented = set(re.findall(r"^### `(--[\w-]+)`$", COMMAND_LINE, re.MULTILINE))
+    documented = set(re.findall(r"^#### `(--[\w-]+)`$", COMMAND_LINE, re.MULTILINE))
     assert documented == {flag.name for flag in FLAGS}
 
 

@@ -1,0 +1,66 @@
+"""Packaging: what is published, and what only those who work on tenax install."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from tenax import __version__
+
+from .pages import ROOT
+
+BUILD = "import sys; from setuptools import build_meta; print(build_meta.build_sdist(sys.argv[1]))"
+NOT_SOURCE = shutil.ignore_patterns(
+    ".*", "__pycache__", "*.egg-info", "build", "dist", "site", "results", "bin", "*.pyc", "shared"
+)
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An sdist of this source, unpacked. It is built from a copy, because setuptools writes beside what it builds."""
+    source, built = tmp_path_factory.mktemp("source") / "tenax", tmp_path_factory.mktemp("built")
+    shutil.copytree(ROOT, source, ignore=NOT_SOURCE)
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(built)], cwd=source, capture_output=True, text=True, timeout=100, check=True
+    )
+    with tarfile.open(built / done.stdout.splitlines()[-1]) as archive:
+        archive.extractall(built, filter="data")
+    return built / f"tenax-{__version__}"
+
+
+def metadata(sdist: Path) -> Message:
+    return Parser().parsestr((sdist / "PKG-INFO").read_text())
+
+
+def test_the_sdist_contains_every_file_of_the_source(sdist: Path) -> None:
+    """Tests, docs, changelog and ./dev included, so that it can be tested where it is unpacked."""
+
+    def files(root: Path) -> set[str]:
+        folders = (root / name for name in ("benchmarks", "docs", "examples", "model", "src/tenax", "tests"))
+        found = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
+        ignored = re.compile(r"__pycache__|\.pyc$|^benchmarks/(results|bin)/|/\.")
+        names = {str(path.relative_to(root)) for path in [*found, *root.glob("*.md"), *root.glob("*.toml")]}
+        return {name for name in names if not ignored.search(name)}
+
+    assert files(ROOT) <= files(sdist)
+    assert (sdist / "dev").stat().st_mode & 0o111
+    assert (sdist / "mkdocs.yml").is_file()
+
+
+def test_the_version_is_the_packages(sdist: Path) -> None:
+    """It is written in one place, ``tenax.__version__``."""
+    assert metadata(sdist)["Version"] == __version__
+    assert __version__ not in (ROOT / "pyproject.toml").read_text()
+
+
+def test_published_extras_are_for_users(sdist: Path) -> None:
+    """Tools for working on tenax are dependency groups, which are not published."""
+    assert set(metadata(sdist).get_all("Provides-Extra", [])) == {"otel", "gpu"}
