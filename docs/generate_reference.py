@@ -172,7 +172,7 @@ def facts() -> str:
 
 
 def words() -> str:
-    """What a node tells the coordinator: with the command ``SendMessage``, and in the coordinator's journal as ``Received``."""
+    """Messages to the coordinator: sent by ``SendMessage``, and in the journal of the coordinator as ``Received``."""
     return _structs(messages.FromNode.__args__)
 
 
