@@ -16,7 +16,7 @@ from benchmarks.report import BASELINE, OURS
 from benchmarks.running import HERE
 from benchmarks.samples import Samples
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 # The part of TorchElastic or torch has code of its own here; everywhere else torchrun is one more launcher.
 BESIDE_TORCHRUN = ("launch", "rendezvous", "store")

@@ -13,8 +13,11 @@ import subprocess
 import sys
 
 import msgspec
+import pytest
 
 import tenax
+
+pytestmark = pytest.mark.process
 
 OURS = """
 tenax tenax.agent tenax.agent.abandonment tenax.agent.live_steps tenax.agent.node tenax.agent.outlets

@@ -23,6 +23,8 @@ from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import create_backend
 from watching import on_linux
 
+pytestmark = pytest.mark.process
+
 MARK = "marked0secret0of0tests"
 URL = f"otel:http://me:{MARK}@collector:4318"
 _SECRET = re.compile(r"^(secret|password|token|conf)$")

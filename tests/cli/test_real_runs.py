@@ -16,6 +16,8 @@ import pytest
 from places import own_endpoint
 from watching import until
 
+pytestmark = pytest.mark.process
+
 NASTY = ["", " ", "--", "--tee", "3", "-m", "$$", "${HOME}", "%s", "a\nb", "ü", "'quoted'", "*", "--r=16", "-"]
 SCRIPT = """
 import json, os, sys

@@ -22,6 +22,8 @@ from tenax.events import Event, EventSource, NodeState, RdzvEvent
 from tenax.events.view import EventView
 from tenax.multiprocessing import DefaultLogsSpecs
 
+pytestmark = pytest.mark.process
+
 boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
 moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
 

@@ -19,6 +19,8 @@ from watching import leaving_nothing
 
 from .kit import Keeping
 
+pytestmark = pytest.mark.process
+
 LONGEST_S = 60
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from .kit import MUCH_PATIENCE_S, Job, hang_report, lines_of
 
+pytestmark = pytest.mark.process
+
 SECONDS = "1"
 REPORT = ("--on-hang", "report", "--hang-after", SECONDS)
 RESTART = ("--on-hang", "restart", "--hang-after", SECONDS)

@@ -16,7 +16,7 @@ from tenax.logs.replaced_stream import ReplacedStream
 from tenax.multiprocessing import DefaultLogsSpecs, RunProcsResult, Std, start_processes
 from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 
 class Broken(io.StringIO):

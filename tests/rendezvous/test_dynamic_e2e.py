@@ -13,7 +13,7 @@ import pytest
 from tenax.store import StoreServer
 from watching import on_linux
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 LIMIT_S = 100
 

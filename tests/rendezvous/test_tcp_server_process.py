@@ -20,7 +20,7 @@ from tenax.core.model import Outcome
 from tenax.rendezvous.tcp import wire
 from watching import on_linux, python, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=1.5)
 

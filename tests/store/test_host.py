@@ -31,7 +31,7 @@ from watching import (
 
 __all__ = ["program"]
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 T = TypeVar("T")
 HERE = "127.0.0.1"
 

@@ -25,7 +25,7 @@ from tenax.store.peers import CLOSED, ELSEWHERE, GONE, THIS_HOST, UNKNOWN, PeerR
 from tenax.store.server import StoreServer
 from watching import PATIENCE_S, on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
 
 

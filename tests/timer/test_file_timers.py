@@ -22,6 +22,8 @@ import pytest
 from tenax.timer import FileTimerClient, FileTimerRequest, FileTimerServer, expires
 from watching import gone, leaving_nothing, on_linux, until
 
+pytestmark = pytest.mark.process
+
 LONG_S = 3600.0
 
 

@@ -17,6 +17,8 @@ from tenax.timer.api import RequestQueue
 from tenax.timer.local_timer import MultiprocessingRequestQueue
 from watching import leaving_nothing, until
 
+pytestmark = pytest.mark.process
+
 SPAWN = mp.get_context("spawn")
 LONG_S = 3600.0
 

@@ -22,7 +22,7 @@ from tenax.runtime.journal import read_journal
 from tenax.runtime.replay import replay
 from watching import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 # The number is what was written, less what the request took to arrive on a busy machine.

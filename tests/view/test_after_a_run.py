@@ -15,6 +15,8 @@ from e2e.harness import Bench, until
 from tenax.cli.journals import read_histories
 from view.test_commands import tenax
 
+pytestmark = pytest.mark.process
+
 STAYS = "from worker_kit import *; ready(); stay()"
 
 
