@@ -241,7 +241,7 @@ def test_a_signal_after_the_failure_does_not_hide_it(bench: Bench) -> None:
 
 
 # How many moments of the start are tried with each signal. 1,000 take some minutes.
-START_SIGNALS = int(os.environ.get("TENAX_TEST_START_SIGNALS", "20"))
+START_SIGNALS = int(os.environ.get("TENAX_TEST_START_SIGNALS", "10"))
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])

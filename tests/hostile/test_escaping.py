@@ -73,6 +73,7 @@ def hostile_journals(folder: Path) -> None:
         path.write_bytes(b"\n".join([msgspec.json.encode(fields), *steps]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words",
     [
@@ -106,6 +107,7 @@ def test_commands_print_no_control_characters(words: tuple[str, ...], tmp_path: 
     assert not re.search(r"^tenax: forged", printed, re.MULTILINE)
 
 
+@pytest.mark.process
 def test_the_agent_prints_the_id_of_its_run_escaped(tmp_path: Path) -> None:
     """The user's own run id passes the same way as everything else that the agent prints."""
     (tmp_path / "train.py").write_text("")

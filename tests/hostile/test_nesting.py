@@ -60,6 +60,7 @@ def test_a_nested_line_in_the_watchdog_pipe_costs_only_itself() -> None:
     assert lines.malformed == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["journal.jsonl", "coordinator.jsonl"])
 @pytest.mark.parametrize("command", ["replay", "report", "timeline"])
 @pytest.mark.parametrize("where", ["header", "step"])

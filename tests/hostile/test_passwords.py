@@ -31,6 +31,7 @@ def test_the_user_and_the_password_of_an_address_are_masked(text: str, shown: st
     assert without_passwords(text) == shown
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "flags",
     [

@@ -18,6 +18,8 @@ from tenax.runtime.log_answers import Cursor, LogAnswers, RankSet, WrongRequest
 from tenax.runtime.worker_logs import WorkerLogs
 from tenax.view.log_lines import LogAnswer
 
+pytestmark = pytest.mark.process
+
 if TYPE_CHECKING:
     from tenax.logs.scribe import Scribe
 

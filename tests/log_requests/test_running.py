@@ -15,6 +15,8 @@ from tenax.failures.exit_codes import CANCELLED
 
 from .conftest import Run
 
+pytestmark = pytest.mark.process
+
 
 def lines(done: Done | Running) -> list[str]:
     return done.out.splitlines()

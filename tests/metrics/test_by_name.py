@@ -169,6 +169,7 @@ def test_a_taken_port_is_said() -> None:
             make_handlers(f"prometheus:0,statsd,prometheus:{port}")
 
 
+@pytest.mark.process
 def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
     """Under the entry point group; it gets the text behind the colon."""
     import subprocess
@@ -203,6 +204,7 @@ def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.process
 def test_a_missing_package_is_said(tmp_path: Path) -> None:
     """With the extra that brings it."""
     import subprocess

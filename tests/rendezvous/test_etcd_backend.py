@@ -27,6 +27,8 @@ from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend, crea
 from tenax.store import EtcdStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 30.0
 
 

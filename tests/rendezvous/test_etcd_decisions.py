@@ -23,7 +23,7 @@ from tenax.rendezvous.etcd.decisions import Decisions
 from tenax.rendezvous.etcd.keys import Keys, Leader, Standing, Written
 from tenax.rendezvous.etcd.place import Place
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.process]
 PATIENCE_S = 30.0
 TERMS = AuthorityTerms(LeaseTerms(1.0, 10.0))
 

@@ -22,6 +22,8 @@ from tenax.rendezvous.etcd_rendezvous import (
 from tenax.rendezvous.etcd_store import EtcdStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 30.0
 
 

@@ -184,6 +184,7 @@ def test_without_a_private_folder_there_is_no_secret_but_a_remedy(
         assert remedy in str(raised.value)
 
 
+@pytest.mark.process
 def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ create_backend(RendezvousParameters("c10d", "127.0.0.1:1", "run", 1, 2))
 """
 
 
+@pytest.mark.process
 def test_a_secret_of_the_environment_that_would_have_no_effect_is_refused() -> None:
     """Whoever sets the variable relies on it."""
     done = subprocess.run(

@@ -152,6 +152,7 @@ def test_a_folder_that_is_not_there_costs_the_marker_only(tmp_path: Path) -> Non
     assert marker.read() is None
 
 
+@pytest.mark.process
 def test_it_survives_a_writer_that_was_killed(marker: Marker, tmp_path: Path) -> None:
     """Old or new, never half: whoever reads while it is replaced again and again finds one of them."""
     code = """

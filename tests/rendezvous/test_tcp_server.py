@@ -505,6 +505,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.process
 def test_strangers_that_never_stop_talking_do_not_hold_the_loop() -> None:
     """They connect, talk and go as fast as they can; the agent's other work, its timers among it, goes on."""
     with served(stranger_s=0.2) as server, server.member("honest") as honest:
@@ -545,6 +546,7 @@ def test_honest_links_are_not_taken_for_strangers_when_they_are_many() -> None:
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @needs_openssl
 def test_a_server_with_tls_serves_nodes_with_certificates_and_nobody_else(
     tmp_path_factory: pytest.TempPathFactory,

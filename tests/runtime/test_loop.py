@@ -278,6 +278,7 @@ def test_close_may_be_repeated(loop: Loop) -> None:
     os.close(writer)
 
 
+@pytest.mark.process
 def test_a_forked_process_holds_nothing_of_it() -> None:
     """A worker that was forked from the agent does not hold the agent's pipes."""
     before = set(descriptors())

@@ -20,7 +20,7 @@ from tenax.loop import Loop
 from tenax.runtime.worker_logs import WorkerLogs
 from watching import gone, leaving_nothing, on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 
 class Bench:
