@@ -18,7 +18,7 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
-pytest_plugins = ["etcd_servers", "kinds"]  # the fixtures etcd and make_etcd; the kind of every test
+pytest_plugins = ["kit.etcd", "kit.kinds"]  # the fixtures etcd and make_etcd; the kind of every test
 
 
 def pytest_collection_finish() -> None:

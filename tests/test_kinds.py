@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from kinds import FOLDERS, KINDS, kinds
+from kit.kinds import FOLDERS, KINDS, kinds
 
 
 def test_every_test_has_exactly_one_kind(request: pytest.FixtureRequest) -> None:

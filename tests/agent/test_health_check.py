@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from asking import kube_probe
+from kit.http import kube_probe
+from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
 from tenax.agent.server import LocalElasticAgent, WorkerGroup, WorkerSpec
 from tenax.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from tenax.core.model import Failure
@@ -27,7 +28,6 @@ from tenax.listening import listen
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.loop import Loop
 from tenax.ports import RequestRefused
-from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 pytestmark = on_linux
 

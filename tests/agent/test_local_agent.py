@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.processes import AT_ONCE_S, PATIENCE_S, forks_with_threads, gone, leaving_nothing, on_linux
 from tenax.agent.server import LocalElasticAgent, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from tenax.core.events import AnyEvent, GenerationFormed, RunEnded
 from tenax.core.messages import FromNode, NodeReady, NodeSucceeded, WorkersRunning
@@ -29,7 +30,6 @@ from tenax.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousPa
 from tenax.rendezvous.engine import EngineRendezvousHandler
 from tenax.rendezvous.port import free_port
 from tenax.rendezvous.registry import get_rendezvous_handler
-from watching import AT_ONCE_S, PATIENCE_S, forks_with_threads, gone, leaving_nothing, on_linux
 
 pytestmark = [on_linux, forks_with_threads]
 

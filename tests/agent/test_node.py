@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing, on_linux
 from tenax.agent.node import Node, NodePlan
 from tenax.core.model import AgentSettings, Outcome
 from tenax.failures.exit_codes import exit_code_for
@@ -19,7 +20,6 @@ from tenax.rendezvous.store_place import StorePlace
 from tenax.runtime.journal import read_journal
 from tenax.runtime.replay import replay
 from tenax.testing.processes import FakeProcesses
-from watching import leaving_nothing, on_linux
 
 pytestmark = on_linux
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import gone, leaving_nothing, on_linux
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.core.model import Failure
 from tenax.core.policy import AnyDecision, GiveUp, History, Restart, Wait
@@ -30,7 +31,6 @@ from tenax.rendezvous import (
     RendezvousStoreInfo,
 )
 from tenax.store import MemoryStore
-from watching import gone, leaving_nothing, on_linux
 
 pytestmark = on_linux
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.processes import descriptors, forks_with_threads, leaving_nothing
 from tenax.channel import Channel, ChannelClosed
-from watching import descriptors, forks_with_threads, leaving_nothing
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_lost_descriptors_are_not_mistaken_for_others() -> None:
     """
     import subprocess
 
-    from watching import python
+    from kit.processes import python
 
     done = subprocess.run(python(code, flags=()), capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr

@@ -17,11 +17,11 @@ import msgspec
 import pytest
 
 import tenax
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.processes import on_linux
 from tenax.launcher.config import LaunchConfig
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import create_backend
-from watching import on_linux
 
 pytestmark = pytest.mark.process
 

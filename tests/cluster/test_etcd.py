@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import Running
-from etcd_servers import EtcdCluster, needs_etcd
+from kit.addresses import own_endpoint
+from kit.cluster import Agent, Cluster, Worker
+from kit.etcd import EtcdCluster, needs_etcd
+from kit.jobs import Running
+from kit.processes import is_alive, until
 from net.etcd_members import records_of
-from places import own_endpoint
 from tenax.rendezvous.etcd.keys import Keys, Written
-from watching import is_alive, until
-
-from .kit import Agent, Cluster, Worker
 
 pytestmark = needs_etcd
 
@@ -301,7 +300,7 @@ class Managed:
         self.names = [own_endpoint() for _ in range(3)]
 
     def start(self, number: int) -> Running:
-        script = str(Path(__file__).parent / "worker_main.py")
+        script = str(Path(__file__).parents[1] / "kit" / "worker_main.py")
         endpoint, name = ",".join(self.names), self.names[number]
         words = ["--nnodes", self._nnodes, "--nproc-per-node", "1", "--max-restarts", "3"]
         words += ["--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", "managed"]

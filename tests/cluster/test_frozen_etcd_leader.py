@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import needs_etcd
+from kit.etcd import needs_etcd
 from lanes.plan import Fault, Plan
 from lanes.play import PATIENCE_S, Play
 from tenax.core.authority import AuthorityTerms

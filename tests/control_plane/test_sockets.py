@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import on_linux
 from tenax.control_plane.sockets import VARIABLE, WorkerSockets, open_sockets, socket_folder
 from tenax.ports import RequestRefused
-from watching import on_linux
 
 pytestmark = on_linux
 

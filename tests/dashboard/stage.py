@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from places import own_address
+from kit.addresses import own_address
+from kit.processes import PATIENCE_S
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import Heard, NodeLost, Opened, RunSettings, Say
@@ -23,7 +24,6 @@ from tenax.rendezvous.desk import Desk
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.view.log_lines import LogAnswer, LogLine
 from tenax.view.status import RunStatus
-from watching import PATIENCE_S
 
 T = TypeVar("T")
 Reply = Callable[[Any, str], None]

@@ -13,15 +13,15 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 
-from asking import PATIENCE_S, Heard, raw, until_closed
-from places import own_address
+from kit.addresses import own_address
+from kit.http import PATIENCE_S, Heard, raw, until_closed
+from kit.processes import leaving_nothing, until
 from tenax.core.coordinator import CancelRequested
 from tenax.dashboard.live import Dashboard
 from tenax.http.server import Patience
 from tenax.listening import listen
 from tenax.metrics.run_page import CONTENT_TYPE
 from tenax.view.status import RunStatus
-from watching import leaving_nothing, until
 
 from .stage import Stage
 

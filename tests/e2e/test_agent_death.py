@@ -14,8 +14,7 @@ import msgspec
 import pytest
 
 import tenax
-
-from .harness import Bench, is_alive, needs_root, until
+from kit.jobs import Bench, is_alive, needs_root, until
 
 # Everything that makes processes hard to end: deaf, own sessions, orphans, a child that keeps forking.
 NASTY = """

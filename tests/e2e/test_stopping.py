@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from .harness import TENAX, Bench, is_alive, until
+from kit.jobs import TENAX, Bench, is_alive, until
 
 SLEEPS = "from worker_kit import ready, stay; ready(); stay()"
 DEAF = "from worker_kit import *; ignore('SIGTERM', 'SIGINT', 'SIGHUP', 'SIGQUIT', 'SIGUSR1'); ready(); stay()"

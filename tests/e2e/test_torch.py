@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from .harness import Bench, holders, is_alive
+from kit.jobs import Bench, holders, is_alive
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 

@@ -23,7 +23,7 @@ from etcd_client.kit import (
     raised,
     silent_until_gone,
 )
-from etcd_servers import ALLOWED, ALONE, ROOT, ROOT_PASSWORD, USER, USER_PASSWORD, EtcdCluster, unique_prefix
+from kit.etcd import ALLOWED, ALONE, ROOT, ROOT_PASSWORD, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from tenax.etcd.errors import EtcdError, EtcdFull, EtcdRefused, EtcdRejected, EtcdUnavailable
 from tenax.etcd.operations import (
     Compact,

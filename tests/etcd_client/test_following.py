@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from adversarial import assert_linear
 from etcd_client.kit import Desk, ScriptedServer, http
-from etcd_servers import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
+from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
+from kit.linear import assert_linear
 from tenax.etcd.errors import EtcdError, EtcdRefused
 from tenax.etcd.following import Following
 from tenax.etcd.http_connection import HttpConnection

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from etcd_client.kit import Desk, raised
-from etcd_servers import EtcdCluster
+from kit.etcd import EtcdCluster
 from tenax.etcd.errors import EtcdError, EtcdUnavailable
 from tenax.etcd.following import Following
 from tenax.etcd.held_lease import HeldLease

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from etcd_client.kit import Desk, ScriptedServer, answer_to, http, raised
-from etcd_servers import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
+from kit.etcd import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
 from tenax.etcd.blocking import BlockingEtcd
 from tenax.etcd.errors import EtcdError, EtcdRefused
 from tenax.etcd.operations import Put, Range

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing, on_linux
 from tenax import events
 from tenax.events import ConsoleEventHandler, Event, JsonLinesEventHandler, NullEventHandler, handlers, make_handlers
 from tenax.events.handlers import UnknownHandler, register_handler
-from watching import leaving_nothing, on_linux
 
 from .kit import Keeping, an_event
 

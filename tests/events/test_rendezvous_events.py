@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax import events
 from tenax.events import EventHandler, NodeState, RdzvEvent
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousParameters
@@ -18,7 +19,6 @@ from tenax.rendezvous.dynamic.state import Node, Standing, State
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
 from tenax.rendezvous.port import free_port
 from tenax.store import MemoryStore
-from watching import leaving_nothing
 
 from .kit import Keeping
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from asking import PATIENCE_S, kube_probe
-from e2e.harness import Bench, Running, until
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.http import PATIENCE_S, kube_probe
+from kit.jobs import Bench, Running, until
+from kit.processes import on_linux
 from tenax.health.server import READY_PATH
-from watching import on_linux
 
 pytestmark = [on_linux, pytest.mark.process]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax.failures.plain_text import harmless, one_line
 from view.test_history import a_run_of_two, an_agent
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adversarial import assert_linear, pieces
+from kit.linear import assert_linear, pieces
 from tenax.core import hang_report
 from tenax.core.text import harmless, one_line
 from tenax.core.watchdog import RequestLines

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import tenax
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax.core.bounds import DECODE_ERRORS
 from tenax.core.events import AnyEvent
 from tenax.core.watchdog import MOST_LINE, RequestLines

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax.core.text import without_passwords
 from tenax.launcher import LaunchConfig
 from tenax.metrics.otlp_address import otlp_address

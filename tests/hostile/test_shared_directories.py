@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax.failures.evidence import stacks_in
 from tenax.json_lines import JsonLinesFile
 from tenax.logs.log_file import LogFile

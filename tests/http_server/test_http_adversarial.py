@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from asking import Heard, heard_from
+from kit.http import Heard, heard_from
+from kit.processes import PATIENCE_S, leaving_nothing, on_linux
 from tenax.control_plane.server import WorkerServer
 from tenax.dashboard.live import Dashboard
 from tenax.health.server import HealthCheckServer
 from tenax.loop import Loop
 from tenax.metrics.page_server import PageServer
-from watching import PATIENCE_S, leaving_nothing, on_linux
 
 pytestmark = on_linux
 

@@ -13,11 +13,11 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from asking import PATIENCE_S, heard_from, kube_probe, raw, until_closed
+from kit.http import PATIENCE_S, heard_from, kube_probe, raw, until_closed
+from kit.processes import forks_with_threads, leaving_nothing, on_linux, until
 from tenax.http.message import Limits, Request, Response, text
 from tenax.http.server import HttpServer, Patience
 from tenax.listening import listen
-from watching import forks_with_threads, leaving_nothing, on_linux, until
 
 pytestmark = on_linux
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from etcd_servers import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
+from kit.etcd import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
 from tenax.core.authority import AuthorityTerms
 from tenax.core.coordinator import AnyCoordinatorEvent, CoordinatorMachine, Heard, NodeLost, Opened, RunSettings, Say
 from tenax.core.events import Fenced, GenerationEnded, GenerationFormed

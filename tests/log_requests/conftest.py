@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.kit import Desk, Worker
-from e2e.harness import PATIENCE_S, TENAX, Bench, Done, Running, until
+from kit.cluster import Desk, Worker
+from kit.jobs import PATIENCE_S, TENAX, Bench, Done, Running, until
 from tenax.cli.main import main
 from tenax.core.requests import LogsWanted
 from tenax.rendezvous.tcp.operator import at_door

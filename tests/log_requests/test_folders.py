@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from places import own_endpoint
+from kit.addresses import own_endpoint
 
 from .conftest import Run
 from .test_running import lines

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax.cli.job import Job
 from tenax.cli.live_lines import follow
 from tenax.cli.logs import Choice, Page

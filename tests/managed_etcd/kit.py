@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import trustme
 
-from places import own_address
+from kit.addresses import own_address
+from kit.processes import PATIENCE_S
 from tenax.etcd.client import EtcdClient
 from tenax.etcd.errors import EtcdError
 from tenax.etcd.managed import ManagedMember, ManagedSettings
@@ -16,7 +17,6 @@ from tenax.etcd.operations import Member, Members, Operation
 from tenax.etcd.settings import EtcdSettings
 from tenax.loop import Loop
 from tenax.tls import TlsFiles
-from watching import PATIENCE_S
 
 A = TypeVar("A")
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import PATIENCE_S, gone, leaving_nothing, on_linux
 from tenax.etcd.managed import member_key
 from tenax.etcd.operations import AddMember, Members, Put, Range, RemoveMember
 from tenax.tls import TlsFiles
-from watching import PATIENCE_S, gone, leaving_nothing, on_linux
 
 from .kit import Party, tls_files
 

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from kit.processes import PATIENCE_S
 from tenax.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
 from tenax.etcd.data_directory import last_words
 from tenax.etcd.managed import ManagedSettings, managed_settings
@@ -14,7 +15,6 @@ from tenax.etcd.member_place import MemberPlace
 from tenax.etcd.operations import Member
 from tenax.loop import Loop
 from tenax.tls import TlsFiles
-from watching import PATIENCE_S
 
 from .kit import control_hosts as loopback_hosts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import PATIENCE_S, on_linux
 from tenax.etcd.client import EtcdClient
 from tenax.etcd.errors import EtcdError, EtcdRefused
 from tenax.etcd.managed import ManagedSettings, member_key
@@ -26,7 +27,6 @@ from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.etcd.handler import etcd_rendezvous_settings
 from tenax.rendezvous.etcd.operator import line_through_etcd
 from tenax.rendezvous.tcp.operator import Unreachable
-from watching import PATIENCE_S, on_linux
 
 from .kit import Party
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax.handler_names import UnknownHandler
 from tenax.metrics import (
     ConsoleMetricHandler,
@@ -20,7 +21,6 @@ from tenax.metrics import (
     make_handlers,
 )
 from tenax.metrics.by_name import check_names
-from watching import leaving_nothing
 
 
 def where(text: str, **options: object) -> str:

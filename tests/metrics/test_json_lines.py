@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing, on_linux
 from tenax.metrics import JsonLinesMetricHandler, MetricData
-from watching import leaving_nothing, on_linux
 
 
 def lines(path: Path) -> list[dict[str, object]]:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing, until
 from tenax.metrics import MetricData, OpenTelemetryMetricHandler
-from watching import PATIENCE_S, leaving_nothing, until
 
 pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")
 service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")

@@ -10,8 +10,8 @@ from http.client import HTTPConnection
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax.metrics.page_server import PageServer
-from watching import PATIENCE_S, leaving_nothing
 
 
 @pytest.fixture

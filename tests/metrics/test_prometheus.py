@@ -8,12 +8,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine
 from tenax.core.model import AgentSettings, Assignment, Outcome, Verdict
 from tenax.metrics import MetricData, PrometheusMetricHandler
 from tenax.metrics.view import MetricView
-from watching import PATIENCE_S, leaving_nothing
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
 

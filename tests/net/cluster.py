@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from e2e.harness import Done
+from kit.jobs import Done
 
 from .changes import PATIENCE_S
 from .history import Generation, History

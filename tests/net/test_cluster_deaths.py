@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from watching import is_alive
+from kit.processes import is_alive
 
 from .cluster import LEASE_S, Cluster
 from .lab import Lab, requires_netns

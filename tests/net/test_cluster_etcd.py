@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from etcd_servers import needs_etcd
-from watching import is_alive, until
+from kit.etcd import needs_etcd
+from kit.processes import is_alive, until
 
 from .cluster import Cluster
 from .etcd_members import EtcdMembers

@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
+from kit.processes import needs_root
 from tenax.core.requests import LogsWanted, StatusWanted, StopWanted
 from tenax.endpoint import literal
 from tenax.rendezvous.secret import user_secret
 from tenax.rendezvous.tcp import wire
 from tenax.rendezvous.tcp.operator import NotLetIn, at_door, at_endpoint
-from watching import needs_root
 
 from .kit import Operator, say_and_hear
 from .test_many_nodes import start

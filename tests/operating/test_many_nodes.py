@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.kit import Agent, etcd_conf
-from etcd_servers import EtcdCluster
+from kit.cluster import Agent, etcd_conf
+from kit.etcd import EtcdCluster
 from tenax.core.messages import NodeInfo, NodeJoined
 from tenax.core.requests import LogsWanted, StatusWanted
 from tenax.endpoint import literal

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
-from places import own_address
+from kit.addresses import own_address
+from kit.etcd import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
 from tenax.etcd.blocking import BlockingEtcd
 from tenax.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
 from tenax.rendezvous.api import (

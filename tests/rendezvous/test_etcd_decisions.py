@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import EtcdCluster, needs_etcd, unique_prefix
+from kit.etcd import EtcdCluster, needs_etcd, unique_prefix
 from tenax.core.authority import AuthorityTerms
 from tenax.core.coordinator import CoordinatorState, RunSettings, Say
 from tenax.core.events import GenerationEnded, GenerationFormed, Waiting

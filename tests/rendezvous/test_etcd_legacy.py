@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import EtcdCluster, unique_prefix
+from kit.etcd import EtcdCluster, unique_prefix
 from tenax.etcd.blocking import BlockingEtcd
 from tenax.etcd.operations import Range, prefix_end
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousParameters

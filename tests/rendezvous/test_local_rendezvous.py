@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.model import AgentSettings, Assignment, Failure, Outcome
@@ -38,7 +39,6 @@ from tenax.rendezvous.local import LocalRendezvous, LocalRendezvousHandler
 from tenax.rendezvous.port import free_port
 from tenax.rendezvous.registry import get_rendezvous_handler
 from tenax.rendezvous.store_place import StorePlace
-from watching import PATIENCE_S, leaving_nothing
 
 
 def params(backend: str = "local", endpoint: str = "", nodes: int = 1, **options: Any) -> RendezvousParameters:

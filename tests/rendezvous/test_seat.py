@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax.core import events as fact
 from tenax.core.coordinator import (
     AnyCoordinatorEvent,
@@ -25,7 +26,6 @@ from tenax.core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax.loop import Loop
 from tenax.rendezvous.seat import CoordinatorSeat
 from tenax.testing.clock import FakeClock
-from watching import leaving_nothing
 
 
 class Table:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import needs_root
 from tenax.rendezvous import (
     c10d_rendezvous_backend,
     etcd_rendezvous,
@@ -22,7 +23,6 @@ from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.registry import get_rendezvous_handler
 from tenax.rendezvous.secret import MIN_BYTES, configured_secret, user_secret
 from tenax.rendezvous.tcp.handler import tcp_settings
-from watching import needs_root
 
 GOOD = "0123456789abcdef"
 

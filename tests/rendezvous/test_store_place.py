@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kit.processes import PATIENCE_S, children, gone, leaving_nothing, on_linux
 from tenax.core.events import TimePassed
 from tenax.core.messages import NodeReady
 from tenax.core.model import Assignment
@@ -19,7 +20,6 @@ from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.port import free_port
 from tenax.rendezvous.store_place import StorePlace, store_allow
 from tenax.store import StoreConnectionError, StoreTimeoutError, TCPStore
-from watching import PATIENCE_S, children, gone, leaving_nothing, on_linux
 
 pytestmark = on_linux
 

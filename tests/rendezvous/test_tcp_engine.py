@@ -29,6 +29,7 @@ from tcp_kit import (
     server_process,
 )
 
+from kit.processes import leaving_nothing, on_linux
 from tenax.core.coordinator import Heard, NodeLost, Opened, RunPhase
 from tenax.core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax.core.lease import LeaseTerms
@@ -36,7 +37,6 @@ from tenax.core.messages import NodeJoined, NodeLeft, NodeSucceeded
 from tenax.core.model import Assignment, Outcome, Verdict
 from tenax.rendezvous.tcp import wire
 from tenax.tls import TlsFiles
-from watching import leaving_nothing, on_linux
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # what no test stalls for
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tcp_kit import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
 
+from kit.processes import leaving_nothing, on_linux, python
 from tenax.rendezvous.tcp import wire
 from tenax.tls import TlsFiles
-from watching import leaving_nothing, on_linux, python
 
 BEAT = wire.encode(wire.Beat(1))
 
@@ -322,7 +322,7 @@ def test_nothing_arrives_on_a_closed_link(ends: tuple[HeardLink, socket.socket])
 
 def until_all_has_arrived(heard: HeardLink, *readers: HeardLink) -> None:
     """An acknowledgement may take a moment, and nobody announces it: the other side answers, and that carries it."""
-    from watching import until
+    from kit.processes import until
 
     def arrived() -> bool:
         for reader in readers:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import NOBODY, needs_root, python
 from tenax.core.model import Outcome, Verdict
 from tenax.rendezvous.tcp.marker import Marker, Note
-from watching import NOBODY, needs_root, python
 
 SEVEN = Note(7)
 

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 
+from kit.processes import until
 from tenax.core.bounds import MAX_SLOTS
 from tenax.core.coordinator import Heard, NodeLost
 from tenax.core.events import GenerationFormed
 from tenax.core.messages import NodeReady
 from tenax.core.requests import LogsWanted, StatusWanted
 from tenax.rendezvous.tcp import wire
-from watching import until
 
 
 class Answers:

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 
+from kit.processes import leaving_nothing, python, until
 from tenax.core.coordinator import CancelRequested, Heard, NodeLost, Opened, Resumed
 from tenax.core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax.core.lease import LeaseTerms
@@ -21,7 +22,6 @@ from tenax.core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, Nod
 from tenax.core.model import Failure, Outcome
 from tenax.rendezvous.tcp import wire
 from tenax.tls import TlsFiles
-from watching import leaving_nothing, python, until
 
 # --- the handshake ----------------------------------------------------------------------------------------------------
 

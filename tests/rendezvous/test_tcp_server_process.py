@@ -13,12 +13,12 @@ from contextlib import suppress
 import pytest
 from tcp_kit import PATIENCE_S, beating, server_process
 
+from kit.processes import on_linux, python, until
 from tenax.core.events import GenerationFormed, RunEnded
 from tenax.core.lease import LeaseTerms
 from tenax.core.messages import NodeSucceeded
 from tenax.core.model import Outcome
 from tenax.rendezvous.tcp import wire
-from watching import on_linux, python, until
 
 pytestmark = [on_linux, pytest.mark.process]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.processes import PATIENCE_S
 from run_traces.kit import attributes, collecting
 from tenax.cli.journals import read_histories
-from watching import PATIENCE_S
 
 pytestmark = pytest.mark.process
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing, python, until
 from run_traces.kit import WALL, ToldDesk, attributes, boom, collecting
 from tenax.core.messages import FailureSeen, NodeReady, NodeStopped, NodeSucceeded, WorkersRunning
 from tenax.tracing.run_trace import Part, RunTrace
-from watching import leaving_nothing, python, until
 
 
 def complaints() -> tuple[list[str], Any]:

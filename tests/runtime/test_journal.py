@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.messages import WorkerProgress
 from tenax.core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax.runtime.journal import Footer, Header, Journal, JournalUnreadable, Step, read_journal
-from watching import leaving_nothing
 
 SETTINGS = AgentSettings(run_id="run", role="trainer", local_world_size=2, max_restarts=1)
 ASSIGNMENT = Assignment(1, world_size=2)

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from kit.processes import descriptors, leaving_nothing
 from tenax.core import events as fact
 from tenax.loop import Loop
 from tenax.testing.clock import FakeClock
-from watching import descriptors, leaving_nothing
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kit.processes import on_linux
 from tenax.agent.server import LocalElasticAgent, WorkerSpec, WorkerState
 from tenax.core import events as fact
 from tenax.core.agent import AgentMachine
@@ -17,7 +18,6 @@ from tenax.core.policy import AnyDecision, GiveUp, History, Restart
 from tenax.logs.specs import DefaultLogsSpecs
 from tenax.runtime.journal import Footer, Journal, read_journal
 from tenax.runtime.replay import Replayed, replay
-from watching import on_linux
 
 pytestmark = on_linux
 

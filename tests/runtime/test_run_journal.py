@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax.core import events as fact
 from tenax.core import messages as word
 from tenax.core.coordinator import (
@@ -26,7 +27,6 @@ from tenax.core.policy import AnyDecision, GiveUp, History, Restart, RestartPoli
 from tenax.runtime.journal import Footer, Journal, JournalUnreadable, read_journal
 from tenax.runtime.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
 from tenax.view.run_story import RunStory
-from watching import leaving_nothing
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax.core.events import NoticeReceived, SignalReceived
 from tenax.loop import Loop
 from tenax.runtime.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
-from watching import leaving_nothing
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core import messages as word
@@ -34,7 +35,6 @@ from tenax.runtime.run_journal import RunJournal, read_run_journal, replay_run
 from tenax.runtime.supervisor import Supervisor
 from tenax.testing.clock import FakeClock
 from tenax.testing.processes import FakeProcesses
-from watching import leaving_nothing
 
 HOUR_S = 3600.0
 

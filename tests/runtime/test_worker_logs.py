@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import gone, leaving_nothing, on_linux, until
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.model import Evidence
@@ -18,7 +19,6 @@ from tenax.logs.specs import DefaultLogsSpecs, LogsSpecs
 from tenax.logs.std import Std
 from tenax.loop import Loop
 from tenax.runtime.worker_logs import WorkerLogs
-from watching import gone, leaving_nothing, on_linux, until
 
 pytestmark = [on_linux, pytest.mark.process]
 

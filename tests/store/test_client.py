@@ -13,10 +13,10 @@ from datetime import timedelta
 
 import pytest
 
+from kit.processes import PATIENCE_S, forks_with_threads, leaving_nothing
 from store.servers import our_server
 from tenax.listening import listen
 from tenax.store import Store, StoreConnectionError, StoreServer, StoreTimeoutError, TCPStore
-from watching import PATIENCE_S, forks_with_threads, leaving_nothing
 
 CALLS: dict[str, Callable[[Store], object]] = {
     "set": lambda store: store.set("k", "v"),

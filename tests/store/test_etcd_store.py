@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import EtcdCluster, unique_prefix
+from kit.etcd import EtcdCluster, unique_prefix
 from tenax.etcd.blocking import BlockingEtcd
 from tenax.etcd.errors import EtcdUnavailable
 from tenax.etcd.operations import Compact, Delete, Operation, Put, Range, Transaction, prefix_end
@@ -479,7 +479,7 @@ def test_a_store_can_own_its_client(etcd: EtcdCluster, prefix: str) -> None:
 
 
 def test_what_etcd_refuses_is_an_error_that_says_so(make_etcd: Callable[..., EtcdCluster]) -> None:
-    from etcd_servers import ALLOWED, USER, USER_PASSWORD
+    from kit.etcd import ALLOWED, USER, USER_PASSWORD
 
     cluster = make_etcd(users=True)
     client = BlockingEtcd(cluster.settings(user=USER, password=USER_PASSWORD))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import Program, forks_with_threads, program
 from tenax.store import FileStore, StoreError, StoreTimeoutError
 from tenax.store import log_file as format_
-from watching import Program, forks_with_threads, program
 
 __all__ = ["program"]
 

@@ -11,13 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from store import requests as ask
-from store.requests import Peer
-from store.users import NOBODY, answer_to
-from tenax.core.events import TimePassed
-from tenax.loop import Loop
-from tenax.store import StoreHost, StoreTimeoutError, TCPStore
-from watching import (
+from kit.processes import (
     PATIENCE_S,
     Program,
     forks_with_threads,
@@ -28,6 +22,12 @@ from watching import (
     program,
     until,
 )
+from store import requests as ask
+from store.requests import Peer
+from store.users import NOBODY, answer_to
+from tenax.core.events import TimePassed
+from tenax.loop import Loop
+from tenax.store import StoreHost, StoreTimeoutError, TCPStore
 
 __all__ = ["program"]
 

@@ -14,10 +14,10 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from kit.processes import on_linux, until
 from store import requests as ask
 from store.requests import Peer
 from store.servers import our_server, torch_client
-from watching import on_linux, until
 
 pytestmark = [on_linux, pytest.mark.process]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import NOBODY, leaving_nothing, needs_root
 from tenax.core import commands as order
 from tenax.core import events as fact
 from tenax.core.messages import WorkerProgress
@@ -24,7 +25,6 @@ from tenax.runtime.supervisor import Supervisor
 from tenax.testing.processes import FakeProcesses
 from tenax.timer import FileTimerRequest
 from tenax.timer.watchdog_pipe import WatchdogPipe, check_path
-from watching import NOBODY, leaving_nothing, needs_root
 
 Reply = Callable[[Any, str], None]
 SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench, Done
+from kit.jobs import Bench, Done
+from kit.processes import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 from tenax.core import events as fact
 from tenax.processes.keeper import KeeperProcess
 from tenax.processes.stacks import stacks_signal
 from tenax.runtime.journal import read_journal
 from tenax.runtime.replay import replay
-from watching import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 
 pytestmark = [on_linux, pytest.mark.process]
 

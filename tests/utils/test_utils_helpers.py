@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
+from kit.processes import on_linux
 from tenax.utils import get_env_variable_or_raise, get_socket_with_port, macros
 from tenax.utils.distributed import get_free_port
 from tenax.utils.process_state import is_uninterruptible_state, read_proc_state
-from watching import on_linux
 
 
 def ran(code: str, **env: str) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench, until
+from kit.jobs import Bench, until
 from tenax.cli.journals import read_histories
 from view.test_commands import tenax
 

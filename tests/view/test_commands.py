@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from view.test_history import a_run_of_two, an_agent
 from view.told_run import WALL, ToldRun, replaced
 

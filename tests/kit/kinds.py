@@ -24,7 +24,7 @@ KINDS = {
     "docs": "what the documentation shows and claims",
 }
 WITHOUT_PROCESSES = ("unit", "machine")
-_HERE = Path(__file__).parent
+_TESTS = Path(__file__).parents[1]
 FOLDERS = {
     "": "unit",
     "agent": "process",
@@ -79,7 +79,7 @@ _running = ""  # the kind of the test that runs
 
 def kind_of(item: pytest.Item) -> str:
     """The kind of a test that carries no marker for it."""
-    folder = item.path.relative_to(_HERE).parts[:-1]
+    folder = item.path.relative_to(_TESTS).parts[:-1]
     kind = FOLDERS[folder[0] if folder else ""]
     if kind in WITHOUT_PROCESSES:
         return next((FIXTURES[name] for name in FIXTURES if name in getattr(item, "fixturenames", ())), kind)
@@ -115,7 +115,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _start_no_process(event: str, _: object) -> None:
     if event in _STARTS and _running in WITHOUT_PROCESSES:
-        raise AssertionError(f"a test of the kind {_running!r} starts a process ({event}); see tests/kinds.py")
+        raise AssertionError(f"a test of the kind {_running!r} starts a process ({event}); see tests/kit/kinds.py")
 
 
 sys.addaudithook(_start_no_process)
