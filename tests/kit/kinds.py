@@ -25,8 +25,9 @@ KINDS = {
 }
 WITHOUT_PROCESSES = ("unit", "machine")
 _TESTS = Path(__file__).parents[1]
+# A folder within one of these has the same kind, unless it is here itself.
 FOLDERS = {
-    "": "unit",
+    ".": "unit",
     "agent": "process",
     "benchmarks": "unit",
     "channel": "unit",
@@ -79,8 +80,8 @@ _running = ""  # the kind of the test that runs
 
 def kind_of(item: pytest.Item) -> str:
     """The kind of a test that carries no marker for it."""
-    folder = item.path.relative_to(_TESTS).parts[:-1]
-    kind = FOLDERS[folder[0] if folder else ""]
+    folder = item.path.parent.relative_to(_TESTS)
+    kind = next(FOLDERS[str(each)] for each in (folder, *folder.parents) if str(each) in FOLDERS)
     if kind in WITHOUT_PROCESSES:
         return next((FIXTURES[name] for name in FIXTURES if name in getattr(item, "fixturenames", ())), kind)
     return kind
