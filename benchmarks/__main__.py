@@ -1,7 +1,7 @@
 """Measure tenax beside torchrun, and beside other launchers that are installed, in one run, on this machine.
 
     ./dev bench                      everything, under 20 minutes; writes benchmarks/REPORT.md and plots
-    ./dev bench --quick              a smoke run of everything, two minutes; small samples, prints its report
+    ./dev bench --quick              a smoke run of everything, a minute; small samples, prints its report
     ./dev bench launch restart       only these; prints their report
     ./dev bench --launcher torchrun  only this one; may be repeated
 

@@ -87,10 +87,10 @@ class Scenario:
 
 def measure(settings: Settings, samples: Samples) -> None:
     """Take every sample. A smoke run waits for torchrun only where something happens."""
-    deaths = 1 if settings.quick else DEATHS
+    deaths, starts, fixed = (1, STARTS[:1], FIXED[:1]) if settings.quick else (DEATHS, STARTS, FIXED)
     scenarios = [
-        *(Scenario(partial(_start, agents=size), ours=5, theirs=2, quick=size == STARTS[0]) for size in STARTS),
-        *(Scenario(partial(_worker_dies, deaths=min(3, deaths), agents=size), ours=2, theirs=1) for size in FIXED),
+        *(Scenario(partial(_start, agents=size), ours=5, theirs=2, quick=True) for size in starts),
+        *(Scenario(partial(_worker_dies, deaths=min(3, deaths), agents=size), ours=2, theirs=1) for size in fixed),
         Scenario(partial(_worker_dies, deaths=deaths), ours=2, theirs=1, quick=True),
         Scenario(_agent_joins, ours=6, theirs=2),
         Scenario(_agent_dies, ours=6, theirs=2),

@@ -29,13 +29,13 @@ HELPERS = "helper processes"
 
 def measure(settings: Settings, samples: Samples) -> None:
     """Take every sample."""
-    window_s = 2.0 if settings.quick else 10.0
+    rest_s, window_s = (0.0, 0.5) if settings.quick else (2.0, 10.0)
     for _, launcher in settings.interleaved(3):
         settings.settle(samples)
         with Launch(launcher, SIZE, ["idle"]) as launch:
             try:
                 launch.wait_for({"start": SIZE}, 60)
-                time.sleep(2)  # what a start leaves to do is no part of idling
+                time.sleep(rest_s)  # what a start leaves to do is no part of idling
                 _observe(launch, window_s, samples)
             except (LaunchFailed, FileNotFoundError, ProcessLookupError) as failure:
                 samples.fail(launcher.name, f"idle with {SIZE} workers: {failure}")

@@ -21,13 +21,13 @@ SPAWN = "spawn of the worker"
 
 def measure(settings: Settings, samples: Samples) -> None:
     """Take every sample."""
-    for launcher in settings.launchers:  # unmeasured: bytecode and page cache are warm for everybody
+    for launcher in () if settings.quick else settings.launchers:  # unmeasured: bytecode and page cache are warm
         _launch(launcher, SIZES[0], Samples())
     for _, launcher in settings.interleaved(15):
         settings.settle(samples)
         samples.add(REFERENCE, PYTHON, harness.run_s([sys.executable, "-c", "pass"]))
         samples.add(REFERENCE, SPAWN, harness.run_s([str(harness.WORKER), os.devnull, "exit"]))
-        for size in SIZES:
+        for size in SIZES[:1] if settings.quick else SIZES:
             settings.settle(samples)
             _launch(launcher, size, samples)
 

@@ -22,7 +22,7 @@ from benchmarks.report import BASELINE, NOTHING, OURS, Row, compared, limited, s
 from benchmarks.samples import Samples
 
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1000)
-QUICK_SIZES = (8, 32, 64)
+QUICK_SIZES = (8, 16)
 THEIR_SIZES = (8, 32, 64, 128, 256)
 PROCESSES = 4
 BOUND_S = 20.0

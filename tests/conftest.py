@@ -1,5 +1,6 @@
 """What all tests share lies next to this file: pytest makes this folder importable because of it."""
 
+import gc
 import os
 import shutil
 import signal
@@ -17,7 +18,13 @@ for _number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, si
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, lambda *_: None)
 
-pytest_plugins = ["etcd_servers"]  # the fixtures etcd and make_etcd
+pytest_plugins = ["kit.etcd", "kit.kinds"]  # the fixtures etcd and make_etcd; the kind of every test
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of collected tests live until the end: a collection of garbage need not look at them each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from asking import kube_probe
+from kit.http import kube_probe
+from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History
 from tenax._io.listen import listen
@@ -27,7 +28,6 @@ from tenax._observe.health.liveness import AgentLiveness
 from tenax.agent.server import LocalElasticAgent, WorkerGroup, WorkerSpec
 from tenax.agent.server.health_check_server import HealthCheckServer, create_healthcheck_server
 from tenax.launcher import LaunchConfig, elastic_launch
-from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 pytestmark = on_linux
 

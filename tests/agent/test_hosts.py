@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from watching import AT_ONCE_S, Program, gone, on_linux, program
+from kit.processes import AT_ONCE_S, Program, gone, on_linux, program
 
 pytestmark = on_linux
 __all__ = ["program"]
@@ -20,7 +20,7 @@ HOST = """
 import asyncio, os, signal, sys, threading
 from tenax.agent.server import LocalElasticAgent, SimpleElasticAgent, WorkerSpec
 from tenax.multiprocessing import SignalException
-from watching import descriptors, python
+from kit.processes import descriptors, python
 
 WORKER = '''
 import os, signal, sys

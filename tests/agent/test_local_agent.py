@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.processes import AT_ONCE_S, PATIENCE_S, forks_with_threads, gone, leaving_nothing, on_linux
 from tenax._core.events import AnyEvent, GenerationFormed, RunEnded
 from tenax._core.messages import FromNode, NodeReady, NodeSucceeded, WorkersRunning
 from tenax._core.model import Assignment, Evidence, Failure, Outcome, Verdict
@@ -29,7 +30,6 @@ from tenax.multiprocessing.errors import ProcessFailure
 from tenax.rendezvous import RendezvousClosedError, RendezvousInfo, RendezvousParameters
 from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 from tenax.rendezvous.registry import get_rendezvous_handler
-from watching import AT_ONCE_S, PATIENCE_S, forks_with_threads, gone, leaving_nothing, on_linux
 
 pytestmark = [on_linux, forks_with_threads]
 

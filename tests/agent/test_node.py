@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing, on_linux
 from tenax._core.model import AgentSettings, Outcome
 from tenax._engines.local import LocalRendezvous
 from tenax._engines.store_address import StoreAddress
@@ -19,7 +20,6 @@ from tenax._node.node import Node, NodePlan
 from tenax._processes.entrypoint import CommandEntrypoint
 from tenax.testing.processes import FakeProcesses
 from tenax.testing.replay import replay
-from watching import leaving_nothing, on_linux
 
 pytestmark = on_linux
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
+from kit.processes import PATIENCE_S
 from tenax import events, metrics
 from tenax._node.sinks import Sinks
 from tenax.agent.server import LocalElasticAgent, RunResult, SimpleElasticAgent, WorkerGroup, WorkerSpec, WorkerState
 from tenax.multiprocessing.errors import ProcessFailure
 from tenax.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from watching import PATIENCE_S
 
 _TOY = Path(__file__).parent / "toy_agent_main.py"
 

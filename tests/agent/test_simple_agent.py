@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import gone, leaving_nothing, on_linux
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History, Restart, Wait
 from tenax._logs.specs import DefaultLogsSpecs
@@ -30,7 +31,6 @@ from tenax.rendezvous import (
     RendezvousStoreInfo,
 )
 from tenax.store import MemoryStore
-from watching import gone, leaving_nothing, on_linux
 
 pytestmark = on_linux
 

@@ -10,7 +10,7 @@ from benchmarks.samples import Samples
 
 from benchmarks import agents, harness
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
 
 
 @pytest.fixture

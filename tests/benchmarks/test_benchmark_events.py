@@ -83,6 +83,7 @@ def test_strace_is_read_by_its_last_line() -> None:
     assert parse_strace("") == 0
 
 
+@pytest.mark.process
 @linux
 def test_a_process_is_known_by_pid_and_start_time() -> None:
     """Another process with the same pid is not the one we meant, and a zombie is dead."""

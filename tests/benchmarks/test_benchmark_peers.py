@@ -63,6 +63,7 @@ def test_peers_take_part_in_few_repetitions() -> None:
     assert [repetition for repetition, launcher in turns if launcher is ours] == list(range(7))
 
 
+@pytest.mark.process
 @linux
 @pytest.mark.parametrize("name", peers.NAMES)
 def test_who_is_installed_runs_the_instant_workers(name: str) -> None:
@@ -94,6 +95,7 @@ def _installed(name: str) -> Launcher:
     return found[0]
 
 
+@pytest.mark.process
 def test_the_floor_says_when_a_worker_failed() -> None:
     """Without anything else that a launcher does."""
     (floor,) = peers.find(["subprocess"])

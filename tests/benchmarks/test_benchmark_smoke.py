@@ -16,30 +16,36 @@ from benchmarks.report import BASELINE, OURS
 from benchmarks.running import HERE
 from benchmarks.samples import Samples
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
-ALONE = ("etcd",)  # in a smoke run torchrun has no part in these
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+# The part of TorchElastic or torch has code of its own here; everywhere else torchrun is one more launcher.
+BESIDE_TORCHRUN = ("launch", "rendezvous", "store")
+CASES = [case for case in MEASUREMENTS if case not in ("torch_workers", "memory")]  # test_benchmark_torch_workers.py
+PATIENCE_S = 110
 
 
 @needs_torch
-@pytest.mark.timeout(900)
-def test_a_smoke_run_gives_a_figure_for_every_case(tenax: Launcher, tmp_path: Path) -> None:
-    """Every launch of tenax does its work and nothing of it is missing. torchrun is beside it, or what became of it."""
-    command = [sys.executable, "-m", "benchmarks", "--quick", f"--results={tmp_path}"]
+@pytest.mark.parametrize("case", CASES)
+def test_a_smoke_run_gives_a_figure(tenax: Launcher, tmp_path: Path, case: str) -> None:
+    """Every launch of tenax does its work. torchrun has a figure too, or the reason why not is in the report."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", f"--results={tmp_path}", case]
+    if case not in BESIDE_TORCHRUN:
+        command.append(f"--launcher={OURS}")
     run = subprocess.run(
-        command, cwd=HERE.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=880, check=False
+        command, cwd=HERE.parent, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     report = (tmp_path / "report.md").read_text()
-    for case in MEASUREMENTS:
-        samples = Samples(**json.loads((tmp_path / f"{case}.json").read_text()))
-        assert samples.values[OURS], case
-        assert all(figures for figures in samples.values[OURS].values()), case
-        assert OURS not in samples.misses, samples.misses
-        said = any(failure.startswith(BASELINE) for failure in samples.failures) or BASELINE in samples.misses
-        assert case in ALONE or samples.values.get(BASELINE) or said, case
-        assert any(row.measure in report for row in MEASUREMENTS[case].rows(samples)), case
-    assert "| measure | tenax | torchrun | subprocess |" in report
+    samples = Samples(**json.loads((tmp_path / f"{case}.json").read_text()))
+    assert samples.values[OURS]
+    assert all(figures for figures in samples.values[OURS].values())
+    assert OURS not in samples.misses, samples.misses
+    assert any(row.measure in report for row in MEASUREMENTS[case].rows(samples))
+    if case in BESIDE_TORCHRUN:
+        has_reason = any(failure.startswith(BASELINE) for failure in samples.failures) or BASELINE in samples.misses
+        assert samples.values.get(BASELINE) or has_reason
+    if case == "launch":
+        assert "| measure | tenax | torchrun | subprocess |" in report
 
 
 @needs_torch

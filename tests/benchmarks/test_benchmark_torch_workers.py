@@ -16,7 +16,7 @@ from benchmarks.samples import Samples
 
 from benchmarks import memory, torch_workers
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux")
+pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="the benchmarks are for Linux"), pytest.mark.process]
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 PATIENCE_S = 30
 

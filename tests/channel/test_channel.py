@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.processes import descriptors, forks_with_threads, leaving_nothing
 from tenax._io.channel import Channel, ChannelClosed
-from watching import descriptors, forks_with_threads, leaving_nothing
 
 
 @pytest.fixture
@@ -143,6 +143,7 @@ def test_close_ends_the_stream_although_somebody_holds_a_copy(ends: tuple[Channe
     os.close(copy)
 
 
+@pytest.mark.process
 def test_a_forked_process_holds_no_channel_of_its_parent(ends: tuple[Channel, Channel]) -> None:
     """Else a helper would not notice the death of its agent while some child of the agent lives on."""
     ours, theirs = ends
@@ -160,6 +161,7 @@ def test_a_forked_process_holds_no_channel_of_its_parent(ends: tuple[Channel, Ch
     assert heard(theirs) == [("still here",)]
 
 
+@pytest.mark.process
 @forks_with_threads
 def test_a_fork_while_other_threads_open_channels_is_harmless() -> None:
     """Forking closes copies only: channels that other threads of the parent open and close go on working."""
@@ -223,6 +225,7 @@ def test_too_many_descriptors_are_refused_in_words(ends: tuple[Channel, Channel]
         os.close(descriptor)
 
 
+@pytest.mark.process
 def test_lost_descriptors_are_not_mistaken_for_others() -> None:
     """A receiver that may open no more files is told so, rather than given another message's descriptors."""
     code = """
@@ -242,7 +245,7 @@ def test_lost_descriptors_are_not_mistaken_for_others() -> None:
     """
     import subprocess
 
-    from watching import python
+    from kit.processes import python
 
     done = subprocess.run(python(code, flags=()), capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr

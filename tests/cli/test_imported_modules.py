@@ -13,8 +13,11 @@ import subprocess
 import sys
 
 import msgspec
+import pytest
 
 import tenax
+
+pytestmark = pytest.mark.process
 
 OURS = """
 tenax tenax.agent tenax._node.abandonment tenax._node.live_steps tenax._node.node tenax._node.sinks

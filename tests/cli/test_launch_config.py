@@ -67,6 +67,7 @@ def test_defaults() -> None:
     }
 
 
+@pytest.mark.process
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real LaunchConfig")
 def test_the_fields_are_torchelastics() -> None:
     """Same names, order and defaults as the real one; ours come after."""
@@ -131,6 +132,7 @@ def test_it_can_be_the_base_of_a_dataclass() -> None:
         Mine(1, 1, 0)
 
 
+@pytest.mark.process
 def test_importing_it_does_not_import_dataclasses() -> None:
     """The command line's start does not pay for what it does not use."""
     code = "import sys, tenax.launcher._config as c; c.LaunchConfig(1, 1, 1); print('dataclasses' in sys.modules)"

@@ -14,7 +14,10 @@ from tenax.cli.arguments import read
 from tenax.cli.flags import BY_DEST, BY_SPELLING, FLAGS
 from tenax.run import get_args_parser
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real torchrun")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs the real torchrun"),
+    pytest.mark.process,
+]
 
 # torch is imported in a process of its own: it would stay in this one for all other tests.
 DUMP = """

@@ -17,11 +17,13 @@ import msgspec
 import pytest
 
 import tenax
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.processes import on_linux
 from tenax.launcher._config import LaunchConfig
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import create_backend
-from watching import on_linux
+
+pytestmark = pytest.mark.process
 
 MARK = "marked0secret0of0tests"
 URL = f"otel:http://me:{MARK}@collector:4318"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 GROUPS = {
     "--rdzv-backend": "torchrun.handlers",
     "--logs-specs": "torchrun.logs_specs",

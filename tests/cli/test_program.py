@@ -11,6 +11,8 @@ import pytest
 
 import tenax
 
+pytestmark = pytest.mark.process
+
 HEAVY = {
     *("argparse", "asyncio", "dataclasses", "logging", "subprocess", "tempfile", "pathlib", "importlib.metadata"),
     *("shutil", "json", "difflib", "torch", "numpy", "multiprocessing", "tenax.cli.help", "tenax.cli.plan"),

@@ -13,8 +13,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from places import own_endpoint
-from watching import until
+from kit.addresses import own_endpoint
+from kit.processes import until
+
+pytestmark = pytest.mark.process
 
 NASTY = ["", " ", "--", "--tee", "3", "-m", "$$", "${HOME}", "%s", "a\nb", "ü", "'quoted'", "*", "--r=16", "-"]
 SCRIPT = """

@@ -90,6 +90,7 @@ def test_programs(tmp_path) -> None:
     )
 
 
+@pytest.mark.process
 def test_run_script_path_is_like_the_interpreter(tmp_path) -> None:
     """--run-path's function gives the script its name, its arguments and its folder's modules."""
     (tmp_path / "helper.py").write_text("word = 'helped'\n")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench
-
-from .kit import Cluster
+from kit.cluster import Cluster
+from kit.jobs import Bench
 
 if not sys.platform.startswith("linux"):
     collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc

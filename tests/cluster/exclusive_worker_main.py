@@ -29,4 +29,4 @@ for other in os.listdir(ALIVE):
                 file.write(f"{name} starts, and {other} is alive (generation-rank-pid)\n")
         finally:
             os.close(descriptor)
-runpy.run_path(str(Path(__file__).with_name("worker_main.py")), run_name="__main__")
+runpy.run_path(str(Path(__file__).parents[1] / "kit" / "worker_main.py"), run_name="__main__")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .kit import Agent, Cluster, Worker
+from kit.cluster import Agent, Cluster, Worker
 
 NODES = 3
 _TAKES_OVER = "this node takes over"

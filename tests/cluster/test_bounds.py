@@ -6,11 +6,10 @@ import json
 import subprocess
 import sys
 
-from e2e.harness import PATIENCE_S
+from kit.cluster import Cluster
+from kit.jobs import PATIENCE_S
 from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._engines.tcp import wire
-
-from .kit import Cluster
 
 
 def test_absurd_values_of_a_member_do_not_affect_the_run(cluster: Cluster) -> None:

@@ -14,12 +14,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from etcd_servers import EtcdCluster, needs_etcd
+from kit.cluster import Agent, Cluster
+from kit.etcd import EtcdCluster, needs_etcd
+from kit.processes import until
 from net.etcd_members import records_of
 from tenax._engines.etcd.keys import Keys, Leader
-from watching import until
-
-from .kit import Agent, Cluster
 
 pytestmark = needs_etcd
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .kit import Cluster, told_alike
+from kit.cluster import Cluster, told_alike
 
 
 def test_one_failure_ends_the_generation_everywhere_and_is_charged_once(cluster: Cluster) -> None:
@@ -99,7 +99,7 @@ def test_a_worker_that_is_deaf_delays_but_does_not_prevent_the_next_generation(c
 
 
 def test_what_workers_left_behind_is_gone_before_the_next_generation(cluster: Cluster) -> None:
-    from watching import is_alive
+    from kit.processes import is_alive
 
     agents = cluster.start(2, grace_s=1)
     first = cluster.desk.generation(2)

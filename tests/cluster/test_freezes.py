@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from kit.cluster import Cluster
+
 from .freezes import Freezes
-from .kit import Cluster
 
 
 @pytest.mark.parametrize("kind", Freezes.KINDS)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import needs_etcd
+from kit.etcd import needs_etcd
 from lanes.plan import Fault, Plan
 from lanes.play import PATIENCE_S, Play
 from tenax._core.authority import AuthorityTerms
@@ -23,7 +23,7 @@ from tenax._core.lease import LeaseTerms
 
 pytestmark = needs_etcd
 
-BEAT_S, BEATS = 0.5, 6
+BEAT_S, BEATS = 0.5, 4
 TERMS = AuthorityTerms(LeaseTerms(BEAT_S, BEAT_S * BEATS))
 SHORT = {"keep_alive_interval": BEAT_S, "keep_alive_max_attempt": BEATS}
 # The successor was elected, and waits for the frozen member; or has formed the next generation without it.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .kit import Cluster, told_alike
+from kit.cluster import Cluster, told_alike
 
 
 def test_a_newcomer_is_let_in_at_once_and_nobody_is_charged(cluster: Cluster) -> None:

@@ -6,10 +6,9 @@ import signal
 
 import pytest
 
+from kit.cluster import Cluster, told_alike
+from kit.processes import gone
 from tenax._engines.tcp import wire
-from watching import gone
-
-from .kit import Cluster, told_alike
 
 SIGTERMED = 128 + signal.SIGTERM
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench
+from kit.jobs import Bench
 
 SRC = Path(__file__).parents[2] / "src"
 # A package that looks like torch as far as imports are concerned.

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from e2e.harness import Bench
+from kit.jobs import Bench
 
 from .conftest import Python
 

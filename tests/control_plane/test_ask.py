@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import TENAX, Bench
+from kit.jobs import TENAX, Bench
+from kit.processes import PATIENCE_S, Program, leaving_nothing, on_linux, program
 from tenax.cli.ask import Answer, Question, WrongQuestion, parse_question, sockets_at
 from tenax.cli.ask import ask as ask_one
-from watching import PATIENCE_S, Program, leaving_nothing, on_linux, program
 
 __all__ = ["program"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import on_linux
 from tenax._io.ports import RequestRefused
 from tenax.control_plane._sockets import VARIABLE, WorkerSockets, open_sockets, socket_folder
-from watching import on_linux
 
 pytestmark = on_linux
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from watching import Program, on_linux, program
+from kit.processes import Program, on_linux, program
 
 __all__ = ["program"]
 

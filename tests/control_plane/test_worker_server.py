@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from asking import Received, heard_from
+from kit.http import Received, heard_from
+from kit.processes import PATIENCE_S, leaving_nothing, on_linux
 from tenax import control_plane
 from tenax.control_plane import _handlers as handlers
 from tenax.control_plane._server import WorkerServer
-from watching import PATIENCE_S, leaving_nothing, on_linux
 
 pytestmark = on_linux
 

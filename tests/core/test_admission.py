@@ -135,6 +135,7 @@ def test_a_connection_can_be_evicted_for_another_reason_than_the_limits() -> Non
     assert len(admission) == 4
 
 
+@pytest.mark.process
 def test_importing_it_imports_nothing_that_is_slow() -> None:
     """The store's process imports it when the first worker connects, which waits for that."""
     code = "import sys; sys.path.insert(0, sys.argv[1]); import tenax._core.admission; print('typing' in sys.modules)"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from watching import until
+from kit.processes import until
 
 _FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --disable-background-networking --disable-component-update "

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import Bench
+from kit.jobs import Bench
 
 from .browser import chromium, page
 from .stage import Stage

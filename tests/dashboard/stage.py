@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from places import own_address
+from kit.addresses import own_address
+from kit.processes import PATIENCE_S
 from tenax._core import events as fact
 from tenax._core import messages
 from tenax._core.coordinator import NodeLost, Opened, Received, RunSettings, Send
@@ -23,7 +24,6 @@ from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._view.log_lines import LogAnswer, LogLine
 from tenax._view.status import RunStatus
-from watching import PATIENCE_S
 
 T = TypeVar("T")
 Reply = Callable[[Any, str], None]

@@ -13,15 +13,15 @@ from unittest.mock import ANY
 import msgspec
 import pytest
 
-from asking import PATIENCE_S, Received, raw, until_closed
-from places import own_address
+from kit.addresses import own_address
+from kit.http import PATIENCE_S, Received, raw, until_closed
+from kit.processes import leaving_nothing, until
 from tenax._core.coordinator import CancelRequested
 from tenax._io.http.server import Patience
 from tenax._io.listen import listen
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.metrics_page import CONTENT_TYPE
 from tenax._view.status import RunStatus
-from watching import leaving_nothing, until
 
 from .stage import Stage
 

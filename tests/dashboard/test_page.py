@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from places import own_address
+from kit.addresses import own_address
+from kit.processes import until
 from tenax._core.coordinator import Suspicion
-from watching import until
 
 from .browser import Page
 from .stage import TRACEBACK, Stage

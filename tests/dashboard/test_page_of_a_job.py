@@ -10,9 +10,9 @@ from typing import Any
 
 from selenium.webdriver.common.keys import Keys
 
-from e2e.harness import Bench
-from places import own_address
-from watching import until
+from kit.addresses import own_address
+from kit.jobs import Bench
+from kit.processes import until
 
 from .browser import Page, start_browser
 from .test_page import _WATCH

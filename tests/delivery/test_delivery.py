@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from kit.processes import PATIENCE_S
 from tenax._io.delivery import Delivery
-from watching import PATIENCE_S
 
 
 def test_everything_arrives_in_order_before_close_returns() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from places import own_endpoint
-from watching import PATIENCE_S, on_linux
+from kit.addresses import own_endpoint
+from kit.processes import PATIENCE_S, on_linux
 
 from .agents import Start, start
 from .pages import DOCS, Sample, samples

@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-from places import own_endpoint
-from watching import on_linux
+from kit.addresses import own_endpoint
+from kit.processes import on_linux
 
 from .agents import Start, start
 from .pages import DOCS, samples

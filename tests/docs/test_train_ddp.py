@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from places import own_endpoint
-from watching import on_linux
+from kit.addresses import own_endpoint
+from kit.processes import on_linux
 
 from .agents import LONGEST_S, Agent, Start, start
 from .pages import ROOT

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import Bench
+from kit.jobs import Bench
 
 if not sys.platform.startswith("linux"):
     collect_ignore_glob = ["test_*.py"]  # they look at processes through /proc

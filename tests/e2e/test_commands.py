@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from .harness import TENAX, Bench
+from kit.jobs import TENAX, Bench
 
 # --- the plan ---------------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from etcd_servers import EtcdCluster
-from places import own_endpoint
-
-from .harness import Bench, Running, until
+from kit.addresses import own_endpoint
+from kit.etcd import EtcdCluster
+from kit.jobs import Bench, Running, until
 
 PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "security.md"
 _ROW = re.compile(r"^\| `(tcp|unix|fifo|file) ([^`]+)` \|", re.MULTILINE)

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from .harness import TENAX, Bench, control_group, is_alive, needs_root, until
+from kit.jobs import TENAX, Bench, control_group, is_alive, needs_root, until
 
 HOST = socket.gethostname()
 

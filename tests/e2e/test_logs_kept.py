@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .harness import TENAX, Bench, is_alive, needs_root, small_disk, until
+from kit.jobs import TENAX, Bench, is_alive, needs_root, small_disk, until
 
 OURS_ALONE = ("journal.", "coordinator.")  # files that torchrun has not
 TORCHRUN = Path(sys.executable).parent / "torchrun"

@@ -8,9 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from places import own_endpoint
-
-from .harness import Bench, until
+from kit.addresses import own_endpoint
+from kit.jobs import Bench, until
 
 FAILS_ONCE = """
     import sys, worker_kit as kit

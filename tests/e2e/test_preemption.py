@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from .harness import Bench
+from kit.jobs import Bench
 
 # Trains until there is a notice, then saves and ends; SIGTERM alone does not impress it.
 TRAINS = """

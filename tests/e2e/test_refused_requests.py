@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from .harness import Bench
+from kit.jobs import Bench
 
 TRAINS = "from worker_kit import note; note('started')"
 NOWHERE = "/proc/nowhere"  # no file or folder can be created there, not even by root

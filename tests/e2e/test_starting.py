@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from .harness import TENAX, Bench
+from kit.jobs import TENAX, Bench
 
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 

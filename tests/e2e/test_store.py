@@ -7,10 +7,9 @@ import signal
 
 import pytest
 
+from kit.jobs import Bench, holders, is_alive, until
 from store.users import NOBODY, answer_to
 from tenax._engines.free_port import free_port
-
-from .harness import Bench, holders, is_alive, until
 
 
 def test_a_job_that_never_connects_starts_no_store(bench: Bench) -> None:

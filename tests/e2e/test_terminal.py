@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from .harness import TENAX, Bench, Screen, is_alive
+from kit.jobs import TENAX, Bench, Screen, is_alive
 
 ESCAPE = "\x1b"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

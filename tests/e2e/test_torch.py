@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import pytest
 
-from .harness import Bench, holders, is_alive
+from kit.jobs import Bench, holders, is_alive
 
-pytest.importorskip("torch.distributed")
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
 # A small training loop that saves its step; rank 1 is killed in the middle of the first so many attempts.
 TRAIN = """
@@ -56,21 +57,15 @@ TRAIN = """
 """
 
 
-def test_ddp_trains(bench: Bench) -> None:
-    """init_process_group, all_reduce and DDP work on two workers, with nothing but the environment."""
-    done = bench.run("--nproc-per-node", "2", bench.script(TRAIN), "0", "3", timeout_s=90)
+def test_ddp_trains_and_survives_two_deaths(bench: Bench) -> None:
+    """init_process_group, all_reduce and DDP work with nothing but the environment. A worker is killed in each of two
+    attempts: each restart meets a fresh store, and the third attempt finishes."""
+    done = bench.run("--nproc-per-node", "2", "--max-restarts", "2", bench.script(TRAIN), "2", "6", timeout_s=110)
     assert done.code == 0, done
-    assert [bench.note("finished", rank) for rank in range(2)] == ["3", "3"]
-
-
-def test_ddp_survives_five_deaths(bench: Bench) -> None:
-    """A worker is killed in each of five attempts: each restart meets a fresh store, and the sixth attempt finishes."""
-    done = bench.run("--nproc-per-node", "2", "--max-restarts", "5", bench.script(TRAIN), "5", "12", timeout_s=110)
-    assert done.code == 0, done
-    assert [bench.note("began", 0, attempt) for attempt in range(6)] == ["0", "2", "4", "6", "8", "10"]
-    assert [bench.note("finished", rank, attempt=5) for rank in range(2)] == ["12", "12"]
+    assert [bench.note("began", 0, attempt) for attempt in range(3)] == ["0", "2", "4"]
+    assert [bench.note("finished", rank, attempt=2) for rank in range(2)] == ["6", "6"]
     deaths = [line for line in done.said if "ended by SIGKILL" in line]
-    assert len(deaths) == 5
+    assert len(deaths) == 2
     assert all(line.startswith("rank 1 ") for line in deaths), deaths
 
 

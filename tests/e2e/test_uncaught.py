@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from .harness import Bench
+from kit.jobs import Bench
 
 
 @pytest.mark.parametrize("heeds", ["SIGTERM", ""])

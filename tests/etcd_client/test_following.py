@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from adversarial import assert_linear
 from etcd_client.kit import OperatorApi, ScriptedServer, http
-from etcd_servers import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
+from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
+from kit.linear import assert_linear
 from tenax._io.etcd.address import Place
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
 from tenax._io.etcd.http_connection import HttpConnection

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from etcd_client.kit import OperatorApi, ScriptedServer, answer_to, http, silent_until_gone
-from etcd_servers import ALONE, EtcdCluster, unique_prefix
+from kit.etcd import ALONE, EtcdCluster, unique_prefix
 from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
 from tenax._io.etcd.operations import KeepAlive, Put, Range, RevokeLease

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from etcd_client.kit import OperatorApi, raised
-from etcd_servers import EtcdCluster
+from kit.etcd import EtcdCluster
 from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
 from tenax._io.etcd.operations import Change, Compare, Put, Range, RangeAnswer, Transaction

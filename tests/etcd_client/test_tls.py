@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from etcd_client.kit import OperatorApi, ScriptedServer, answer_to, http, raised
-from etcd_servers import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
+from kit.etcd import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
 from tenax._io.etcd.operations import Put, Range
@@ -51,9 +51,8 @@ def test_encrypted_without_a_certificate_of_ours(tmp_path_factory: pytest.TempPa
     with EtcdCluster(tmp_path_factory.mktemp("etcd"), tls="server") as cluster:
         with OperatorApi(cluster.settings()) as desk:
             desk.call(Put(b"k", b"v"))
-        with OperatorApi(
-            etcd_settings("https://" + cluster.endpoints)
-        ) as desk:  # the system's authorities do not know it
+        # the system's authorities do not know it
+        with OperatorApi(etcd_settings("https://" + cluster.endpoints)) as desk:
             sentence = raised(lambda: desk.call(Range(b"k")), EtcdRefused)
         assert "its certificate is not trusted" in sentence
         with OperatorApi(etcd_settings(cluster.endpoints)) as desk:

@@ -94,6 +94,7 @@ json.dump({
 """
 
 
+@pytest.mark.process
 def test_texts_names_and_calls_are_those_of_torch() -> None:
     """The installed torch reads our texts and writes the same ones; its fields, members and parameters are ours too."""
     pytest.importorskip("torch", reason="torch is not installed")

@@ -22,8 +22,7 @@ from tenax.events import Event, EventSource, NodeState, RdzvEvent
 from tenax.events._view import EventView
 from tenax.multiprocessing import DefaultLogsSpecs
 
-boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
-moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
+pytestmark = pytest.mark.process
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 import cloudwatch_events  # noqa: E402
@@ -74,6 +73,7 @@ class _Passing(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[str, int]]:
+    moto_server = pytest.importorskip("moto.server", reason="moto is not installed")
     stand_in = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     stand_in.start()
     yield stand_in.get_host_and_port()
@@ -99,6 +99,7 @@ def flaky(server: tuple[str, int]) -> Iterator[Flaky]:
 def client(flaky: Flaky) -> Iterator[Any]:
     from botocore.config import Config
 
+    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
     made = boto3.client(
         "logs",
         endpoint_url=f"http://127.0.0.1:{flaky.server_address[1]}",

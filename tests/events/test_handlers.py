@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing, on_linux
 from tenax import events
 from tenax.events import ConsoleEventHandler, Event, JsonLinesEventHandler, NullEventHandler, handlers, make_handlers
 from tenax.events.handlers import UnknownHandler, register_handler
-from watching import leaving_nothing, on_linux
 
 from .kit import Keeping, an_event
 
@@ -46,6 +46,7 @@ class TestConsole:
         handler.close()
         assert calls == [an_event("one").serialize() + "\n", "flushed"]
 
+    @pytest.mark.process
     def test_a_process_without_stderr_goes_on(self) -> None:
         code = "import sys; sys.stderr = None; from tenax import events; "
         code += "events.record(events.Event('a', events.EventSource.AGENT), 'console'); print('here')"
@@ -66,6 +67,7 @@ class TestJsonLines:
         with pytest.raises(ValueError, match="was closed; configure a new handler"):
             handler.record(an_event())
 
+    @pytest.mark.process
     def test_threads_and_processes_write_whole_lines(self, tmp_path: Path) -> None:
         path = tmp_path / "events.jsonl"
         code = (
@@ -97,6 +99,7 @@ class TestJsonLines:
             handler.record(an_event())
         handler.close()
 
+    @pytest.mark.process
     def test_half_a_line_spoils_no_other(self, tmp_path: Path) -> None:
         """A limit on the size of files cuts a line, as a disk does that is about to be full."""
         path = tmp_path / "events.jsonl"
@@ -227,6 +230,7 @@ class TestByName:
         with pytest.raises(ValueError, match="cannot be the name of an event handler"):
             register_handler(name, lambda _: NullEventHandler())
 
+    @pytest.mark.process
     def test_an_installed_package_offers_its_own(self, tmp_path: Path) -> None:
         """Found by its entry point, in a process that sees the package; one that cannot be loaded says so."""
         info = tmp_path / "offering-1.0.dist-info"

@@ -10,14 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax import events
 from tenax.events import Event, EventSource
 from tenax.launcher import LaunchConfig, elastic_launch
 from tenax.multiprocessing import DefaultLogsSpecs
 from tenax.multiprocessing.errors import ChildFailedError
-from watching import leaving_nothing
 
 from .kit import Keeping
+
+pytestmark = pytest.mark.process
 
 LONGEST_S = 60
 

@@ -230,6 +230,7 @@ assert not [name for name in logging.root.manager.loggerDict if "event" in name]
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("level", ["WARNING", "CRITICAL", "nonsense"])
 def test_loglevel_drops_no_event_and_logging_stays_as_it_was(level: str) -> None:
     """In TorchElastic the variable silences events together with log lines."""
@@ -252,6 +253,7 @@ def test_a_logger_gets_events_by_its_own_rules() -> None:
     assert stream.getvalue() == an_event("kept").serialize() + "\n"
 
 
+@pytest.mark.process
 def test_importing_the_package_loads_next_to_nothing() -> None:
     """The agent comes by here even if nobody listens."""
     code = (

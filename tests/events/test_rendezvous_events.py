@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax import events
 from tenax._engines.free_port import free_port
 from tenax.events import EventHandler, NodeState, RdzvEvent
@@ -18,7 +19,6 @@ from tenax.rendezvous.api import RendezvousClosedError, RendezvousParameters
 from tenax.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend, create_backend
 from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, RendezvousTimeout, create_handler
 from tenax.store import MemoryStore
-from watching import leaving_nothing
 
 from .kit import Keeping
 

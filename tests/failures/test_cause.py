@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tenax._core.model import Evidence, Failure
 from tenax._failures.cause import KINDS, Facts, cause_of, judge, missing_ranks, next_step_of, sentence_of
 
+pytestmark = pytest.mark.process
+
 FRAME = (
     'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\n    raise_it("CUDA out of memory")\n'
 )

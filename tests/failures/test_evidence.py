@@ -171,6 +171,7 @@ def test_a_killed_child_is_told(oom: OutOfMemoryWatch, exit_code: int, message: 
     assert found.out_of_memory == "a child of it was killed by the kernel: out of memory (cgroup /, oom_kill 0 → 1)"
 
 
+@pytest.mark.process
 def test_a_real_worker_is_explained(tmp_path: Path) -> None:
     """End to end with a real process whose tail was cut: exception, traceback, times."""
     script = tmp_path / "train.py"

@@ -233,6 +233,7 @@ def memory_group() -> Iterator[Path]:
     pytest.skip("no memory control group may be made here (needs root)")
 
 
+@pytest.mark.process
 def test_a_real_hog_that_the_kernel_kills_is_proven(memory_group: Path) -> None:
     """A process that takes more memory than its group has is killed by the kernel, and the watch says so."""
     hog = subprocess.Popen(

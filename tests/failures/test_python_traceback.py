@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from tenax._failures.python_traceback import LastOutput, find
 
+pytestmark = pytest.mark.process
+
 HEADER = "Traceback (most recent call last):\n"
 
 

@@ -100,6 +100,7 @@ def test_without_a_path_nothing_is_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.process
 def test_the_path_comes_from_the_environment(tmp_path: Path) -> None:
     """A worker's script needs nothing but the decorator; its exit code stays Python's."""
     script = (
@@ -111,6 +112,7 @@ def test_the_path_comes_from_the_environment(tmp_path: Path) -> None:
     assert error_file.read(str(tmp_path / "error.json")).message == "OSError: [Errno 5] disk"
 
 
+@pytest.mark.process
 def test_a_crash_of_the_interpreter_says_where(tmp_path: Path) -> None:
     """The fault handler is on: a segmentation fault prints the Python stack and leaves no error file."""
     script = (
@@ -124,6 +126,7 @@ def test_a_crash_of_the_interpreter_says_where(tmp_path: Path) -> None:
     assert not (tmp_path / "error.json").exists()
 
 
+@pytest.mark.process
 def test_a_fault_handler_of_the_users_own_stays(tmp_path: Path) -> None:
     """Who sends crash reports to a file keeps getting them there."""
     script = (
@@ -139,6 +142,7 @@ def test_a_fault_handler_of_the_users_own_stays(tmp_path: Path) -> None:
     assert "Segmentation fault" in (tmp_path / "crash.txt").read_text()
 
 
+@pytest.mark.process
 def test_the_fault_handler_works_without_sys_stderr(tmp_path: Path) -> None:
     """A replaced or missing sys.stderr is no reason to lose a crash: descriptor 2 is still there."""
     for replacement in ("None", "__import__('io').StringIO()"):
@@ -264,6 +268,7 @@ def test_the_older_format_is_passed_on_without_an_exit_code(tmp_path: Path, capf
     assert data == {}
 
 
+@pytest.mark.process
 def test_a_worker_pays_little_for_the_decorator() -> None:
     """Importing it loads neither torch nor what only the agent needs."""
     script = (
@@ -296,6 +301,7 @@ def test_the_public_names_have_torchelastics_homes() -> None:
         _ = errors.nonsense
 
 
+@pytest.mark.process
 def test_torch_reads_ours_and_we_read_torchs(tmp_path: Path) -> None:
     """The format is the same in both directions, also for the exception types."""
     pytest.importorskip("importlib.util").find_spec("torch") or pytest.skip("torch is not installed")

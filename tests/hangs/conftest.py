@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench
+from kit.jobs import Bench
 
 from .kit import Job
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import PATIENCE_S, Bench, Running
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.jobs import PATIENCE_S, Bench, Running
 
 WORKER = str(Path(__file__).parent / "worker_main.py")
 _numbers = itertools.count(1)

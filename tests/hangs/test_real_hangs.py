@@ -10,6 +10,8 @@ import pytest
 
 from .kit import MUCH_PATIENCE_S, Job, hang_report, lines_of
 
+pytestmark = pytest.mark.process
+
 SECONDS = "1"
 REPORT = ("--on-hang", "report", "--hang-after", SECONDS)
 RESTART = ("--on-hang", "restart", "--hang-after", SECONDS)
@@ -173,7 +175,7 @@ def test_a_job_that_computes_in_silence_is_no_hang(job: Job, workers: int) -> No
     script = job.bench.script(
         """
         import time
-        until = time.monotonic() + 4
+        until = time.monotonic() + 2
         while time.monotonic() < until:
             sum(i * i for i in range(1000))
         """

@@ -10,7 +10,10 @@ import pytest
 
 from .kit import MUCH_PATIENCE_S, Job, hang_report
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed"),
+    pytest.mark.process,
+]
 
 SCRIPT = """
 import datetime, threading, time

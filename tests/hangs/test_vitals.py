@@ -7,7 +7,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from tenax._observe.hangs.counters import CounterReader, state_of
+
+pytestmark = pytest.mark.process
 
 CHILD = """
 import os, signal, sys

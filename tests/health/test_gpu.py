@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from asking import kube_probe
+from kit.http import kube_probe
+from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
 from tenax.agent.server.health_check_server import GPUHealthCheckServer, create_gpu_healthcheck_server
 from tenax.utils.gpu_health_check import (
     GpuHealth,
@@ -19,7 +20,6 @@ from tenax.utils.gpu_health_check import (
     create_gpu_health_check,
     quick_gpu_health_check,
 )
-from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
 GPU_IS_LOST, NOT_SUPPORTED, DRIVER_NOT_LOADED = 15, 3, 9
 

@@ -8,13 +8,15 @@ import socket
 import sys
 from pathlib import Path
 
-from asking import PATIENCE_S, kube_probe
-from e2e.harness import Bench, Running, until
-from places import own_endpoint
-from tenax._observe.health.server import READY_PATH
-from watching import on_linux
+import pytest
 
-pytestmark = on_linux
+from kit.addresses import own_endpoint
+from kit.http import PATIENCE_S, kube_probe
+from kit.jobs import Bench, Running, until
+from kit.processes import on_linux
+from tenax._observe.health.server import READY_PATH
+
+pytestmark = [on_linux, pytest.mark.process]
 
 STAYS = "from worker_kit import ready, stay; ready(); stay()"
 ON = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}

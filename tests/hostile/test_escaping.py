@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax._failures.plain_text import harmless, one_line
 from view.test_history import a_run_of_two, an_agent
 
@@ -73,6 +73,7 @@ def hostile_journals(folder: Path) -> None:
         path.write_bytes(b"\n".join([msgspec.json.encode(fields), *steps]))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "words",
     [
@@ -106,6 +107,7 @@ def test_commands_print_no_control_characters(words: tuple[str, ...], tmp_path: 
     assert not re.search(r"^tenax: forged", printed, re.MULTILINE)
 
 
+@pytest.mark.process
 def test_the_agent_prints_the_id_of_its_run_escaped(tmp_path: Path) -> None:
     """The user's own run id passes the same way as everything else that the agent prints."""
     (tmp_path / "train.py").write_text("")

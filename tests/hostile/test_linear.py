@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from adversarial import assert_linear, pieces
+from kit.linear import assert_linear, pieces
 from tenax._core import hang_report
 from tenax._core.text import harmless, one_line
 from tenax._core.watchdog import RequestLines

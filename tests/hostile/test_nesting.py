@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 import tenax
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._core.events import AnyEvent
 from tenax._core.watchdog import MAX_LINE, RequestLines
@@ -60,6 +60,7 @@ def test_a_nested_line_in_the_watchdog_pipe_costs_only_itself() -> None:
     assert lines.malformed == 1
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["journal.jsonl", "coordinator.jsonl"])
 @pytest.mark.parametrize("command", ["replay", "report", "timeline"])
 @pytest.mark.parametrize("where", ["header", "step"])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax._core.text import without_passwords
 from tenax.launcher import LaunchConfig
 from tenax.metrics._otlp_address import otlp_address
@@ -31,6 +31,7 @@ def test_the_user_and_the_password_of_an_address_are_masked(text: str, shown: st
     assert without_passwords(text) == shown
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     "flags",
     [

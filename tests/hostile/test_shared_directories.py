@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax._failures.evidence import stacks_in
 from tenax._io.json_lines import JsonLinesFile
 from tenax._io.named_file import create_named, open_named, read_regular
@@ -78,6 +78,7 @@ def test_links_without_end_are_an_error(tmp_path: Path) -> None:
         create_named(str(tmp_path / "loop"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/stderr", "/dev/null", "/proc/self/fd/1"])
 def test_names_of_the_system_work(name: str) -> None:
     """What a user writes to print a report or to drop it."""
@@ -128,6 +129,7 @@ def run(tmp_path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
 
 
+@pytest.mark.process
 @needs_root
 @pytest.mark.parametrize("flag", ["--report={}", "--metrics=jsonl:{}"])
 def test_a_run_does_not_write_through_a_link_of_another_user(flag: str, tmp_path: Path) -> None:
@@ -142,6 +144,7 @@ def test_a_run_does_not_write_through_a_link_of_another_user(flag: str, tmp_path
     assert target.read_text() == "precious"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("mode", "is_noted"), [(0o777, True), (0o1777, False), (0o775, False), (0o700, False)])
 def test_a_log_directory_in_which_all_may_replace_files_is_noted(mode: int, is_noted: bool, tmp_path: Path) -> None:
     """One line with the remedy. With the sticky bit nobody else can replace what is in it."""

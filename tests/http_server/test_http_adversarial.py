@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from asking import Received, heard_from
+from kit.http import Received, heard_from
+from kit.processes import PATIENCE_S, leaving_nothing, on_linux
 from tenax._io.loop import Loop
 from tenax._observe.dashboard.live import Dashboard
 from tenax._observe.health.server import HealthCheckServer
 from tenax.control_plane._server import WorkerServer
 from tenax.metrics._page_server import PageServer
-from watching import PATIENCE_S, leaving_nothing, on_linux
 
 pytestmark = on_linux
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from adversarial import assert_linear, pieces
+from kit.linear import assert_linear, pieces
 from tenax._io.etcd.http_response import HttpError, Part, ResponseReader
 from tenax._io.http.message import Limits, Request, Response
 from tenax._io.http.request_reader import RequestReader

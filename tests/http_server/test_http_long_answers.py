@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from asking import PATIENCE_S, heard_from, kube_probe, until_closed
+from kit.http import PATIENCE_S, heard_from, kube_probe, until_closed
+from kit.processes import leaving_nothing, on_linux, until
 from tenax._io.http.deferred import Later
 from tenax._io.http.message import Request, Response, text
 from tenax._io.http.server import HttpServer, Patience
 from tenax._io.http.stream import Stream, event
 from tenax._io.listen import listen
-from watching import leaving_nothing, on_linux, until
 
 pytestmark = on_linux
 

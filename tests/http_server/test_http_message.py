@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adversarial import pieces
+from kit.linear import pieces
 from tenax._io.http.message import Limits, Request, Response, json, render, text
 from tenax._io.http.request_reader import RequestReader
 

@@ -13,11 +13,11 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from asking import PATIENCE_S, heard_from, kube_probe, raw, until_closed
+from kit.http import PATIENCE_S, heard_from, kube_probe, raw, until_closed
+from kit.processes import forks_with_threads, leaving_nothing, on_linux, until
 from tenax._io.http.message import Limits, Request, Response, text
 from tenax._io.http.server import HttpServer, Patience
 from tenax._io.listen import listen
-from watching import forks_with_threads, leaving_nothing, on_linux, until
 
 pytestmark = on_linux
 
@@ -276,6 +276,7 @@ def test_stopping_closes_what_is_open(serve: Callable[..., Served]) -> None:
     HttpServer(listen("", 0), hello, name="never").stop()
 
 
+@pytest.mark.process
 @forks_with_threads
 def test_a_forked_process_does_not_hold_the_port(serve: Callable[..., Served]) -> None:
     """When the server has stopped, the port is free, whoever was forked meanwhile."""
@@ -337,6 +338,7 @@ print(client.recv(1000).split()[-1].decode(), used < 0.15)
 """
 
 
+@pytest.mark.process
 def test_without_a_descriptor_it_waits_and_does_not_spin() -> None:
     """A client who cannot be let in now is let in when there is room, and the processor has a rest meanwhile."""
     done = subprocess.run(

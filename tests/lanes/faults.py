@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from etcd_servers import find_etcd
+from kit.etcd import find_etcd
 
 from .plan import draw
 from .play import Play

@@ -16,8 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from cluster.freezes import Freezes
-from cluster.kit import Cluster
-from e2e.harness import Bench
+from kit.cluster import Cluster
+from kit.jobs import Bench
 from tenax._core.lease import LeaseTerms
 
 _printing = threading.Lock()

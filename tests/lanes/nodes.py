@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from e2e.harness import PATIENCE_S, Bench
-from places import own_address
+from kit.addresses import own_address
+from kit.jobs import PATIENCE_S, Bench
 
 _HERE = Path(__file__).parent
 

@@ -16,8 +16,8 @@ import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 
-from e2e.harness import Bench
-from etcd_servers import EtcdCluster
+from kit.etcd import EtcdCluster
+from kit.jobs import Bench
 from tenax._core.record import RunRecord
 
 from .desk import OperatorApi

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from etcd_servers import needs_etcd
+from kit.etcd import needs_etcd
 from tenax._core.model import Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 

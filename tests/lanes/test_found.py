@@ -14,7 +14,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from etcd_servers import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
+from kit.etcd import PATIENCE_S, EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,

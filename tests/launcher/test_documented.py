@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from watching import PATIENCE_S, leaving_nothing
+from kit.processes import PATIENCE_S, leaving_nothing
 
 _FOLDER = Path(__file__).parent / "documented"
 

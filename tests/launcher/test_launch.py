@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.processes import Program, forks_with_threads, leaving_nothing, on_linux, program
 from tenax._core.model import Failure
 from tenax._core.policy import AnyDecision, GiveUp, History, Wait
 from tenax._logs.specs import DefaultLogsSpecs
@@ -28,7 +29,6 @@ from tenax.rendezvous import (
     RendezvousStoreInfo,
     rendezvous_handler_registry,
 )
-from watching import Program, forks_with_threads, leaving_nothing, on_linux, program
 
 pytestmark = [on_linux, forks_with_threads]
 __all__ = ["program"]

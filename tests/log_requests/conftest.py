@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.kit import OperatorApi, Worker
-from e2e.harness import PATIENCE_S, TENAX, Bench, Done, Running, until
+from kit.cluster import OperatorApi, Worker
+from kit.jobs import PATIENCE_S, TENAX, Bench, Done, Running, until
 from tenax._core.requests import LogsRequest
 from tenax._engines.tcp.operator import at_door
 from tenax.cli.main import main

@@ -18,6 +18,8 @@ from tenax._node.log_queries import Cursor, LogAnswers, RankSet, WrongRequest
 from tenax._node.worker_logs import WorkerLogs
 from tenax._view.log_lines import LogAnswer
 
+pytestmark = pytest.mark.process
+
 if TYPE_CHECKING:
     from tenax._logs.writer import LogWriter
 

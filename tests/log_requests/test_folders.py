@@ -5,10 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from places import own_endpoint
+import pytest
+
+from kit.addresses import own_endpoint
 
 from .conftest import Run
 from .test_running import lines
+
+pytestmark = pytest.mark.process
 
 
 def make(run: Run) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from tenax._core.ledger import Goodput
 from tenax._core.requests import AnyRequest, LogsRequest, StatusRequest
 from tenax._engines.tcp import wire

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Done, Running, until
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.jobs import Done, Running, until
 from tenax._failures.exit_codes import CANCELLED
 
 from .conftest import Run
+
+pytestmark = pytest.mark.process
 
 
 def lines(done: Done | Running) -> list[str]:
@@ -211,7 +213,7 @@ def test_lines_of_a_node_that_is_gone(run: Run) -> None:
 
 def test_on_a_terminal_ctrl_c_ends_its_line(run: Run) -> None:
     """What the shell shows next is not behind the ``^C``."""
-    from e2e.harness import TENAX, Terminal
+    from kit.jobs import TENAX, Terminal
 
     run.start("--nproc-per-node", "1")
     (worker,) = run.desk.generation(1)
@@ -325,7 +327,7 @@ def test_a_scribe_that_died(run: Run) -> None:
 
 
 def test_on_a_terminal_ranks_have_colours(run: Run) -> None:
-    from e2e.harness import TENAX, Terminal
+    from kit.jobs import TENAX, Terminal
 
     run.start("--nproc-per-node", "2")
     workers = run.desk.generation(2)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 ASK = """
 import json, os, select, sys
 import tenax._io.helper_process

@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 PREAMBLE = """
 import os, threading
 from tenax._logs.device_thread import Lane, allow_kicks

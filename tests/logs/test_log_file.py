@@ -7,6 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.process
+
 SCRIPT = """
 import resource, sys
 from tenax._logs.log_file import LogFile

@@ -20,6 +20,8 @@ from tenax._logs.writer_main import Stream
 
 from .conftest import Stage, kill, wait_until
 
+pytestmark = pytest.mark.process
+
 PATIENCE_S = 30.0
 
 

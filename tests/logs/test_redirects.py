@@ -32,6 +32,7 @@ print("after stderr", file=sys.stderr)
 """
 
 
+@pytest.mark.process
 def test_everything_inside_goes_to_the_file(tmp_path: Path) -> None:
     """Python's output, C's and a child's go to the file, in the context only, though an exception ends it."""
     done = subprocess.run(
@@ -62,6 +63,7 @@ def test_a_file_that_cannot_be_made_changes_nothing(tmp_path: Path) -> None:
     assert os.path.samestat(before, os.fstat(1))
 
 
+@pytest.mark.process
 def test_the_c_library_is_loaded_when_asked_for() -> None:
     """Importing the module loads no library and no ctypes; asking for it gives the one in use."""
     code = "import tenax.multiprocessing.redirects, sys; print('ctypes' in sys.modules)"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing, on_linux, until
 from tenax._logs.replaced_stream import ReplacedStream
 from tenax.launcher import LaunchConfig, elastic_launch
 from tenax.multiprocessing import DefaultLogsSpecs, RunProcsResult, Std, start_processes
-from watching import PATIENCE_S, leaving_nothing, on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 
 class Broken(io.StringIO):

@@ -8,9 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tenax._logs.writer import Losses
 
 from .conftest import Stage, read
+
+pytestmark = pytest.mark.process
 
 PRINT_LINES = """
 import os, sys

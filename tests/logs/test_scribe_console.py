@@ -17,7 +17,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from .conftest import Stage, read, wait_until
+
+pytestmark = pytest.mark.process
 
 NUMBERS = "import sys\nfor i in range(int(sys.argv[1])): sys.stdout.write('%09d %s\\n' % (i, 'y' * 70))"
 LINE_BYTES = 81

@@ -17,6 +17,8 @@ from tenax._logs.writer import LogWriter, LogWriterLost
 
 from .conftest import Stage, is_gone, kill, read, wait_until
 
+pytestmark = pytest.mark.process
+
 # An agent in a process of its own. It prints the scribe's pid and the worker's on descriptor 3 and then only waits.
 AGENT = """
 import os, subprocess, sys

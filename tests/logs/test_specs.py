@@ -157,6 +157,7 @@ def test_plug_ins_are_found_by_name() -> None:
         load_logs_specs("nobody")
 
 
+@pytest.mark.process
 def test_a_plug_in_is_loaded_from_the_entry_point_group(tmp_path: Path) -> None:
     """A distribution that registers a class in the group torchrun.logs_specs is found under its name."""
     import subprocess

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from watching import program
+from kit.processes import program
 
 from .kit import Party
 

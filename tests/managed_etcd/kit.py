@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 import trustme
 
-from places import own_address
+from kit.addresses import own_address
+from kit.processes import PATIENCE_S
 from tenax._io.etcd.client import EtcdClient
 from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.managed import ManagedMember, ManagedSettings
@@ -16,7 +17,6 @@ from tenax._io.etcd.operations import Member, Members, Operation
 from tenax._io.etcd.settings import EtcdSettings
 from tenax._io.loop import Loop
 from tenax._io.tls import TlsFiles
-from watching import PATIENCE_S
 
 A = TypeVar("A")
 

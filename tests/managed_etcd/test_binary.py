@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import Program
 from tenax._io.etcd.binary import EtcdUnusable, find_etcd, judge_version, server_environ
-from watching import Program
 
 from .kit import control_hosts
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import PATIENCE_S, gone, leaving_nothing, on_linux
 from tenax._io.etcd.managed import member_key
 from tenax._io.etcd.operations import AddMember, Members, Put, Range, RemoveMember
 from tenax._io.tls import TlsFiles
-from watching import PATIENCE_S, gone, leaving_nothing, on_linux
 
 from .kit import Party, tls_files
 

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from kit.processes import PATIENCE_S
 from tenax._io.etcd.control_host import ControlHost, addresses_here, control_hosts, split_names
 from tenax._io.etcd.data_directory import last_words
 from tenax._io.etcd.managed import ManagedSettings, managed_settings
@@ -14,7 +15,6 @@ from tenax._io.etcd.member_command import cluster_token, first_cluster, member_c
 from tenax._io.etcd.operations import Member
 from tenax._io.loop import Loop
 from tenax._io.tls import TlsFiles
-from watching import PATIENCE_S
 
 from .kit import control_hosts as loopback_hosts
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import Program, gone, is_alive, leaving_nothing, on_linux, until
 from tenax._io.etcd.server import ServerProcess
 from tenax._io.loop import Loop
-from watching import Program, gone, is_alive, leaving_nothing, on_linux, until
 
 from .kit import Party, control_hosts
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import PATIENCE_S, on_linux
 from tenax._engines.etcd.operator import line_through_etcd
 from tenax._engines.tcp.operator import Unreachable
 from tenax._io.etcd.client import EtcdClient
@@ -26,7 +27,6 @@ from tenax._io.etcd.operations import (
 from tenax._io.etcd.settings import EtcdSettings
 from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
 from tenax.rendezvous.api import RendezvousParameters
-from watching import PATIENCE_S, on_linux
 
 from .kit import Party
 
@@ -178,7 +178,7 @@ def test_an_operator_logs_in_with_the_settings_of_the_run(party: MakeParty) -> N
 
     def attempt(**conf: str) -> str:
         with pytest.raises(Unreachable) as raised:
-            line_through_etcd(etcd_rendezvous_settings(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf)))
+            line_through_etcd(RendezvousParameters("etcd", name, "a run/1", 1, 2, **conf))
         return str(raised.value)
 
     assert "knows no coordinator of it" in attempt(managed="true", token=SECRET.decode())

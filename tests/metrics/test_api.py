@@ -125,6 +125,7 @@ def test_initialize_metrics_that_fails_leaves_no_closed_handler_in_use(tmp_path:
     assert metrics.handler_in_use("mine") is None
 
 
+@pytest.mark.process
 def test_importing_the_package_imports_no_handler() -> None:
     """Sockets, threads and SDKs are for those who use them."""
     program = (

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax._io.handler_names import UnknownHandler
 from tenax.metrics import (
     ConsoleMetricHandler,
@@ -20,7 +21,6 @@ from tenax.metrics import (
     make_handlers,
 )
 from tenax.metrics._by_name import check_names
-from watching import leaving_nothing
 
 
 def where(text: str, **options: object) -> str:
@@ -169,6 +169,7 @@ def test_a_taken_port_is_said() -> None:
             make_handlers(f"prometheus:0,statsd,prometheus:{port}")
 
 
+@pytest.mark.process
 def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
     """Under the entry point group; it gets the text behind the colon."""
     import subprocess
@@ -203,6 +204,7 @@ def test_a_package_may_offer_a_handler(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.process
 def test_a_missing_package_is_said(tmp_path: Path) -> None:
     """With the extra that brings it."""
     import subprocess

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing, on_linux
 from tenax.metrics import JsonLinesMetricHandler, MetricData
-from watching import leaving_nothing, on_linux
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -112,6 +112,7 @@ assert json.loads(lines[0])["name"] == "n" * 2 * size
 """
 
 
+@pytest.mark.process
 @on_linux
 def test_a_write_that_a_signal_cut_short_goes_on(tmp_path: Path) -> None:
     """Half of a line was taken, and the rest is written as well: that is no failure."""
@@ -138,6 +139,7 @@ handler.emit(MetricData(1.0, "g", "last", 3))
 """
 
 
+@pytest.mark.process
 def test_a_line_that_did_not_fit_spoils_no_other(tmp_path: Path) -> None:
     """A disk that is full in the middle of a line: the caller is told, and the next line begins at its beginning."""
     path = tmp_path / "m.jsonl"

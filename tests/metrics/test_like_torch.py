@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 # Run once with torch's package and once with ours; what it prints must be the same.
 _PROGRAM = '''
 import importlib, inspect, json, sys, warnings

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing, until
 from tenax.metrics import MetricData, OpenTelemetryMetricHandler
-from watching import PATIENCE_S, leaving_nothing, until
 
 pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")
 service = pytest.importorskip("opentelemetry.proto.collector.metrics.v1.metrics_service_pb2")
@@ -161,6 +161,7 @@ print(json.dumps([metric["name"], metric["data"]["data_points"][0]["value"]]))
 """
 
 
+@pytest.mark.process
 def test_without_an_endpoint_the_global_provider_is_used() -> None:
     """Whoever sets it, and whenever; closing the handler does not close it, because it is not ours."""
     done = subprocess.run(
@@ -188,6 +189,7 @@ say()
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("provider", "is_good"), [("MeterProvider()", True), ("metrics.NoOpMeterProvider()", False)])
 def test_by_name_a_global_provider_must_be_set_before(provider: str, is_good: bool) -> None:
     """Until then there is a stand-in, and one that does nothing is as good as none: values would vanish unseen."""

@@ -10,8 +10,8 @@ from http.client import HTTPConnection
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax.metrics._page_server import PageServer
-from watching import PATIENCE_S, leaving_nothing
 
 
 @pytest.fixture
@@ -75,6 +75,7 @@ print(server.port)
 """
 
 
+@pytest.mark.process
 def test_it_does_not_keep_a_process_alive() -> None:
     """A program that ends without closing it ends."""
     done = subprocess.run([sys.executable, "-c", _LEFT_OPEN], capture_output=True, text=True, check=False, timeout=30)

@@ -8,12 +8,12 @@ from urllib.request import urlopen
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax._core import events
 from tenax._core.agent import AgentMachine
 from tenax._core.model import AgentSettings, Assignment, Outcome, Verdict
 from tenax.metrics import MetricData, PrometheusMetricHandler
 from tenax.metrics._view import MetricView
-from watching import PATIENCE_S, leaving_nothing
 
 parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
 

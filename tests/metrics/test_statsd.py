@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax.metrics import MetricData, StatsdMetricHandler
-from watching import PATIENCE_S, leaving_nothing
 
 
 @pytest.fixture

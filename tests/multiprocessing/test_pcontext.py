@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import PATIENCE_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
 from tenax.multiprocessing import (
     DefaultLogsSpecs,
     MultiprocessContext,
@@ -25,7 +26,6 @@ from tenax.multiprocessing import (
     SubprocessContext,
     start_processes,
 )
-from watching import PATIENCE_S, forks_with_threads, gone, is_alive, leaving_nothing, on_linux, until
 
 pytestmark = [on_linux, forks_with_threads]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import gone, leaving_nothing, on_linux
 from tenax.multiprocessing.subprocess_handler import SubprocessHandler, get_subprocess_handler
-from watching import gone, leaving_nothing, on_linux
 
 pytestmark = on_linux
 

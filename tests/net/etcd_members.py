@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from etcd_servers import find_etcd
+from kit.etcd import find_etcd
 from tenax._engines.etcd.keys import Keys, Written
 
 from .changes import PATIENCE_S

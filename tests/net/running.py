@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Done, ended
+from kit.jobs import Done, ended
 
 from .changes import PATIENCE_S, Changes
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .cluster import Cluster
+from .cluster import LEASE_S, Cluster
 from .lab import Lab, requires_netns
 
 pytestmark = requires_netns
@@ -16,7 +16,7 @@ def test_clocks_that_are_a_minute_off_and_jump_change_nothing(lab: Lab) -> None:
     generation = cluster.until_at_work(3)
     serving.set_skew(-60)
     behind.set_skew(60)
-    cluster.until_it_worked_for(generation, 6.0)  # longer than the lease
+    cluster.until_it_worked_for(generation, LEASE_S + 1.0)
     (lab.shared / "fail-2").touch()
     again = cluster.until_at_work(3, after=generation)
     assert again.restart_count == 1

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from etcd_servers import needs_etcd
-from watching import is_alive, until
+from kit.etcd import needs_etcd
+from kit.processes import is_alive, until
 
 from .cluster import Cluster
 from .etcd_members import EtcdMembers
@@ -25,6 +25,7 @@ SERVES = "this node serves the coordinator of the run"
 TAKES_OVER = "this node takes over the coordinator of the run"
 # Where nothing must happen: on a busy machine a pause lasts longer than the test meant.
 PATIENT = {"keep_alive_max_attempt": 10}
+USUAL = {"keep_alive_interval": 1, "keep_alive_max_attempt": 6}  # the defaults with etcd
 # Where somebody must be missed: the lease is 3 s.
 SHORT = {"keep_alive_interval": 0.5, "keep_alive_max_attempt": 6}
 
@@ -39,7 +40,7 @@ class EtcdRun(Cluster):
             nnodes,
             endpoint=self.etcd.endpoints,
             options=("--rdzv-backend", "etcd"),
-            conf={"last_call_timeout": 60, **(conf or {})},
+            conf={"last_call_timeout": 60, **USUAL, **(conf or {})},
         )
 
     def start_in_order(self, *hosts: Host) -> list[Running]:
@@ -102,7 +103,7 @@ def test_the_leader_of_etcd_dies_while_workers_are_at_work_and_then_while_they_a
 @pytest.mark.parametrize("victim", [0, 1], ids=["the one that leads", "another"])
 def test_an_agent_is_killed(make_lab: MakeLab, victim: int) -> None:
     lab = make_lab(6)
-    run = EtcdRun(lab, "2:3")
+    run = EtcdRun(lab, "2:3", SHORT)
     agents = run.start_in_order(*lab.hosts[:3])
     whole = run.until_at_work(3)
     agents[victim].send(signal.SIGKILL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from .cluster import Cluster
+from .cluster import LEASE_S, Cluster
 from .lab import Lab, requires_netns
 
 pytestmark = requires_netns
@@ -45,7 +45,7 @@ def test_when_only_the_coordinator_is_lost_its_successor_takes_the_running_worke
     assert second.hosts == ["node0", "node1"]
     serving.send(signal.SIGKILL)
     cluster.until_said(heir, "this node takes over the coordinator of the run 'job'")
-    cluster.until_it_worked_for(second, 6.0)  # longer than it waits for those who may be missing
+    cluster.until_it_worked_for(second, LEASE_S + 1.0)  # longer than it waits for those who may be missing
     (lab.shared / "fail-0").touch()
     third = cluster.until_at_work(2, after=second)
     assert third.restart_count == 1

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from watching import gone, is_alive, leaving_nothing, python
+from kit.processes import gone, is_alive, leaving_nothing, python
 
 from .lab import (
     SLOW_NAME_S,

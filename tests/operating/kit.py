@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from cluster.kit import Agent, Cluster
-from e2e.harness import TENAX, Bench, Done, Terminal, until
+from kit.cluster import Agent, Cluster
+from kit.jobs import TENAX, Bench, Done, Terminal, until
 from tenax._core.requests import StatusRequest
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import OperatorLine, at_door

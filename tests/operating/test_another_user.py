@@ -9,12 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
+from kit.processes import needs_root
 from tenax._core.requests import LogsRequest, StatusRequest, StopRequest
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
 from tenax._engines.tcp.operator import AccessDenied, at_door, at_endpoint
 from tenax._io.endpoint import literal
-from watching import needs_root
 
 from .kit import Operator, say_and_hear
 from .test_many_nodes import start

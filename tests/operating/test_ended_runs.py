@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cluster
-from e2e.harness import TENAX, until
+from kit.jobs import TENAX, until
 from tenax.cli.ended_run import ended_run
 
 from .kit import Operator

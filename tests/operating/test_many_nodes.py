@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from cluster.kit import Agent, etcd_conf
-from etcd_servers import EtcdCluster
+from kit.cluster import Agent, etcd_conf
+from kit.etcd import EtcdCluster
 from tenax._core.messages import NodeInfo, NodeJoined
 from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.secret import user_secret

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from cluster.kit import Agent
-from e2e.harness import TENAX, Done, until
+from kit.cluster import Agent
+from kit.jobs import TENAX, Done, until
 
 from .kit import Operator
 

@@ -6,7 +6,7 @@ import json
 import os
 import re
 
-from e2e.harness import TENAX, until
+from kit.jobs import TENAX, until
 
 from .kit import Operator
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import Pipe, gone, leaving_nothing, on_linux, pipe, python, until
 from tenax._processes.descendants import bearers, descendants, is_zombie, parent_of, wait_for_deaths
-from watching import Pipe, gone, leaving_nothing, on_linux, pipe, python, until
 
 pytestmark = on_linux
 __all__ = ["pipe"]

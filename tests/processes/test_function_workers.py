@@ -20,10 +20,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from kit.processes import Hearing, Pipe, Program, descriptors, forks_with_threads, leaving_nothing, on_linux, program
 from tenax._core import events
 from tenax._failures.record import record
 from tenax._processes.entrypoint import START_METHODS, FunctionEntrypoint
-from watching import Hearing, Pipe, Program, descriptors, forks_with_threads, leaving_nothing, on_linux, program
 
 pytestmark = [on_linux, forks_with_threads]
 __all__ = ["program"]

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import Hearing, Pipe, gone, is_alive, launch, leaving_nothing, on_linux, pipe, python, until
 from tenax._core import events
 from tenax._processes.keeper import MARK, KeeperProcess
-from watching import Hearing, Pipe, gone, is_alive, launch, leaving_nothing, on_linux, pipe, python, until
 
 pytestmark = on_linux
 __all__ = ["pipe"]
@@ -95,7 +95,7 @@ def test_the_environment_is_exactly_the_given_one(hearing: Hearing, pipe: Pipe) 
 
 AGENT = """
 import os, signal, sys
-from watching import Hearing, launch
+from kit.processes import Hearing, launch
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 if sys.argv[1] == "nohup":

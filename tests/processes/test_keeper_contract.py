@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.processes import Hearing, Pipe, gone, launch, leaving_nothing, on_linux, python, until
 from tenax._core import events
 from tenax._io.ports import Processes
 from tenax._processes.keeper import KeeperProcess
 from tenax.testing.processes import FakeProcesses
-from watching import Hearing, Pipe, gone, launch, leaving_nothing, on_linux, python, until
 
 pytestmark = on_linux
 

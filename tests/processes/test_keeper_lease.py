@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from watching import Program, gone, is_alive, on_linux, program, until
+from kit.processes import Program, gone, is_alive, on_linux, program, until
 
 pytestmark = on_linux
 __all__ = ["program"]
@@ -19,7 +19,7 @@ Start = Callable[..., Program]
 # holds them for a moment, stops itself, and when somebody continues it, tells what it hears.
 AGENT = """
 import os, signal, sys
-from watching import Hearing, Pipe, launch, python
+from kit.processes import Hearing, Pipe, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
@@ -98,7 +98,7 @@ def test_functions_are_held_too(program: Start, method: str) -> None:
     import msgspec
     from tenax._core import events
     from tenax._node.entrypoints import make_entrypoint
-    from watching import Hearing, Pipe
+    from kit.processes import Hearing, Pipe
     def nasty():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if os.fork() == 0:

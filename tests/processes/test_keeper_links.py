@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from watching import PATIENCE_S, Program, gone, is_alive, on_linux, program
+from kit.processes import PATIENCE_S, Program, gone, is_alive, on_linux, program
 
 pytestmark = on_linux
 __all__ = ["program"]
@@ -18,7 +18,7 @@ Start = Callable[..., Program]
 # An agent with a link, and with workers that ignore what can be ignored, each with a daemon in a session of its own.
 AGENT = """
 import os, signal, socket, sys
-from watching import Hearing, Pipe, launch, python
+from kit.processes import Hearing, Pipe, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
@@ -128,7 +128,7 @@ def test_functions_hold_no_copy(program: Start, listener: socket.socket, method:
     import msgspec
     from tenax._core import events
     from tenax._node.entrypoints import make_entrypoint
-    from watching import Hearing, Pipe
+    from kit.processes import Hearing, Pipe
     def stay():
         os.write(1, b"%d\\n" % os.getpid())
         while True:

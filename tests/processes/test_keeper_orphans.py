@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from watching import AT_ONCE_S, NOBODY, Program, gone, interpreter_for, is_alive, needs_root, on_linux, program
+from kit.processes import AT_ONCE_S, NOBODY, Program, gone, interpreter_for, is_alive, needs_root, on_linux, program
 
 pytestmark = on_linux
 __all__ = ["program"]
@@ -22,7 +22,7 @@ Start = Callable[..., Program]
 # Two workers that ignore what can be ignored, each with a daemon in a session of its own that ignores it too.
 AGENT = """
 import os, signal, sys
-from watching import Hearing, launch, python
+from kit.processes import Hearing, launch, python
 from tenax._core import events
 from tenax._processes.keeper import KeeperProcess
 
@@ -133,7 +133,7 @@ def test_a_full_process_table(program: Start) -> None:
     """A fork that the system refuses is a start failure in words; the workers that run are untouched."""
     code = """
     import resource
-    from watching import Hearing, launch
+    from kit.processes import Hearing, launch
     from tenax._core import events
     from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()
@@ -169,7 +169,7 @@ def test_a_worker_that_may_not_be_signalled(program: Start, untouchable: str) ->
     """A worker that became another user's (as with sudo) cannot be ended; the keeper goes on and lets go in time."""
     code = """
     import os, signal, sys
-    from watching import Hearing, launch
+    from kit.processes import Hearing, launch
     from tenax._core import events
     from tenax._processes.keeper import KeeperProcess
     keeper = KeeperProcess()

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from places import own_endpoint
+from kit.addresses import own_endpoint
 from tenax._core.coordinator import Opened, RunSettings
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, SignalReceived, Waiting
 from tenax._core.lease import LeaseTerms

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from tcp_kit import Client, EngineNode, served
 
-from places import own_endpoint
+from kit.addresses import own_endpoint
 from tenax._core import messages
 from tenax._core.bounds import MAX_GENERATIONS_AHEAD, MAX_NAME, MAX_SECONDS, MAX_SLOTS, MAX_TEXT, MAX_WORLD
 from tenax._core.coordinator import NodeLost

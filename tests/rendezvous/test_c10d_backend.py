@@ -173,6 +173,7 @@ for options in ({{"store_type": "file"}}, {{}}):
 """
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("first", ["", "import torch"])
 def test_the_store_is_torchs_only_where_torch_is_loaded_already(tmp_path: Path, first: str) -> None:
     """And torch is never loaded by us."""

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from kit.processes import on_linux
 from tenax.store import StoreServer
-from watching import on_linux
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 LIMIT_S = 100
 

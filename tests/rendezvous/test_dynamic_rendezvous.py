@@ -306,6 +306,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.process
 def test_the_death_of_a_member_is_a_change_of_the_group() -> None:
     """Nobody says goodbye after SIGKILL. The survivor is told through num_nodes_waiting(), and goes on alone."""
     with StoreServer.in_thread("127.0.0.1", 0) as server:
@@ -343,9 +344,9 @@ def test_a_node_that_blocks_on_the_store_of_its_round_is_not_taken_for_dead() ->
         for _ in range(2):
             store = TCPStore("127.0.0.1", server.port, timeout=timedelta(seconds=60))
             backend = C10dRendezvousBackend(store, "run")
-            nodes.append(here.node(2, 2, keep_alive_s=0.2, attempts=10, store=store, backend=backend))
+            nodes.append(here.node(2, 2, keep_alive_s=0.1, attempts=10, store=store, backend=backend))
         infos = meet(*nodes)
-        blocked = BlockingCall(lambda: infos[0].store.wait(["never"], timedelta(seconds=3)))
+        blocked = BlockingCall(lambda: infos[0].store.wait(["never"], timedelta(seconds=1.5)))
         with pytest.raises(TimeoutError):
             blocked.result()
         assert nodes[1].num_nodes_waiting() == 0

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
-from places import own_address
+from kit.addresses import own_address
+from kit.etcd import ROOT, ROOT_PASSWORD, EtcdCluster, unique_prefix
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.operations import Delete, KeepAlive, Operation, Put, Range, RevokeLease, Transaction
 from tenax.rendezvous._etcd_options import PASSWORD_VARIABLE
@@ -26,6 +26,8 @@ from tenax.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, Rendez
 from tenax.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend, create_backend
 from tenax.store import EtcdStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
+
+pytestmark = pytest.mark.process
 
 PATIENCE_S = 30.0
 

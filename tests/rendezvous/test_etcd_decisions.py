@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import EtcdCluster, needs_etcd, unique_prefix
+from kit.etcd import EtcdCluster, needs_etcd, unique_prefix
 from tenax._core.authority import AuthorityTerms
 from tenax._core.coordinator import CoordinatorState, RunSettings, Send
 from tenax._core.events import GenerationEnded, GenerationFormed, Waiting
@@ -23,7 +23,7 @@ from tenax._io.etcd.errors import EtcdError
 from tenax._io.etcd.operations import Delete, Put, Range
 from tenax._io.loop import Loop
 
-pytestmark = needs_etcd
+pytestmark = [needs_etcd, pytest.mark.process]
 PATIENCE_S = 30.0
 TERMS = AuthorityTerms(LeaseTerms(1.0, 10.0))
 

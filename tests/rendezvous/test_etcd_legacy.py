@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import EtcdCluster, unique_prefix
+from kit.etcd import EtcdCluster, unique_prefix
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.operations import Range, prefix_end
 from tenax.rendezvous.api import RendezvousClosedError, RendezvousHandler, RendezvousParameters
@@ -21,6 +21,8 @@ from tenax.rendezvous.etcd_rendezvous import (
 )
 from tenax.rendezvous.etcd_store import EtcdStore
 from tenax.testing.rendezvous_contract import RendezvousHandlerContract
+
+pytestmark = pytest.mark.process
 
 PATIENCE_S = 30.0
 

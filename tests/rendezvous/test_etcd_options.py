@@ -174,6 +174,7 @@ def test_no_secret_is_in_the_text_of_settings(files: dict[str, str]) -> None:
         assert managed.password not in text
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("scheme", ["", "https://"])
 @pytest.mark.parametrize("word", ["--rdzv-id=run", "--rdzv-conf=managed=true", "--dry-run"])
 def test_an_endpoint_with_a_password_is_refused_and_not_repeated(scheme: str, word: str, tmp_path: Path) -> None:

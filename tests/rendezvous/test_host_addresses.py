@@ -7,10 +7,10 @@ import socket
 import msgspec
 import pytest
 
+from kit.processes import on_linux
 from tenax._core.messages import MAX_HOST_ADDRESSES, NodeReady
 from tenax._engines.tcp.server import with_seen_address
 from tenax._io.host_addresses import host_addresses
-from watching import on_linux
 
 
 def test_the_address_of_the_link_comes_first_and_without_its_interface() -> None:

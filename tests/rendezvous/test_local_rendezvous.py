@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax._core import events, messages
 from tenax._core.model import AgentSettings, Assignment, Failure, Outcome
 from tenax._core.policy import AnyDecision, History, RestartPolicy, Wait
@@ -37,7 +38,6 @@ from tenax.rendezvous import (
 )
 from tenax.rendezvous._engine_handler import EngineRendezvousHandler, LocalRendezvousHandler
 from tenax.rendezvous.registry import get_rendezvous_handler
-from watching import PATIENCE_S, leaving_nothing
 
 
 def params(backend: str = "local", endpoint: str = "", nodes: int = 1, **options: Any) -> RendezvousParameters:

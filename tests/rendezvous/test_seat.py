@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax._core import events
 from tenax._core.coordinator import (
     AnyCoordinatorEvent,
@@ -25,7 +26,6 @@ from tenax._core.messages import NodeInfo, NodeJoined, NodeReady
 from tenax._engines.coordinator_host import CoordinatorHost
 from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
-from watching import leaving_nothing
 
 
 class Table:

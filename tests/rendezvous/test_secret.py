@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import needs_root
 from tenax._engines.secret import MIN_BYTES, configured_secret, user_secret
 from tenax.rendezvous import (
     c10d_rendezvous_backend,
@@ -22,7 +23,6 @@ from tenax.rendezvous import (
 from tenax.rendezvous._tcp_handler import tcp_settings
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.rendezvous.registry import get_rendezvous_handler
-from watching import needs_root
 
 GOOD = "0123456789abcdef"
 
@@ -184,6 +184,7 @@ def test_without_a_private_folder_there_is_no_secret_but_a_remedy(
         assert remedy in str(raised.value)
 
 
+@pytest.mark.process
 def test_a_run_on_loopback_without_a_private_folder_is_refused_before_it_starts(
     environ: dict[str, str], tmp_path: Path
 ) -> None:
@@ -260,6 +261,7 @@ create_backend(RendezvousParameters("c10d", "127.0.0.1:1", "run", 1, 2))
 """
 
 
+@pytest.mark.process
 def test_a_secret_of_the_environment_that_would_have_no_effect_is_refused() -> None:
     """Whoever sets the variable relies on it."""
     done = subprocess.run(

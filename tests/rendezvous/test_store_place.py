@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from kit.processes import PATIENCE_S, children, gone, leaving_nothing, on_linux
 from tenax._core.events import Tick
 from tenax._core.messages import NodeReady
 from tenax._core.model import Assignment
@@ -19,7 +20,6 @@ from tenax._engines.store_address import StoreAddress, store_allow
 from tenax._io.loop import Loop
 from tenax.rendezvous.api import RendezvousParameters
 from tenax.store import StoreConnectionError, StoreTimeoutError, TCPStore
-from watching import PATIENCE_S, children, gone, leaving_nothing, on_linux
 
 pytestmark = on_linux
 
@@ -117,6 +117,7 @@ def test_nobody_connects_no_process(housed: Callable[..., Housed]) -> None:
     assert children() == before
 
 
+@pytest.mark.process
 def test_every_generation_has_a_port_and_keys_of_its_own(housed: Callable[..., Housed]) -> None:
     """The old store works until the next generation is formed, and is gone then; its keys are nobody's."""
     made = housed()
@@ -135,6 +136,7 @@ def test_every_generation_has_a_port_and_keys_of_its_own(housed: Callable[..., H
     assert made.said == []
 
 
+@pytest.mark.process
 def test_a_port_that_was_named_is_the_same_for_every_generation(housed: Callable[..., Housed]) -> None:
     """Although the one before had clients that are still connected; the keys are new all the same."""
     made = housed("127.0.0.1", port := free_port())
@@ -146,6 +148,7 @@ def test_a_port_that_was_named_is_the_same_for_every_generation(housed: Callable
     assert made.said == []
 
 
+@pytest.mark.process
 def test_an_earlier_offer_stands(housed: Callable[..., Housed]) -> None:
     """A node that was linked anew offers again; the coordinator may have told the others of the first offer."""
     made = housed()
@@ -166,6 +169,7 @@ def test_an_offer_that_is_too_old_is_told_as_a_loss(housed: Callable[..., Housed
     assert made.said == [f"the workers' store was lost: port {first} is not bound any more"]
 
 
+@pytest.mark.process
 def test_a_port_that_was_named_may_be_offered_again(housed: Callable[..., Housed]) -> None:
     made = housed("127.0.0.1", port := free_port())
     assert [made.offer().store_port for _ in range(3)] == [port] * 3
@@ -173,6 +177,7 @@ def test_a_port_that_was_named_may_be_offered_again(housed: Callable[..., Housed
     made.connect(port)
 
 
+@pytest.mark.process
 def test_one_process_serves_one_generation_after_the_other(housed: Callable[..., Housed]) -> None:
     """A restart does not wait for another one to start; closing ends it."""
     before = children()
@@ -186,6 +191,7 @@ def test_one_process_serves_one_generation_after_the_other(housed: Callable[...,
     assert gone([pid], 0)
 
 
+@pytest.mark.process
 def test_who_does_not_hold_rank_zero_serves_nobody(housed: Callable[..., Housed]) -> None:
     """Its own store of the generation before ends too."""
     made = housed()
@@ -195,6 +201,7 @@ def test_who_does_not_hold_rank_zero_serves_nobody(housed: Callable[..., Housed]
     assert refused(first)
 
 
+@pytest.mark.process
 def test_a_store_that_is_lost_is_told_in_words_and_replaced(housed: Callable[..., Housed]) -> None:
     """The person at the console learns why workers fail; the next generation has a new process."""
     before = children()
@@ -230,6 +237,7 @@ def test_a_worker_hosts_it_at_the_port_that_was_named(housed: Callable[..., Hous
         assert housed("10.1.2.3", port, in_agent=False).offer() == NodeReady(0, "10.1.2.3", port, False)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("addr", ["127.0.0.1", "localhost"])
 def test_a_loopback_address_is_open_to_this_host_only(housed: Callable[..., Housed], addr: str) -> None:
     """Nobody else could use it anyway."""
@@ -242,6 +250,7 @@ def test_a_loopback_address_is_open_to_this_host_only(housed: Callable[..., Hous
     made.connect(ready.store_port, addr)
 
 
+@pytest.mark.process
 def test_any_other_address_is_announced_and_listened_at_everywhere(housed: Callable[..., Housed]) -> None:
     """A name or an address that others see may not be one that this host has, behind a translation."""
     made = housed("some-name.example")
@@ -251,6 +260,7 @@ def test_any_other_address_is_announced_and_listened_at_everywhere(housed: Calla
     made.connect(ready.store_port, "127.0.0.2")
 
 
+@pytest.mark.process
 def test_the_address_to_listen_at_can_be_another(housed: Callable[..., Housed]) -> None:
     """Announced is one, bound is the other."""
     made = housed("some-name.example", bind_to="127.0.0.2")
@@ -260,6 +270,7 @@ def test_the_address_to_listen_at_can_be_another(housed: Callable[..., Housed]) 
     assert refused(ready.store_port)
 
 
+@pytest.mark.process
 def test_a_closed_place_leaves_its_clients_alone_with_an_error(housed: Callable[..., Housed]) -> None:
     """Nobody waits for ever for a key that will not come."""
     made = housed()

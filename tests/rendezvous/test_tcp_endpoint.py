@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tcp_kit import own_endpoint, wait_readable
 
+from kit.processes import leaving_nothing, needs_root
 from tenax._io.endpoint import DEFAULT_PORT, Address, Endpoint, Lookup, listen
-from watching import leaving_nothing, needs_root
 
 GOOD = [
     ("host", "host", DEFAULT_PORT),

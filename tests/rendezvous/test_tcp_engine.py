@@ -29,6 +29,7 @@ from tcp_kit import (
     server_process,
 )
 
+from kit.processes import leaving_nothing, on_linux
 from tenax._core.coordinator import NodeLost, Opened, Received, RunPhase
 from tenax._core.events import Fenced, GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
@@ -36,7 +37,6 @@ from tenax._core.messages import NodeJoined, NodeLeft, NodeSucceeded
 from tenax._core.model import Assignment, Outcome, Verdict
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
-from watching import leaving_nothing, on_linux
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=2.0)  # what no test stalls for
 
@@ -336,6 +336,7 @@ def test_a_survivor_on_the_same_host_takes_over_at_once() -> None:
             survivor.until_held(lambda holds: holds[-1] == 0)
 
 
+@pytest.mark.process
 @on_linux
 def test_a_stopped_coordinator_fences_nobody() -> None:
     """Its host's system still takes every beat, so this node is not cut off, and the coordinator judges nobody."""
@@ -459,6 +460,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
+@pytest.mark.process
 @needs_openssl
 def test_nodes_meet_through_tls(certificates: Certificates) -> None:
     files = TlsFiles(certificates.cert, certificates.key, certificates.ca)
@@ -512,6 +514,7 @@ def serving_process(endpoint: str, folder: Path) -> subprocess.Popen[bytes]:
     return process
 
 
+@pytest.mark.process
 def test_who_follows_a_killed_coordinator_waits_for_its_nodes_and_counts_on(tmp_path: Path) -> None:
     endpoint = own_endpoint()
     killed = serving_process(endpoint, tmp_path)
@@ -524,6 +527,7 @@ def test_who_follows_a_killed_coordinator_waits_for_its_nodes_and_counts_on(tmp_
     assert not list(tmp_path.iterdir()), "an orderly end removes it"
 
 
+@pytest.mark.process
 def test_who_follows_an_orderly_end_begins_anew(tmp_path: Path) -> None:
     endpoint = own_endpoint()
     ended = serving_process(endpoint, tmp_path)

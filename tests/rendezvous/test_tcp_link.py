@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from tcp_kit import Certificates, HeardLink, connected_pair, listener, needs_openssl, serve
 
+from kit.processes import leaving_nothing, on_linux, python
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
-from watching import leaving_nothing, on_linux, python
 
 BEAT = wire.encode(wire.Beat(1))
 
@@ -193,6 +193,7 @@ def test_sending_to_a_peer_that_is_gone_tells_the_same(ends: tuple[HeardLink, so
     heard.link.send(BEAT)  # which is no use, and no harm
 
 
+@pytest.mark.process
 def test_a_killed_process_has_told_us(tmp_path: Path) -> None:
     """Its kernel does: that is how a dead agent is known in milliseconds."""
     with listener() as door:
@@ -260,6 +261,7 @@ def test_what_could_not_be_sent_at_once_follows_in_order(ends: tuple[HeardLink, 
     assert not heard.link.wants_to_write
 
 
+@pytest.mark.process
 def test_flush_gives_what_is_unsent_a_moment_and_no_more(ends: tuple[HeardLink, socket.socket]) -> None:
     heard, other = ends
     while not heard.link.wants_to_write:
@@ -279,6 +281,7 @@ def test_flush_gives_what_is_unsent_a_moment_and_no_more(ends: tuple[HeardLink, 
 # --- what has arrived -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @on_linux
 def test_what_a_stopped_process_was_sent_has_arrived() -> None:
     """Its host's system takes it: the host is not cut off, whatever the process does."""
@@ -319,7 +322,7 @@ def test_nothing_arrives_on_a_closed_link(ends: tuple[HeardLink, socket.socket])
 
 def until_all_has_arrived(heard: HeardLink, *readers: HeardLink) -> None:
     """An acknowledgement may take a moment, and nobody announces it: the other side answers, and that carries it."""
-    from watching import until
+    from kit.processes import until
 
     def arrived() -> bool:
         for reader in readers:
@@ -345,6 +348,7 @@ def tls_ends(server: TlsFiles, client: TlsFiles, name: str = "localhost") -> tup
     )
 
 
+@pytest.mark.process
 @needs_openssl
 def test_frames_pass_through_tls_in_both_directions(certificates: Certificates) -> None:
     """Also what was said before the handshake was done, and frames that are much longer than a TLS record."""

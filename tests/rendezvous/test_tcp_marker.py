@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import NOBODY, needs_root, python
 from tenax._core.model import Outcome, Verdict
 from tenax._engines.tcp.marker import Marker, Note
-from watching import NOBODY, needs_root, python
 
 SEVEN = Note(7)
 
@@ -152,6 +152,7 @@ def test_a_folder_that_is_not_there_costs_the_marker_only(tmp_path: Path) -> Non
     assert marker.read() is None
 
 
+@pytest.mark.process
 def test_it_survives_a_writer_that_was_killed(marker: Marker, tmp_path: Path) -> None:
     """Old or new, never half: whoever reads while it is replaced again and again finds one of them."""
     code = """

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, Client, Served, engine_node, own_endpoint, served
 
+from kit.processes import until
 from tenax._core.bounds import MAX_SLOTS
 from tenax._core.coordinator import NodeLost, Received
 from tenax._core.events import GenerationFormed
 from tenax._core.messages import NodeReady
 from tenax._core.requests import LogsRequest, StatusRequest
 from tenax._engines.tcp import wire
-from watching import until
 
 
 class Answers:

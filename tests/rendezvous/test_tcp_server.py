@@ -14,6 +14,7 @@ import msgspec
 import pytest
 from tcp_kit import PATIENCE_S, SHORT, Certificates, Client, Served, beating, needs_openssl, served
 
+from kit.processes import leaving_nothing, python, until
 from tenax._core.coordinator import CancelRequested, NodeLost, Opened, Received, Resumed
 from tenax._core.events import GenerationEnded, GenerationFormed, JoinRefused, RunEnded, Waiting
 from tenax._core.lease import LeaseTerms
@@ -21,7 +22,6 @@ from tenax._core.messages import FailureSeen, NodeInfo, NodeJoined, NodeLeft, No
 from tenax._core.model import Failure, Outcome
 from tenax._engines.tcp import wire
 from tenax._io.tls import TlsFiles
-from watching import leaving_nothing, python, until
 
 # --- the handshake ----------------------------------------------------------------------------------------------------
 
@@ -505,6 +505,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.process
 def test_strangers_that_never_stop_talking_do_not_hold_the_loop() -> None:
     """They connect, talk and go as fast as they can; the agent's other work, its timers among it, goes on."""
     with served(stranger_s=0.2) as server, server.member("honest") as honest:
@@ -545,6 +546,7 @@ def test_honest_links_are_not_taken_for_strangers_when_they_are_many() -> None:
 # --- TLS --------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @needs_openssl
 def test_a_server_with_tls_serves_nodes_with_certificates_and_nobody_else(
     tmp_path_factory: pytest.TempPathFactory,

@@ -13,14 +13,14 @@ from contextlib import suppress
 import pytest
 from tcp_kit import PATIENCE_S, beating, server_process
 
+from kit.processes import on_linux, python, until
 from tenax._core.events import GenerationFormed, RunEnded
 from tenax._core.lease import LeaseTerms
 from tenax._core.messages import NodeSucceeded
 from tenax._core.model import Outcome
 from tenax._engines.tcp import wire
-from watching import on_linux, python, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 TERMS = LeaseTerms(beat_s=0.1, lease_s=1.5)
 

@@ -7,7 +7,7 @@ from tcp_kit import Certificates, needs_openssl
 
 from tenax._io.tls import REFUSAL, TlsFiles, TlsStream
 
-pytestmark = needs_openssl
+pytestmark = [needs_openssl, pytest.mark.process]
 
 
 @pytest.fixture(scope="module")

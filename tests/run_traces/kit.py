@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from tenax._core.coordinator import CoordinatorMachine, Opened, Received, RunSettings
 from tenax._core.messages import NodeInfo, NodeJoined, NodeProgress, NodeReady, WorkerProgress, WorkersRunning
 from tenax._core.model import Evidence, Failure
 from tenax._core.requests import AnyRequest
 from tenax._view.status import RunStatus, status_of
-from watching import PATIENCE_S, leaving_nothing
 
 pytest.importorskip("opentelemetry.sdk", reason="the OpenTelemetry SDK is not installed")
 service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")

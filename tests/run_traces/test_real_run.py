@@ -8,10 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from places import own_endpoint
+import pytest
+
+from kit.addresses import own_endpoint
+from kit.processes import PATIENCE_S
 from run_traces.kit import attributes, collecting
 from tenax.cli.journals import read_histories
-from watching import PATIENCE_S
+
+pytestmark = pytest.mark.process
 
 _SCRIPT = """
 import os

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing, python, until
 from run_traces.kit import WALL, ToldDesk, attributes, boom, collecting
 from tenax._core.messages import FailureSeen, NodeReady, NodeStopped, NodeSucceeded, WorkersRunning
 from tenax._observe.tracing.run_trace import Part, RunTrace
-from watching import leaving_nothing, python, until
 
 
 def complaints() -> tuple[list[str], Any]:
@@ -232,6 +232,7 @@ def test_looking_is_rare_where_it_is_dear() -> None:
     assert [part.name for part in sent] == ["rendezvous", "generation 1", "starting", "training", "run job"]
 
 
+@pytest.mark.process
 def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
     """And without importing anything of it."""
     code = """
@@ -250,6 +251,7 @@ def test_without_the_package_it_says_what_to_install(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("which is not installed: pip install 'tenax[otel]'"), done.stderr
 
 
+@pytest.mark.process
 def test_making_one_imports_no_opentelemetry() -> None:
     """The import would take longer than a run takes to start; it happens in the thread that sends. (T1)"""
     code = """

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax._core import commands, events, messages
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Failure, Outcome, Stopped, Verdict
 from tenax._node.journal import Footer, Header, Journal, JournalUnreadable, Step, read_journal
-from watching import leaving_nothing
 
 SETTINGS = AgentSettings(run_id="run", role="trainer", local_world_size=2, max_restarts=1)
 ASSIGNMENT = Assignment(1, world_size=2)

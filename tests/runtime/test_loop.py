@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from kit.processes import descriptors, leaving_nothing
 from tenax._core import events
 from tenax._io.loop import Loop
 from tenax.testing.clock import FakeClock
-from watching import descriptors, leaving_nothing
 
 
 @pytest.fixture
@@ -278,6 +278,7 @@ def test_close_may_be_repeated(loop: Loop) -> None:
     os.close(writer)
 
 
+@pytest.mark.process
 def test_a_forked_process_holds_nothing_of_it() -> None:
     """A worker that was forked from the agent does not hold the agent's pipes."""
     before = set(descriptors())

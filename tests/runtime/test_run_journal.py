@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax._core import events
 from tenax._core import messages as word
 from tenax._core.coordinator import (
@@ -26,7 +27,6 @@ from tenax._core.policy import AnyDecision, GiveUp, History, Restart, RestartPol
 from tenax._node.journal import Footer, Journal, JournalUnreadable, read_journal
 from tenax._node.run_journal import RunJournal, is_run_journal, read_run_journal, replay_run
 from tenax._view.run_messages import RunMessages
-from watching import leaving_nothing
 
 SETTINGS = RunSettings("run", 2, 2, max_restarts=3, serving_node="a")
 

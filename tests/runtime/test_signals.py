@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax._core.events import NoticeReceived, SignalReceived
 from tenax._io.loop import Loop
 from tenax._node.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
-from watching import leaving_nothing
 
 USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing
 from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, Phase
 from tenax._core.coordinator import Opened, Received, RunSettings, Send
@@ -32,7 +33,6 @@ from tenax._node.supervisor import Supervisor
 from tenax.testing.clock import FakeClock
 from tenax.testing.processes import FakeProcesses
 from tenax.testing.replay import replay
-from watching import leaving_nothing
 
 HOUR_S = 3600.0
 

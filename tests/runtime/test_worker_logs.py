@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import gone, leaving_nothing, on_linux, until
 from tenax._core import commands, events
 from tenax._core.model import Evidence
 from tenax._io.loop import Loop
 from tenax._logs.specs import DefaultLogsSpecs, LogsSpecs
 from tenax._logs.std import Std
 from tenax._node.worker_logs import WorkerLogs
-from watching import gone, leaving_nothing, on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 
 class Bench:

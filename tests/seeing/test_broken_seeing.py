@@ -15,8 +15,8 @@ import pytest
 
 import tenax
 from e2e.conftest import bench  # noqa: F401 - a fixture
-from e2e.harness import TENAX, Bench, Done, needs_root, until
-from places import own_address
+from kit.addresses import own_address
+from kit.jobs import TENAX, Bench, Done, needs_root, until
 
 # One restart, so that there is something to show; the sum of all that the job must do in spite of everything.
 RESTARTS_ONCE = """

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from e2e.conftest import bench  # noqa: F401 - a fixture
-from e2e.harness import TENAX, Bench, needs_root, until
+from kit.jobs import TENAX, Bench, needs_root, until
 from tenax._core.agent import AgentState, Phase
 from tenax._core.events import ProgressSeen
 from tenax._core.messages import WorkerProgress

@@ -27,6 +27,7 @@ def test_seeds_are_fresh_unless_the_first_is_given(capsys: pytest.CaptureFixture
     assert not capsys.readouterr().out.startswith(f"first seed: {found[1]} ")
 
 
+@pytest.mark.process
 def test_several_processes_play_the_same_seeds(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "6", "--start", "3"]) == 0
     alone = capsys.readouterr().out

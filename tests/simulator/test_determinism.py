@@ -37,6 +37,7 @@ def test_telling_a_history_does_not_change_it() -> None:
     assert (told.counts, told.seconds) == (untold.counts, untold.seconds)
 
 
+@pytest.mark.process
 def test_no_order_comes_from_the_interpreter() -> None:
     """Sets of texts have another order in every process: nothing that is decided or said may show it."""
     first, second = histories("1"), histories("2")

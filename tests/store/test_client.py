@@ -13,10 +13,10 @@ from datetime import timedelta
 
 import pytest
 
+from kit.processes import PATIENCE_S, forks_with_threads, leaving_nothing
 from store.servers import our_server
 from tenax._io.listen import listen
 from tenax.store import Store, StoreConnectionError, StoreServer, StoreTimeoutError, TCPStore
-from watching import PATIENCE_S, forks_with_threads, leaving_nothing
 
 CALLS: dict[str, Callable[[Store], object]] = {
     "set": lambda store: store.set("k", "v"),
@@ -50,6 +50,7 @@ def frozen(pid: int) -> Iterator[None]:
         os.kill(pid, signal.SIGCONT)
 
 
+@pytest.mark.process
 def test_no_call_waits_for_a_frozen_server_longer_than_its_timeout() -> None:
     """And when the server goes on, so does the client, over a new connection."""
     with our_server() as server, TCPStore(server.host, server.port, timeout=60) as store:
@@ -226,6 +227,7 @@ def test_closing_a_store_ends_the_wait_of_another_thread() -> None:
             store.add("n", 1)
 
 
+@pytest.mark.process
 @forks_with_threads
 def test_a_forked_process_has_its_own_connection() -> None:
     with our_server() as server, TCPStore(server.host, server.port, timeout=60) as store:
@@ -244,6 +246,7 @@ def test_a_forked_process_has_its_own_connection() -> None:
         assert store.get("n") == b"200"
 
 
+@pytest.mark.process
 @forks_with_threads
 def test_a_forked_process_does_not_keep_a_connection_or_a_server_open() -> None:
     with StoreServer.in_thread() as server, TCPStore(server.host, server.port, timeout=60) as store:

@@ -13,6 +13,8 @@ from store.servers import our_server, torch_client, torch_server
 from tenax.store import FileStore, MemoryStore, PrefixStore, Store, StoreServer, TCPStore
 from tenax.testing.store_contract import StoreContract
 
+pytestmark = pytest.mark.process
+
 TIMEOUT_S = 60.0
 
 

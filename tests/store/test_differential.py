@@ -13,6 +13,8 @@ from store.requests import Peer
 from store.servers import torch_server
 from tenax.store import StoreServer
 
+pytestmark = pytest.mark.process
+
 PEERS = 3
 OPERATIONS = 250
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from etcd_servers import EtcdCluster, unique_prefix
+from kit.etcd import EtcdCluster, unique_prefix
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdUnavailable
 from tenax._io.etcd.operations import Compact, Delete, Operation, Put, Range, Transaction, prefix_end
@@ -262,8 +262,8 @@ def test_no_count_is_lost_or_doubled_when_leaders_die(make_etcd: Callable[..., E
 def test_a_forked_process_is_a_writer_of_its_own(etcd: EtcdCluster, prefix: str) -> None:
     code = """
         import os, sys
-        from tenax._io.etcd.blocking import BlockingEtcd
-        from tenax._io.etcd.settings import etcd_settings
+        from tenax.etcd import BlockingEtcd
+        from tenax.etcd import etcd_settings
         from tenax.store import EtcdStore
 
         store = EtcdStore(BlockingEtcd(etcd_settings(sys.argv[1])), sys.argv[2])
@@ -479,7 +479,7 @@ def test_a_store_can_own_its_client(etcd: EtcdCluster, prefix: str) -> None:
 
 
 def test_what_etcd_refuses_is_an_error_that_says_so(make_etcd: Callable[..., EtcdCluster]) -> None:
-    from etcd_servers import ALLOWED, USER, USER_PASSWORD
+    from kit.etcd import ALLOWED, USER, USER_PASSWORD
 
     cluster = make_etcd(users=True)
     client = BlockingEtcd(cluster.settings(user=USER, password=USER_PASSWORD))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import Program, forks_with_threads, program
 from tenax.store import FileStore, StoreError, StoreTimeoutError
 from tenax.store import _log_file as format_
-from watching import Program, forks_with_threads, program
 
 __all__ = ["program"]
 
@@ -23,6 +23,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
+@pytest.mark.process
 def test_many_processes_lose_no_count_and_hear_each_other(path: Path, program: Start) -> None:
     code = """
         import sys
@@ -42,6 +43,7 @@ def test_many_processes_lose_no_count_and_hear_each_other(path: Path, program: S
         assert [worker.wait() for worker in workers] == [0] * 4
 
 
+@pytest.mark.process
 def test_writers_that_are_killed_at_any_moment_do_no_harm(path: Path, program: Start) -> None:
     """What each has written is there; what it was writing is there or not; the others go on."""
     code = """
@@ -123,6 +125,7 @@ def test_records_that_are_whole_and_wrong_are_told(path: Path, payload: bytes) -
         store.get("k")
 
 
+@pytest.mark.process
 def test_a_stopped_writer_holds_up_writers_until_their_timeout_and_readers_never(path: Path, program: Start) -> None:
     code = """
         import os, signal, sys
@@ -167,6 +170,7 @@ def test_history_is_dropped_and_everybody_follows(path: Path) -> None:
         assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.process
 @forks_with_threads
 def test_a_forked_process_takes_its_own_lock(path: Path) -> None:
     with FileStore(path, timeout=60) as store:

@@ -11,13 +11,7 @@ from typing import TypeVar
 
 import pytest
 
-from store import requests as ask
-from store.requests import Peer
-from store.users import NOBODY, answer_to
-from tenax._core.events import Tick
-from tenax._io.loop import Loop
-from tenax.store import StoreHost, StoreTimeoutError, TCPStore
-from watching import (
+from kit.processes import (
     PATIENCE_S,
     Program,
     forks_with_threads,
@@ -28,10 +22,16 @@ from watching import (
     program,
     until,
 )
+from store import requests as ask
+from store.requests import Peer
+from store.users import NOBODY, answer_to
+from tenax._core.events import Tick
+from tenax._io.loop import Loop
+from tenax.store import StoreHost, StoreTimeoutError, TCPStore
 
 __all__ = ["program"]
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 T = TypeVar("T")
 HERE = "127.0.0.1"
 

@@ -14,12 +14,12 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
+from kit.processes import on_linux, until
 from store import requests as ask
 from store.requests import Peer
 from store.servers import our_server, torch_client
-from watching import on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 MIB = 1 << 20
 IP_BIND_ADDRESS_NO_PORT = 24  # Linux: a port is chosen when it connects, so that addresses have ports enough

@@ -9,6 +9,8 @@ import pytest
 
 import tenax.store
 
+pytestmark = pytest.mark.process
+
 
 def test_every_public_name_is_there() -> None:
     for name in tenax.store.__all__:

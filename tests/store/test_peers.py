@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from kit.processes import PATIENCE_S, on_linux, until
 from store import requests as ask
 from store.requests import Peer
 from store.servers import our_server
@@ -23,9 +24,8 @@ from store.users import CLIENT, NOBODY, answer_to
 from tenax._io.listen import listen
 from tenax.store._peers import CLOSED, ELSEWHERE, GONE, THIS_HOST, UNKNOWN, PeerRules, SocketOwners
 from tenax.store._server import StoreServer
-from watching import PATIENCE_S, on_linux, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="a process of another user needs root to be started")
 
 

@@ -7,12 +7,12 @@ import threading
 
 import pytest
 
+from kit.processes import PATIENCE_S, leaving_nothing
 from store import requests as ask
 from store.requests import Peer
 from tenax._io.listen import listen
 from tenax.store import StoreServer, TCPStore
 from tenax.store._server import NOTICE_EVERY_S
-from watching import PATIENCE_S, leaving_nothing
 
 
 def test_a_server_in_a_thread_leaves_nothing_behind() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from store.servers import our_server, torch_client
 
+pytestmark = pytest.mark.process
+
 WORLD = """
     import os, sys
     import torch

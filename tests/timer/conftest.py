@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench
+from kit.jobs import Bench
 
 
 @pytest.fixture

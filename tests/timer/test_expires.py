@@ -15,6 +15,8 @@ from tenax.timer import TimerClient, TimerRequest
 from tenax.timer import api as timer_api
 from tenax.timer.debug_info_logging import log_debug_info_for_expired_timers
 
+pytestmark = pytest.mark.process
+
 
 class Notebook(TimerClient):
     """Writes down what it is told."""

@@ -19,8 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.processes import gone, leaving_nothing, on_linux, until
 from tenax.timer import FileTimerClient, FileTimerRequest, FileTimerServer, expires
-from watching import gone, leaving_nothing, on_linux, until
+
+pytestmark = pytest.mark.process
 
 LONG_S = 3600.0
 

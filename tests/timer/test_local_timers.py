@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from kit.processes import leaving_nothing, until
 from tenax import timer
 from tenax.timer import LocalTimerClient, LocalTimerServer, TimerRequest, TimerServer
 from tenax.timer.api import RequestQueue
 from tenax.timer.local_timer import MultiprocessingRequestQueue
-from watching import leaving_nothing, until
+
+pytestmark = pytest.mark.process
 
 SPAWN = mp.get_context("spawn")
 LONG_S = 3600.0

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kit.processes import NOBODY, leaving_nothing, needs_root
 from tenax._core import commands, events
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
@@ -23,7 +24,6 @@ from tenax._node.supervisor import Supervisor
 from tenax.testing.processes import FakeProcesses
 from tenax.timer import FileTimerRequest
 from tenax.timer._watchdog_pipe import WatchdogPipe, check_path
-from watching import NOBODY, leaving_nothing, needs_root
 
 Reply = Callable[[Any, str], None]
 SIGKILL, SIGTERM = signal.SIGKILL, signal.SIGTERM

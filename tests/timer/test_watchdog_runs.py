@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench, Done
+from kit.jobs import Bench, Done
+from kit.processes import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 from tenax._core import events
 from tenax._node.journal import read_journal
 from tenax._processes.keeper import KeeperProcess
 from tenax._processes.stacks import stacks_signal
 from tenax.testing.replay import replay
-from watching import Hearing, Pipe, is_alive, launch, leaving_nothing, on_linux, python, until
 
-pytestmark = on_linux
+pytestmark = [on_linux, pytest.mark.process]
 
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 # The number is what was written, less what the request took to arrive on a busy machine.

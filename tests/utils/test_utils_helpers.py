@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
+from kit.processes import on_linux
 from tenax.utils import get_env_variable_or_raise, get_socket_with_port, macros
 from tenax.utils.distributed import get_free_port
 from tenax.utils.process_state import is_uninterruptible_state, read_proc_state
-from watching import on_linux
 
 
 def ran(code: str, **env: str) -> str:
@@ -25,6 +25,7 @@ def ran(code: str, **env: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.process
 def test_a_variable_that_is_there_is_returned_even_if_it_is_empty() -> None:
     code = "from tenax.utils import get_env_variable_or_raise as get; print([get('A_NAME'), get('NOTHING_IN_IT')])"
     assert ran(code, A_NAME="text", NOTHING_IN_IT="") == "['text', '']"
@@ -59,6 +60,7 @@ def test_the_macro_is_the_one_that_workers_get_replaced() -> None:
     assert macros.local_rank == LOCAL_RANK_MACRO
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("said", "level"),
     [(None, "WARNING"), ("", "WARNING"), ("DEBUG", "DEBUG"), ("info", "INFO"), ("40", "ERROR")],
@@ -73,6 +75,7 @@ def test_loglevel_decides(said: str | None, level: str) -> None:
     assert done.stdout.strip() == level
 
 
+@pytest.mark.process
 def test_a_level_that_does_not_exist_is_refused_in_words() -> None:
     code = "from tenax.utils.logging import get_logger\ntry: get_logger()\nexcept ValueError as error: print(error)"
     assert "LOGLEVEL is 'LOUD'; expected a name" in ran(code, LOGLEVEL="LOUD")
@@ -92,6 +95,7 @@ def test_the_default_level() -> None:
     assert get_log_level() == "WARNING"
 
 
+@pytest.mark.process
 @on_linux
 def test_the_state_of_a_process() -> None:
     """Ours runs; one that nobody has waited for is a zombie, whatever it is called; one that is gone has none."""
@@ -109,6 +113,7 @@ def test_only_d_is_uninterruptible(state: str | None, is_stuck: bool) -> None:
     assert is_uninterruptible_state(state) is is_stuck
 
 
+@pytest.mark.process
 def test_importing_utils_costs_nothing() -> None:
     """Neither sockets nor loggers nor torch come with it."""
     heavy = "['torch', 'socket', 'logging', 'msgspec', 'typing']"

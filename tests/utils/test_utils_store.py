@@ -62,12 +62,14 @@ def at_once(actions: list[Callable[[], Any]]) -> list[Any]:
     return results
 
 
+@pytest.mark.process
 def test_synchronize_gives_everybody_everything_in_the_order_of_ranks(connect: Callable[[], Any]) -> None:
     stores = [connect() for _ in range(3)]
     actions = [lambda r=r: synchronize(stores[r], f"data {r}".encode(), r, 3, "here/") for r in (2, 0, 1)]
     assert at_once(actions) == [[b"data 0", b"data 1", b"data 2"]] * 3
 
 
+@pytest.mark.process
 def test_rank_0_leaves_last(connect: Callable[[], Any]) -> None:
     """It has to wait until the others have read, because it may be the one that serves."""
     store, other = connect(), connect()
@@ -78,11 +80,13 @@ def test_rank_0_leaves_last(connect: Callable[[], Any]) -> None:
     assert get_all(other, 1, "x", 2) == [b"0", b"1"]
 
 
+@pytest.mark.process
 def test_a_barrier_opens_for_all(connect: Callable[[], Any]) -> None:
     stores = [connect() for _ in range(3)]
     assert at_once([lambda s=s: barrier(s, 3, "gate", rank=0) for s in stores]) == [None] * 3
 
 
+@pytest.mark.process
 def test_rank_0_says_who_is_missing(connect: Callable[[], Any]) -> None:
     """It names those who gave no sign, in order."""
     store, other = connect(), connect()
@@ -93,6 +97,7 @@ def test_rank_0_says_who_is_missing(connect: Callable[[], Any]) -> None:
     assert other.check(["gate/TRACING_GATE"])
 
 
+@pytest.mark.process
 def test_the_others_point_to_rank_0(connect: Callable[[], Any]) -> None:
     store, other = connect(), connect()
     other.set("gate/TRACING_GATE", "rank 0 has looked")
@@ -101,12 +106,14 @@ def test_the_others_point_to_rank_0(connect: Callable[[], Any]) -> None:
     assert other.check(["gate2/TRACE"])
 
 
+@pytest.mark.process
 def test_when_rank_0_is_missing_itself_the_stores_own_error_comes_through(connect: Callable[[], Any]) -> None:
     with pytest.raises(RuntimeError) as caught:
         barrier(connect(), 5, "gate", SOON_S, 2)
     assert "missing_ranks" not in str(caught.value)
 
 
+@pytest.mark.process
 def test_without_a_rank_the_stores_own_error_comes_through(connect: Callable[[], Any]) -> None:
     with pytest.raises(RuntimeError) as caught:
         barrier(connect(), 2, "gate", barrier_timeout=SOON_S)
@@ -125,6 +132,7 @@ def test_many_missing_ranks_are_not_all_named() -> None:
     assert str(caught.value).endswith(f"missing_ranks=[{', '.join(map(str, range(1, 17)))}]")
 
 
+@pytest.mark.process
 def test_the_timeout_is_put_back_whatever_happens(connect: Callable[[], Any]) -> None:
     """Also after an error inside the block."""
     store = connect()
@@ -178,6 +186,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
         create_c10d_store(True, "127.0.0.1", store.port, timeout=MEANWHILE_S)
 
 
+@pytest.mark.process
 def test_members_of_both_kinds_meet_in_one_store() -> None:
     """TorchElastic's own helper in another process, ours here: one barrier, one exchange."""
     pytest.importorskip("torch", reason="torch is not installed")
@@ -227,6 +236,7 @@ for create in (theirs, ours):
 """
 
 
+@pytest.mark.process
 def test_errors_are_also_torchs_where_torch_is_imported() -> None:
     """A port in use, a server that is not there, a worker that does not come: the types of the real torch."""
     pytest.importorskip("torch", reason="torch is not installed")

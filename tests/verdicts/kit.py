@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from e2e.harness import PATIENCE_S, TENAX, Bench
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.jobs import PATIENCE_S, TENAX, Bench
 from tenax._failures.cause import sentence_of
 
 from .corpus import Seed

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench, until
+from kit.jobs import Bench, until
 from tenax.cli.journals import read_histories
 from view.test_commands import tenax
+
+pytestmark = pytest.mark.process
 
 STAYS = "from worker_kit import *; ready(); stay()"
 

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import PATIENCE_S
+from kit.jobs import PATIENCE_S
 from view.test_history import a_run_of_two, an_agent
 from view.told_run import WALL, ToldRun, replaced
+
+pytestmark = pytest.mark.process
 
 
 def tenax(*words: object, cwd: Path) -> subprocess.CompletedProcess[str]:

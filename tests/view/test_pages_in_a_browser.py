@@ -14,6 +14,8 @@ from view.test_pages import the_run
 
 __all__ = ["chromium", "page"]
 
+pytestmark = pytest.mark.browser
+
 _COLOURS = """
 const canvas = document.querySelector("#lanes canvas"), copy = document.createElement("canvas");
 [copy.width, copy.height] = [canvas.width, canvas.height];

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench
+from kit.jobs import Bench
 
 if not sys.platform.startswith("linux"):
     collect_ignore_glob = ["test_*.py"]  # only there are workers forked warm

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from e2e.harness import Bench, Running, is_alive, until
+from kit.jobs import Bench, Running, is_alive, until
 
 # A script whose workers say where a module was imported, and stay until somebody ends them.
 STAYING = """

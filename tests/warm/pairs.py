@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from e2e.harness import Bench, Done, Running
+from kit.jobs import Bench, Done, Running
 
 HERE = Path(__file__).parent
 WORKERS = 2

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.harness import Bench, Running, is_alive, until
+from kit.jobs import Bench, Running, is_alive, until
 from tenax._core.events import NodeCleared, WorkerExited, WorkerStarted
 from tenax._io.channel import Channel
 from tenax._io.ports import Launch

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from e2e.harness import Bench, Done
+from kit.jobs import Bench, Done
 
 from .family import Family
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 
-from e2e.harness import Bench, Done
+from kit.jobs import Bench, Done
 
 from . import sight_main
 from .pairs import ATTEMPTS, WORKERS, Kind, Pair, Seen, pair

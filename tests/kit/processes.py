@@ -243,7 +243,7 @@ def interpreter_for(user: int) -> str:
 _ENV = {
     **os.environ,
     "PYTHONPATH": os.pathsep.join(
-        [str(Path(__file__).parent), *(str(Path(module.__path__[0]).parent) for module in (tenax, msgspec))]
+        [str(Path(__file__).parents[1]), *(str(Path(module.__path__[0]).parent) for module in (tenax, msgspec))]
     ),
     "TMPDIR": "/tmp",
 }

@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import pytest
 
-from places import own_address
+from kit.addresses import own_address
 from tenax._io.etcd.settings import EtcdSettings, etcd_settings
 from tenax._io.tls import TlsFiles
 

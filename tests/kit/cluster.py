@@ -23,9 +23,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from e2e.harness import PATIENCE_S, Bench
-from etcd_servers import EtcdCluster
-from places import own_endpoint
+from kit.addresses import own_endpoint
+from kit.etcd import EtcdCluster
+from kit.jobs import PATIENCE_S, Bench
 from tenax._engines.secret import user_secret
 from tenax._engines.tcp import wire
 

@@ -1,0 +1,122 @@
+"""The kind of every test: which processes it needs.
+
+A test has one kind. It follows from the folder of the test (``FOLDERS``) and its fixtures (``FIXTURES``); where neither
+is right, the file or the test carries the kind as a marker (``pytestmark = pytest.mark.process``). ``./dev test fast``
+runs the kinds of ``WITHOUT_PROCESSES``, whose tests may not start a process: one that does fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KINDS = {
+    "unit": "functions and classes within the test's own process: files, sockets and threads, but no other process",
+    "machine": "a state machine or a simulated cluster: no I/O and no clock",
+    "process": "real processes of one node: agent, keeper, workers, log writer, store, an etcd server",
+    "cluster": "several real agents on one host",
+    "network": "several hosts, made of network namespaces",
+    "browser": "the pages in a real browser",
+    "docs": "what the documentation shows and claims",
+}
+WITHOUT_PROCESSES = ("unit", "machine")
+_TESTS = Path(__file__).parents[1]
+# A folder within one of these has the same kind, unless it is here itself.
+FOLDERS = {
+    ".": "unit",
+    "agent": "process",
+    "benchmarks": "unit",
+    "channel": "unit",
+    "cli": "unit",
+    "cluster": "cluster",
+    "compat": "process",
+    "control_plane": "process",
+    "core": "machine",
+    "dashboard": "browser",
+    "delivery": "unit",
+    "docs": "docs",
+    "e2e": "process",
+    "etcd_client": "process",
+    "events": "unit",
+    "failures": "unit",
+    "hangs": "machine",
+    "health": "unit",
+    "hostile": "unit",
+    "http_server": "unit",
+    "lanes": "cluster",
+    "launcher": "process",
+    "log_requests": "unit",
+    "logs": "unit",
+    "managed_etcd": "process",
+    "metrics": "unit",
+    "model_checking": "process",
+    "multiprocessing": "process",
+    "net": "network",
+    "numa": "unit",
+    "operating": "process",
+    "processes": "process",
+    "rendezvous": "unit",
+    "run_traces": "unit",
+    "runtime": "unit",
+    "seeing": "process",
+    "simulator": "machine",
+    "store": "unit",
+    "timer": "unit",
+    "utils": "unit",
+    "verdicts": "cluster",
+    "view": "unit",
+    "warm": "process",
+}
+# A test of a folder without processes that uses one of these is a test with processes.
+FIXTURES = dict.fromkeys(("bench", "etcd", "make_etcd", "certificates"), "process")
+# What Python reports before it starts a process.
+_STARTS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_running = ""  # the kind of the test that runs
+
+
+def kind_of(item: pytest.Item) -> str:
+    """The kind of a test that carries no marker for it."""
+    folder = item.path.parent.relative_to(_TESTS)
+    kind = next(FOLDERS[str(each)] for each in (folder, *folder.parents) if str(each) in FOLDERS)
+    if kind in WITHOUT_PROCESSES:
+        return next((FIXTURES[name] for name in FIXTURES if name in getattr(item, "fixturenames", ())), kind)
+    return kind
+
+
+def kinds(item: pytest.Item) -> list[str]:
+    """The kinds that a test is marked with: exactly one after the collection."""
+    return [kind for kind in KINDS if item.get_closest_marker(kind)]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for kind, meaning in KINDS.items():
+        config.addinivalue_line("markers", f"{kind}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if not kinds(item):
+            item.add_marker(kind_of(item))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
+    global _running
+    _running = kinds(item)[0]
+    try:
+        return (yield)
+    finally:
+        _running = ""
+
+
+def _start_no_process(event: str, _: object) -> None:
+    if event in _STARTS and _running in WITHOUT_PROCESSES:
+        raise AssertionError(f"a test of the kind {_running!r} starts a process ({event}); see tests/kit/kinds.py")
+
+
+sys.addaudithook(_start_no_process)
