@@ -20,7 +20,7 @@ A = TypeVar("A")
 PATIENCE_S = 30.0
 
 
-class OperatorApi:
+class ClientInLoop:
     """A client in a loop that runs only while the test waits for something."""
 
     def __init__(self, settings: EtcdSettings) -> None:
@@ -52,7 +52,7 @@ class OperatorApi:
         self.client.close()
         self.loop.close()
 
-    def __enter__(self) -> OperatorApi:
+    def __enter__(self) -> ClientInLoop:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from etcd_client.kit import (
     PUT_DONE,
-    OperatorApi,
+    ClientInLoop,
     ScriptedServer,
     answer_to,
     http,
@@ -47,11 +47,11 @@ from tenax._io.etcd.settings import etcd_settings
 
 @pytest.fixture
 def desk(etcd: EtcdCluster) -> Any:
-    with OperatorApi(etcd.settings()) as desk:
+    with ClientInLoop(etcd.settings()) as desk:
         yield desk
 
 
-def test_put_range_delete(desk: OperatorApi) -> None:
+def test_put_range_delete(desk: ClientInLoop) -> None:
     prefix = unique_prefix()
     for name in (b"a", b"b", b"c"):
         desk.call(Put(prefix + name, b"value of " + name))
@@ -69,14 +69,14 @@ def test_put_range_delete(desk: OperatorApi) -> None:
 
 @given(name=st.binary(max_size=40), value=st.binary(max_size=200))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_bytes_come_back_as_they_were(desk: OperatorApi, name: bytes, value: bytes) -> None:
+def test_any_bytes_come_back_as_they_were(desk: ClientInLoop, name: bytes, value: bytes) -> None:
     key = unique_prefix() + name
     revision = desk.call(Put(key, value)).revision
     (kv,) = desk.call(Range(key)).kvs
     assert (kv.key, kv.value, kv.mod_revision) == (key, value, revision)
 
 
-def test_transactions(desk: OperatorApi) -> None:
+def test_transactions(desk: ClientInLoop) -> None:
     key = unique_prefix() + b"k"
     is_new = Transaction((Compare(key, "version", 0),), (Put(key, b"first"), Range(key)), (Range(key),))
     won = desk.call(is_new)
@@ -101,7 +101,7 @@ def test_transactions(desk: OperatorApi) -> None:
     assert deleted.answers == (DeleteAnswer(deleted.revision, 1),)
 
 
-def test_leases(desk: OperatorApi) -> None:
+def test_leases(desk: ClientInLoop) -> None:
     key, lease = unique_prefix() + b"k", 2**62 + 12345
     assert desk.call(GrantLease(60, lease)).ttl_s == 60
     assert desk.call(GrantLease(60, lease)).id == lease  # once more is the same
@@ -115,7 +115,7 @@ def test_leases(desk: OperatorApi) -> None:
     assert desk.call(GrantLease(60)).id > 0
 
 
-def test_status_and_members(desk: OperatorApi, etcd: EtcdCluster) -> None:
+def test_status_and_members(desk: ClientInLoop, etcd: EtcdCluster) -> None:
     status = desk.call(Status())
     assert status.leader == status.member_id != 0
     assert status.version.startswith("3.")
@@ -123,7 +123,7 @@ def test_status_and_members(desk: OperatorApi, etcd: EtcdCluster) -> None:
     assert (member.id, member.client_urls) == (status.member_id, (etcd.url(),))
 
 
-def test_many_calls_at_once_are_all_answered(desk: OperatorApi) -> None:
+def test_many_calls_at_once_are_all_answered(desk: ClientInLoop) -> None:
     prefix, answers, errors = unique_prefix(), [], []  # type: ignore[var-annotated]
     for number in range(100):
         desk.client.call(Put(prefix + b"%d" % number, b""), answers.append, errors.append, patience_s=30)
@@ -133,7 +133,7 @@ def test_many_calls_at_once_are_all_answered(desk: OperatorApi) -> None:
     assert desk.call(Range(prefix, prefix_end(prefix), count_only=True)).count == 100
 
 
-def test_what_etcd_will_never_take(desk: OperatorApi, etcd: EtcdCluster) -> None:
+def test_what_etcd_will_never_take(desk: ClientInLoop, etcd: EtcdCluster) -> None:
     key = unique_prefix() + b"k"
     where = etcd.endpoint(0)
     assert raised(lambda: desk.call(Put(b"", b"")), EtcdRejected) == (
@@ -151,13 +151,13 @@ def test_what_etcd_will_never_take(desk: OperatorApi, etcd: EtcdCluster) -> None
     assert "future revision" in raised(lambda: desk.call(Compact(1 << 40)), EtcdRejected)
 
 
-def test_local_address(desk: OperatorApi) -> None:
+def test_local_address(desk: ClientInLoop) -> None:
     assert desk.client.local_address() == ""
     desk.call(Status())
     assert desk.client.local_address().startswith("127.")
 
 
-def test_cancelled_and_closed_calls_are_silent(desk: OperatorApi) -> None:
+def test_cancelled_and_closed_calls_are_silent(desk: ClientInLoop) -> None:
     told: list[object] = []
     desk.client.call(Status(), told.append, told.append).cancel()
     desk.client.call(Status(), told.append, told.append)
@@ -169,7 +169,7 @@ def test_cancelled_and_closed_calls_are_silent(desk: OperatorApi) -> None:
 
 def test_a_full_etcd_says_so(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(arguments=("--quota-backend-bytes=2000000",))
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
 
         def fill() -> None:
             for _ in range(50):
@@ -187,14 +187,14 @@ def test_a_full_etcd_says_so(make_etcd: Callable[..., EtcdCluster]) -> None:
 def test_nobody_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:  # a port that is bound by us, and closed in the next line
         endpoint = f"127.0.0.1:{door.getsockname()[1]}"
-    with OperatorApi(etcd_settings(endpoint)) as desk, pytest.raises(EtcdUnavailable) as caught:
+    with ClientInLoop(etcd_settings(endpoint)) as desk, pytest.raises(EtcdUnavailable) as caught:
         desk.call(Put(b"k", b"v"), patience_s=0.5)
     assert caught.value.sentence == f"etcd gave no answer within 0.5 s: {endpoint}: connection refused"
     assert caught.value.is_certain
 
 
 def test_a_name_that_does_not_exist() -> None:
-    with OperatorApi(etcd_settings("no-such-host.invalid")) as desk:
+    with ClientInLoop(etcd_settings("no-such-host.invalid")) as desk:
         sentence = raised(lambda: desk.call(Status(), patience_s=0.5), EtcdUnavailable)
     assert "no-such-host.invalid:2379" in sentence
 
@@ -202,13 +202,13 @@ def test_a_name_that_does_not_exist() -> None:
 def test_a_name_is_looked_up() -> None:
     with ScriptedServer(answer_to(PUT_DONE)) as server:
         endpoint = server.endpoint.replace("127.0.0.1", "localhost")
-        with OperatorApi(etcd_settings(endpoint)) as desk:
+        with ClientInLoop(etcd_settings(endpoint)) as desk:
             assert desk.call(Put(b"k", b"v")) == PutAnswer(7)
 
 
 def test_a_silent_server_is_left_for_the_next() -> None:
     with ScriptedServer(silent_until_gone) as silent, ScriptedServer(answer_to(PUT_DONE, PUT_DONE)) as good:
-        with OperatorApi(etcd_settings(f"{silent.endpoint},{good.endpoint}", attempt_s=0.1)) as desk:
+        with ClientInLoop(etcd_settings(f"{silent.endpoint},{good.endpoint}", attempt_s=0.1)) as desk:
             assert desk.call(Put(b"k", b"v")) == PutAnswer(7)
             desk.call(Put(b"k", b"v"))  # begins where it went well
         assert (len(silent.requests), len(good.requests)) == (1, 2)
@@ -216,7 +216,7 @@ def test_a_silent_server_is_left_for_the_next() -> None:
 
 def test_a_write_that_nobody_answered_is_not_certain() -> None:
     server = ScriptedServer(*[silent_until_gone] * 20)
-    with server as silent, OperatorApi(etcd_settings(silent.endpoint, attempt_s=0.1)) as desk:
+    with server as silent, ClientInLoop(etcd_settings(silent.endpoint, attempt_s=0.1)) as desk:
         for operation, is_certain in ((Put(b"k", b"v"), False), (Range(b"k"), True)):
             with pytest.raises(EtcdUnavailable, match="did not answer in time") as caught:
                 desk.call(operation, patience_s=0.3)
@@ -230,7 +230,7 @@ def test_a_connection_that_idled_is_replaced_without_a_word() -> None:
         server.hear(sock)
 
     with ScriptedServer(closes_at_the_second, answer_to(PUT_DONE)) as server:
-        with OperatorApi(etcd_settings(server.endpoint)) as desk:
+        with ClientInLoop(etcd_settings(server.endpoint)) as desk:
             desk.call(Put(b"k", b"1"))
             desk.call(Put(b"k", b"2"), patience_s=30)
         assert len(server.requests) == 3  # and no pause, no other round: there is but one script for that
@@ -242,7 +242,7 @@ def test_a_connection_that_idled_is_replaced_without_a_word() -> None:
 )
 def test_servers_that_are_not_etcd(nonsense: bytes) -> None:
     scripted = ScriptedServer(answer_to(nonsense), answer_to(PUT_DONE))
-    with scripted as server, OperatorApi(etcd_settings(server.endpoint)) as desk:
+    with scripted as server, ClientInLoop(etcd_settings(server.endpoint)) as desk:
         assert desk.call(Put(b"k", b"v")) == PutAnswer(7)
 
 
@@ -250,7 +250,7 @@ def test_connections_that_must_not_be_used_again_are_not() -> None:
     last = http(b'{"header":{"revision":"7"}}', "200 OK", "Connection: close")
     with (
         ScriptedServer(answer_to(last), answer_to(last)) as server,
-        OperatorApi(etcd_settings(server.endpoint)) as desk,
+        ClientInLoop(etcd_settings(server.endpoint)) as desk,
     ):
         desk.call(Put(b"k", b"v"))
         desk.call(Put(b"k", b"v"))
@@ -258,7 +258,7 @@ def test_connections_that_must_not_be_used_again_are_not() -> None:
 
 def test_a_path_that_nobody_knows() -> None:
     scripted = ScriptedServer(answer_to(http(b"404 page not found", "404 Not Found")))
-    with scripted as server, OperatorApi(etcd_settings(server.endpoint)) as desk:
+    with scripted as server, ClientInLoop(etcd_settings(server.endpoint)) as desk:
         assert "etcd 3.4 or later" in raised(lambda: desk.call(Put(b"k", b"v")), EtcdRejected)
 
 
@@ -267,7 +267,7 @@ def test_trouble_is_told_place_by_place() -> None:
     with socket.create_server(("127.0.0.1", 0)) as door:
         nobody = f"127.0.0.1:{door.getsockname()[1]}"
     scripted = ScriptedServer(answer_to(*[no_leader] * 20))
-    with scripted as server, OperatorApi(etcd_settings(f"{nobody},{server.endpoint}")) as desk:
+    with scripted as server, ClientInLoop(etcd_settings(f"{nobody},{server.endpoint}")) as desk:
         with pytest.raises(EtcdUnavailable) as caught:
             desk.call(Put(b"k", b"v"), patience_s=0.3)
         assert desk.client.trouble == f"{nobody}: connection refused; {server.endpoint}: no leader"
@@ -279,7 +279,7 @@ def test_trouble_is_told_place_by_place() -> None:
 
 
 def test_a_user_for_an_etcd_that_has_none(etcd: EtcdCluster) -> None:
-    with OperatorApi(etcd.settings(user="somebody", password="something")) as desk:
+    with ClientInLoop(etcd.settings(user="somebody", password="something")) as desk:
         assert desk.call(Status()).version
 
 
@@ -302,7 +302,7 @@ def authentications(cluster: EtcdCluster) -> float:
 def test_one_authentication_for_all(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(users=True, **ALONE)
     before = authentications(cluster)
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         answers: list[object] = []
         errors: list[EtcdError] = []
         for _ in range(10):
@@ -326,13 +326,13 @@ def test_one_authentication_for_all(make_etcd: Callable[..., EtcdCluster]) -> No
 def test_wrong_users_are_told_so(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(users=True, **ALONE)
     where = cluster.endpoint(0)
-    with OperatorApi(cluster.settings(password="hush")) as desk:
+    with ClientInLoop(cluster.settings(password="hush")) as desk:
         assert raised(lambda: desk.call(Range(b"k")), EtcdRefused) == (
             f"etcd at {where} refuses this client: authentication failed, invalid user ID or password"
         )
         assert "hush" not in desk.client.trouble
-    with OperatorApi(cluster.settings(user="", password="")) as desk:
+    with ClientInLoop(cluster.settings(user="", password="")) as desk:
         assert "wants a user and a password" in raised(lambda: desk.call(Range(b"k")), EtcdRefused)
-    with OperatorApi(cluster.settings(user=USER, password=USER_PASSWORD)) as desk:
+    with ClientInLoop(cluster.settings(user=USER, password=USER_PASSWORD)) as desk:
         desk.call(Put(ALLOWED + b"k", b"v"))
         assert "permission denied" in raised(lambda: desk.call(Put(b"k", b"v")), EtcdRefused)

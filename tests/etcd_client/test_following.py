@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from etcd_client.kit import OperatorApi, ScriptedServer, http
+from etcd_client.kit import ClientInLoop, ScriptedServer, http
 from kit.etcd import ALLOWED, ALONE, USER, USER_PASSWORD, EtcdCluster, unique_prefix
 from kit.linear import assert_linear
 from tenax._io.etcd.address import Place
@@ -23,7 +23,7 @@ from tenax._io.etcd.watch_stream import WatchStream
 class Follower:
     """What was told, in order."""
 
-    def __init__(self, desk: OperatorApi, prefix: bytes) -> None:
+    def __init__(self, desk: ClientInLoop, prefix: bytes) -> None:
         self.told: list[Any] = []
         self.troubles: list[EtcdError] = []
         self.following = Subscription(
@@ -41,12 +41,12 @@ class Follower:
 
 
 @pytest.fixture
-def desk(etcd: EtcdCluster) -> Iterator[OperatorApi]:
-    with OperatorApi(etcd.settings()) as desk:
+def desk(etcd: EtcdCluster) -> Iterator[ClientInLoop]:
+    with ClientInLoop(etcd.settings()) as desk:
         yield desk
 
 
-def test_what_is_and_what_changes(desk: OperatorApi) -> None:
+def test_what_is_and_what_changes(desk: ClientInLoop) -> None:
     prefix = unique_prefix()
     desk.call(Put(prefix + b"a", b"1"))
     desk.call(Put(prefix[:-1], b"not below it"))
@@ -66,7 +66,7 @@ def test_what_is_and_what_changes(desk: OperatorApi) -> None:
     assert not follower.troubles
 
 
-def test_what_happened_between_the_list_and_the_stream_is_told(desk: OperatorApi) -> None:
+def test_what_happened_between_the_list_and_the_stream_is_told(desk: ClientInLoop) -> None:
     prefix = unique_prefix()
     changes: list[Change] = []
     other: list[object] = []
@@ -81,7 +81,7 @@ def test_what_happened_between_the_list_and_the_stream_is_told(desk: OperatorApi
     following.close()
 
 
-def test_closed_from_within(desk: OperatorApi) -> None:
+def test_closed_from_within(desk: ClientInLoop) -> None:
     followings: list[Subscription] = []
     told: list[object] = []
 
@@ -98,7 +98,7 @@ def test_closed_from_within(desk: OperatorApi) -> None:
 
 def test_a_past_that_is_compacted_begins_again(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    with OperatorApi(cluster.settings()) as desk, OperatorApi(cluster.settings()) as other:
+    with ClientInLoop(cluster.settings()) as desk, ClientInLoop(cluster.settings()) as other:
         follower = Follower(desk, b"p/")
         desk.until(lambda: follower.following.place)
         cluster.kill(0)  # and the follower does not come to see it, because its loop does not run
@@ -117,7 +117,7 @@ def test_a_past_that_is_compacted_begins_again(make_etcd: Callable[..., EtcdClus
 
 def test_an_etcd_that_was_wiped_begins_again(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         for value in (b"1", b"2", b"3"):
             desk.call(Put(b"p/k", value))
         follower = Follower(desk, b"p/")
@@ -134,7 +134,7 @@ def test_an_etcd_that_was_wiped_begins_again(make_etcd: Callable[..., EtcdCluste
 
 def test_what_is_not_allowed_ends_it(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(users=True, **ALONE)
-    with OperatorApi(cluster.settings(user=USER, password=USER_PASSWORD)) as desk:
+    with ClientInLoop(cluster.settings(user=USER, password=USER_PASSWORD)) as desk:
         refused = Follower(desk, b"elsewhere/")
         allowed = Follower(desk, ALLOWED)
         desk.until(lambda: refused.troubles)
@@ -164,7 +164,7 @@ def test_a_stream_cut_into_single_bytes() -> None:
         sock.recv(1)
 
     with ScriptedServer(script) as server:
-        with OperatorApi(etcd_settings(server.endpoint)) as desk:
+        with ClientInLoop(etcd_settings(server.endpoint)) as desk:
             changes: list[Change] = []
             following = Subscription(desk.client, b"k", b"", lambda _: None, changes.extend, lambda _: None)
             following.start()
@@ -179,7 +179,7 @@ def test_a_stream_cut_into_single_bytes() -> None:
 def test_a_watch_is_read_in_linear_time(end: bytes) -> None:
     """Also a line without an end that comes in small parts."""
     place = Place(0, "127.0.0.1:1")
-    with OperatorApi(etcd_settings(place.name)) as desk:
+    with ClientInLoop(etcd_settings(place.name)) as desk:
         connection = HttpConnection(desk.loop, place, desk.client.pool, None)
 
         def read(parts: list[bytes]) -> None:

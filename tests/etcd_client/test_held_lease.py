@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from etcd_client.kit import OperatorApi, ScriptedServer, answer_to, http, silent_until_gone
+from etcd_client.kit import ClientInLoop, ScriptedServer, answer_to, http, silent_until_gone
 from kit.etcd import ALONE, EtcdCluster, unique_prefix
 from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
@@ -17,7 +17,7 @@ from tenax._io.etcd.settings import etcd_settings
 class Holder:
     """A lease, and what was told of it."""
 
-    def __init__(self, desk: OperatorApi, ttl_s: int, every_s: float | None = None) -> None:
+    def __init__(self, desk: ClientInLoop, ttl_s: int, every_s: float | None = None) -> None:
         self.told: list[str] = []
         self.troubles: list[EtcdError] = []
         self.proofs: list[float] = []
@@ -33,12 +33,12 @@ class Holder:
 
 
 @pytest.fixture
-def desk(etcd: EtcdCluster) -> Iterator[OperatorApi]:
-    with OperatorApi(etcd.settings()) as desk:
+def desk(etcd: EtcdCluster) -> Iterator[ClientInLoop]:
+    with ClientInLoop(etcd.settings()) as desk:
         yield desk
 
 
-def test_it_is_kept_alive_beyond_its_time(desk: OperatorApi) -> None:
+def test_it_is_kept_alive_beyond_its_time(desk: ClientInLoop) -> None:
     holder = Holder(desk, 2)
     before = desk.loop.now()
     holder.lease.start()
@@ -57,7 +57,7 @@ def test_it_is_kept_alive_beyond_its_time(desk: OperatorApi) -> None:
     assert holder.told == ["held"]
 
 
-def test_a_lease_that_somebody_revoked_is_lost_once(desk: OperatorApi) -> None:
+def test_a_lease_that_somebody_revoked_is_lost_once(desk: ClientInLoop) -> None:
     holder = Holder(desk, 60, every_s=0.1)
     holder.lease.start()
     desk.until(lambda: holder.told)
@@ -71,7 +71,7 @@ def test_a_lease_that_somebody_revoked_is_lost_once(desk: OperatorApi) -> None:
     assert not holder.lease.is_held
 
 
-def test_closed_it_runs_out_by_itself(desk: OperatorApi) -> None:
+def test_closed_it_runs_out_by_itself(desk: ClientInLoop) -> None:
     holder = Holder(desk, 60)
     holder.lease.start()
     desk.until(lambda: holder.told)
@@ -82,7 +82,7 @@ def test_closed_it_runs_out_by_itself(desk: OperatorApi) -> None:
 
 def test_silence_is_trouble_and_not_loss(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    with OperatorApi(cluster.settings(attempt_s=0.2)) as desk:
+    with ClientInLoop(cluster.settings(attempt_s=0.2)) as desk:
         holder = Holder(desk, 1, every_s=0.2)
         holder.lease.start()
         desk.until(lambda: holder.told)
@@ -100,7 +100,7 @@ def test_silence_is_trouble_and_not_loss(make_etcd: Callable[..., EtcdCluster]) 
 def test_an_etcd_that_comes_later(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
     cluster.kill(0)
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         holder = Holder(desk, 1, every_s=0.1)
         holder.lease.start()
         desk.until(lambda: holder.troubles)
@@ -113,7 +113,7 @@ def test_an_etcd_that_comes_later(make_etcd: Callable[..., EtcdCluster]) -> None
 
 def test_a_wiped_etcd_has_lost_it(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         holder = Holder(desk, 60, every_s=0.2)
         holder.lease.start()
         desk.until(lambda: holder.told)
@@ -125,7 +125,7 @@ def test_a_wiped_etcd_has_lost_it(make_etcd: Callable[..., EtcdCluster]) -> None
 
 def test_ending_without_etcd_ends_all_the_same(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(**ALONE)
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         holder = Holder(desk, 60)
         holder.lease.start()
         desk.until(lambda: holder.told)
@@ -141,7 +141,7 @@ def test_a_grant_that_took_long_is_proven_anew_before_it_counts() -> None:
     exists = http(b'{"code":9,"message":"etcdserver: lease already exists"}', "400 Bad Request")
     alive = http(b'{"result":{"header":{"revision":"4"},"ID":"1","TTL":"60"}}\n')
     scripted = ScriptedServer(silent_until_gone, answer_to(exists, alive, exists))
-    with scripted as server, OperatorApi(etcd_settings(server.endpoint, attempt_s=0.3)) as desk:
+    with scripted as server, ClientInLoop(etcd_settings(server.endpoint, attempt_s=0.3)) as desk:
         holder = Holder(desk, 60, every_s=0.2)
         began = desk.loop.now()
         holder.lease.start()

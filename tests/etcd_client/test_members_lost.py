@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from etcd_client.kit import OperatorApi, raised
+from etcd_client.kit import ClientInLoop, raised
 from kit.etcd import EtcdCluster
 from tenax._io.etcd.errors import EtcdError, EtcdUnavailable
 from tenax._io.etcd.held_lease import HeldLease
@@ -27,7 +27,7 @@ def index_of(cluster: EtcdCluster, endpoint: str) -> int:
 
 def test_the_leader_dies_and_the_majority(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(3, **QUICK)
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         desk.call(create(b"a"))
         first = cluster.leader()
         cluster.kill(first)
@@ -53,7 +53,7 @@ def test_a_stopped_member_is_left_by_everybody(make_etcd: Callable[..., EtcdClus
     changes: list[Change] = []
     troubles: list[EtcdError] = []
     lost: list[str] = []
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         following = Subscription(desk.client, b"k", b"l", begun.append, changes.extend, troubles.append, silent_s=0.5)
         following.start()
         lease = HeldLease(desk.client, 60, held=lambda: None, lost=lost.append, troubled=troubles.append, every_s=0.3)
@@ -81,7 +81,7 @@ def test_a_watch_tells_everything_once_over_the_deaths_of_its_member(make_etcd: 
     begun: list[RangeAnswer] = []
     changes: list[Change] = []
     troubles: list[EtcdError] = []
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         following = Subscription(desk.client, b"n", b"o", begun.append, changes.extend, troubles.append)
         following.start()
         desk.until(lambda: following.place)
@@ -111,7 +111,7 @@ def test_a_watch_tells_everything_once_over_the_deaths_of_its_member(make_etcd: 
 def test_a_lease_lives_through_a_change_of_leaders(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(3, **QUICK)
     lost: list[str] = []
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         lease = HeldLease(desk.client, 6, held=lambda: None, lost=lost.append, troubled=lambda _: None, every_s=0.3)
         lease.start()
         desk.until(lambda: lease.is_held)
@@ -129,7 +129,7 @@ def test_a_watch_without_a_majority_says_so(make_etcd: Callable[..., EtcdCluster
     cluster = make_etcd(3, **QUICK)
     troubles: list[EtcdError] = []
     changes: list[Change] = []
-    with OperatorApi(cluster.settings()) as desk:
+    with ClientInLoop(cluster.settings()) as desk:
         following = Subscription(desk.client, b"k", b"", lambda _: None, changes.extend, troubles.append)
         following.start()
         desk.until(lambda: following.place)
@@ -146,7 +146,7 @@ def test_a_watch_without_a_majority_says_so(make_etcd: Callable[..., EtcdCluster
 
 def test_everybody_hangs(make_etcd: Callable[..., EtcdCluster]) -> None:
     cluster = make_etcd(1)
-    with OperatorApi(cluster.settings(attempt_s=0.1)) as desk:
+    with ClientInLoop(cluster.settings(attempt_s=0.1)) as desk:
         desk.call(Put(b"k", b"v"))
         cluster.pause_all()
         assert "did not answer in time" in raised(lambda: desk.call(Put(b"k", b"w"), 0.5), EtcdUnavailable)

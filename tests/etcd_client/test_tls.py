@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from etcd_client.kit import OperatorApi, ScriptedServer, answer_to, http, raised
+from etcd_client.kit import ClientInLoop, ScriptedServer, answer_to, http, raised
 from kit.etcd import ALLOWED, ROOT, ROOT_PASSWORD, EtcdCluster, find_etcd
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.errors import EtcdError, EtcdRefused
@@ -25,12 +25,12 @@ def mutual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
 
 
 def refusal(cluster: EtcdCluster, tls: TlsFiles, **told: str) -> str:
-    with OperatorApi(cluster.settings(tls=tls, **told)) as desk:
+    with ClientInLoop(cluster.settings(tls=tls, **told)) as desk:
         return raised(lambda: desk.call(Range(b"k")), EtcdRefused)
 
 
 def test_mutual_tls_with_users(mutual: EtcdCluster) -> None:
-    with OperatorApi(mutual.settings()) as desk:
+    with ClientInLoop(mutual.settings()) as desk:
         for number in range(3):
             desk.call(Put(ALLOWED + b"k", b"x" * 100_000 * number))
         assert len(desk.call(Range(ALLOWED + b"k")).kvs[0].value) == 200_000
@@ -49,13 +49,13 @@ def test_watching_through_tls(mutual: EtcdCluster) -> None:
 
 def test_encrypted_without_a_certificate_of_ours(tmp_path_factory: pytest.TempPathFactory) -> None:
     with EtcdCluster(tmp_path_factory.mktemp("etcd"), tls="server") as cluster:
-        with OperatorApi(cluster.settings()) as desk:
+        with ClientInLoop(cluster.settings()) as desk:
             desk.call(Put(b"k", b"v"))
         # the system's authorities do not know it
-        with OperatorApi(etcd_settings("https://" + cluster.endpoints)) as desk:
+        with ClientInLoop(etcd_settings("https://" + cluster.endpoints)) as desk:
             sentence = raised(lambda: desk.call(Range(b"k")), EtcdRefused)
         assert "its certificate is not trusted" in sentence
-        with OperatorApi(etcd_settings(cluster.endpoints)) as desk:
+        with ClientInLoop(etcd_settings(cluster.endpoints)) as desk:
             sentence = raised(lambda: desk.call(Range(b"k"), patience_s=0.5), EtcdError)
         assert "https://" in sentence or "it speaks TLS" in sentence  # by version: it closes, or says so
 
@@ -93,7 +93,7 @@ def test_files_that_are_not_there(mutual: EtcdCluster, tmp_path: object) -> None
 
 def test_tls_to_a_server_without() -> None:
     plain = ScriptedServer(lambda _, sock: sock.sendall(http(b"", "400 Bad Request")))
-    with plain as server, OperatorApi(etcd_settings("https://" + server.endpoint)) as desk:
+    with plain as server, ClientInLoop(etcd_settings("https://" + server.endpoint)) as desk:
         sentence = raised(lambda: desk.call(Range(b"k")), EtcdRefused)
     assert "it does not speak TLS, and this client was told to" in sentence
 
@@ -102,5 +102,5 @@ def test_one_misfit_does_not_spoil_the_others(mutual: EtcdCluster) -> None:
     bad = answer_to(http(b"", "400 Bad Request"))
     with ScriptedServer(lambda _, sock: sock.sendall(http(b"", "400 Bad Request")), bad) as server:
         endpoints = f"{server.endpoint},{mutual.endpoints}"
-        with OperatorApi(mutual.settings(endpoints=endpoints)) as desk:
+        with ClientInLoop(mutual.settings(endpoints=endpoints)) as desk:
             desk.call(Range(b"k"))

@@ -78,7 +78,7 @@ class Worker:
         self._sock.close()
 
 
-class OperatorApi:
+class WorkerHub:
     """Where workers report."""
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class Cluster:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.desk = OperatorApi()
+        self.desk = WorkerHub()
         self.agents: list[Agent] = []
         self.endpoint = own_endpoint()
         self.told: dict[str, Any] = {

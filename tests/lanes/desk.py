@@ -39,7 +39,7 @@ class Line:
         return not poll.poll(0)
 
 
-class OperatorApi:
+class WorkerHub:
     """``changed`` is notified whenever a worker comes or goes."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ from kit.etcd import EtcdCluster
 from kit.jobs import Bench
 from tenax._core.record import RunRecord
 
-from .desk import OperatorApi
+from .desk import WorkerHub
 from .history import History, broken
 from .nodes import Node
 from .plan import LEAST_NODES, MAX_AGENTS, MAX_NODES, Fault, Plan
@@ -50,7 +50,7 @@ class Play:
         self._notes: list[tuple[float, str]] = []
         self._since = time.monotonic()
         self._bench = Bench(home, f"lane-{plan.seed}-{next(_runs)}")
-        self._desk = OperatorApi()
+        self._desk = WorkerHub()
         self._nodes: list[Node] = []
         self._etcd = EtcdCluster(home, 3)
         self._run_id = f"lane-{os.getpid()}-{plan.seed}"

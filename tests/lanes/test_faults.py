@@ -16,7 +16,7 @@ from kit.etcd import needs_etcd
 from tenax._core.model import Outcome, Verdict
 from tenax._core.record import RecordedMember, RunRecord
 
-from .desk import Line, OperatorApi
+from .desk import Line, WorkerHub
 from .faults import main
 from .history import History, Recorded, WorkerLife, broken
 from .plan import LONGEST_S, SHORTEST_S, draw
@@ -74,13 +74,13 @@ def test_plans_have_everything_in_them() -> None:
 
 
 @pytest.fixture
-def desk() -> Iterator[OperatorApi]:
-    made = OperatorApi()
+def desk() -> Iterator[WorkerHub]:
+    made = WorkerHub()
     yield made
     made.close()
 
 
-def report(desk: OperatorApi, generation: int, rank: int = 0) -> socket.socket:
+def report(desk: WorkerHub, generation: int, rank: int = 0) -> socket.socket:
     """A worker comes to the desk; it is known there when this returns."""
     sock = socket.socket(socket.AF_UNIX)
     sock.connect("\0" + desk.name)
@@ -93,7 +93,7 @@ def report(desk: OperatorApi, generation: int, rank: int = 0) -> socket.socket:
     return sock
 
 
-def test_an_open_connection_is_a_proof(desk: OperatorApi) -> None:
+def test_an_open_connection_is_a_proof(desk: WorkerHub) -> None:
     with report(desk, 1), report(desk, 2):
         old, new = desk.lives
         assert old.alive_at > new.began_at
@@ -110,7 +110,7 @@ def test_a_closed_connection_is_none_though_its_last_words_were_not_read() -> No
         assert not line.is_open()
 
 
-def test_who_is_gone_was_not_there_together(desk: OperatorApi) -> None:
+def test_who_is_gone_was_not_there_together(desk: WorkerHub) -> None:
     report(desk, 1).close()
     with report(desk, 2):
         old, new = desk.lives
@@ -118,7 +118,7 @@ def test_who_is_gone_was_not_there_together(desk: OperatorApi) -> None:
         assert not [each for each in broken(History(0, desk.lives)) if each.startswith("S1")]
 
 
-def test_a_sign_of_life_counts_from_when_it_was_made(desk: OperatorApi) -> None:
+def test_a_sign_of_life_counts_from_when_it_was_made(desk: WorkerHub) -> None:
     with report(desk, 1) as old:
         moment = time.monotonic()
         old.sendall(b"%.6f\n%.6f\n" % (moment - 1, moment))
@@ -128,7 +128,7 @@ def test_a_sign_of_life_counts_from_when_it_was_made(desk: OperatorApi) -> None:
         assert desk.alive() == []
 
 
-def test_workers_are_told_to_succeed_also_if_they_come_later(desk: OperatorApi) -> None:
+def test_workers_are_told_to_succeed_also_if_they_come_later(desk: WorkerHub) -> None:
     with report(desk, 1) as first:
         desk.finish()
         with report(desk, 2) as second:

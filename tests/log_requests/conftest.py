@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.cluster import OperatorApi, Worker
+from kit.cluster import Worker, WorkerHub
 from kit.jobs import PATIENCE_S, TENAX, Bench, Done, Running, until
 from tenax._core.requests import LogsRequest
 from tenax._engines.tcp.operator import at_door
@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.desk = OperatorApi()
+        self.desk = WorkerHub()
         self.doors = os.environ["TENAX_DOORS"]
         self.agents: list[Running] = []
         self._env = {"TENAX_DOORS": self.doors, "CLUSTER_DESK": self.desk.name}
