@@ -226,7 +226,7 @@ def test_no_words_whatsoever_bring_the_coordinator_down(soup, opened, policy) ->
         assert msgspec.json.decode(msgspec.json.encode(machine.state), type=CoordinatorState) == machine.state
         if was_over:
             assert machine.state.phase is RunPhase.OVER
-            assert not any(isinstance(say.event, run.fact.GenerationFormed) for say in says)
+            assert not any(isinstance(say.event, run.events.GenerationFormed) for say in says)
     assert machine.state.phase is RunPhase.OVER
 
 

@@ -39,7 +39,7 @@ def rows(handler: Keeping) -> list[tuple[str, str, str]]:
         assert isinstance(event, RdzvEvent)
         assert RdzvEvent.deserialize(event.serialize()) == event
         assert (event.run_id, event.hostname, event.pid) == ("run", "127.0.0.1", os.getpid())
-        if not event.name.startswith("heart.py"):
+        if not event.name.startswith("heartbeat.py"):
             message = event.message.partition(") ")[2] or event.message
             found.append((event.name.rpartition(".")[2], event.node_state.value, message))
     return found

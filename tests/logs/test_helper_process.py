@@ -28,8 +28,8 @@ def place(tmp_path: Path) -> Path:
     """A copy of what a helper needs, with a probe among it."""
     source = Path(__file__).parents[2] / "src" / "tenax"
     package = tmp_path / "packages" / "tenax"
-    package.mkdir(parents=True)
-    for name in ("__init__.py", "channel.py", "helper_process.py"):
+    (package / "_io").mkdir(parents=True)
+    for name in ("__init__.py", "_io/__init__.py", "_io/channel.py", "_io/helper_process.py"):
         (package / name).write_text((source / name).read_text())
     (package / "helper_probe.py").write_text((Path(__file__).parent / "helper_probe.py").read_text())
     (tmp_path / "socket.py").write_text("raise ImportError('the current directory stands in for the library')")

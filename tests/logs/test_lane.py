@@ -11,7 +11,7 @@ pytestmark = pytest.mark.process
 
 PREAMBLE = """
 import os, threading
-from tenax._logs.device_thread import Lane, allow_kicks
+from tenax._logs.device_thread import DeviceThread, allow_kicks
 allow_kicks()
 gate, woken = threading.Semaphore(0), threading.Semaphore(0)
 """
@@ -35,7 +35,7 @@ def test_a_lane_holds_then_sticks_then_flows() -> None:
 def consume(batch):
     gate.acquire()
     lane.moved_by(sum(map(len, batch)))
-lane = Lane(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
+lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
 def tell(now):
     lane.judge(now)
     print(now, lane.holding, lane.stuck, lane.drops, lane.deadline, flush=True)
@@ -63,7 +63,7 @@ def test_a_lane_that_moves_is_not_stuck() -> None:
 held = 0
 def consume(batch):
     gate.acquire()
-lane = Lane(consume, woken.release, limit_bytes=100, stuck_after_s=1.0, waiting_in_device=lambda: held)
+lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0, waiting_in_device=lambda: held)
 lane.put(b"x" * 200, 200)
 lane.judge(0.0)
 held = -7; lane.judge(1.0); print(lane.holding, lane.stuck, round(lane.deadline, 3))
@@ -78,7 +78,7 @@ def test_a_lane_whose_thread_died_says_so() -> None:
     told = run("""
 def consume(batch):
     raise ZeroDivisionError("in the thread")
-lane = Lane(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
+lane = DeviceThread(consume, woken.release, limit_bytes=100, stuck_after_s=1.0)
 lane.put(b"x", 1)
 woken.acquire()
 try:

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.process
 # An agent in a process of its own. It prints the scribe's pid and the worker's on descriptor 3 and then only waits.
 AGENT = """
 import os, subprocess, sys
-from tenax._logs.writer import Scribe
+from tenax._logs.writer import LogWriter
 log, worker_code = sys.argv[1:]
-scribe = Scribe()
+scribe = LogWriter()
 scribe.start()
 end = scribe.open_stream("w", path=log, console=1, prefix="P:")
 worker = subprocess.Popen([sys.executable, "-c", worker_code], stdout=end, stdin=0, stderr=subprocess.DEVNULL)

@@ -86,7 +86,7 @@ def attributes(thing: Any) -> dict[str, Any]:
 
 
 class ToldDesk:
-    """Implements ``ports.Desk`` over a machine that the test tells what to hear, and when."""
+    """Implements ``ports.OperatorApi`` over a machine that the test tells what to hear, and when."""
 
     def __init__(self, run_id: str = "job", max_restarts: int = 1) -> None:
         self.machine = CoordinatorMachine(RunSettings(run_id, max_restarts=max_restarts))

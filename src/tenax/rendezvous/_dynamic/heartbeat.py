@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tenax.rendezvous._dynamic.holder import StateHolder
     from tenax.rendezvous._dynamic.state import State
 
-_WHERE = "heart.py:Heart._run"
+_WHERE = "heartbeat.py:Heartbeat._run"
 _LONGEST_LOOK_S = 1.0
 _LONGEST_STOP_S = 5.0
 
