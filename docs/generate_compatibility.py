@@ -80,16 +80,16 @@ DIFFERENT = {
 }
 
 _INTRODUCTION = """\
-# Compatibility
+# TorchElastic names
 
 <!-- Written by docs/generate_compatibility.py. -->
 
-Every module and public name of TorchElastic in torch {version}, and where it is in tenax. **Here** means: it can be
-imported, and every call that torch accepts is accepted. What *different* means is said next to it; what all of it
-has in common is in [Differences](../differences.md).
+Every module and public name of TorchElastic in torch {version}, and where it is in tenax. **Here** means that it can
+be imported, and that every call that torch accepts is accepted. What is *different* is described next to it;
+[Differences](../differences.md) lists everything else.
 
-Each section is headed by torch's path; tenax's stands below it. With
-[`tenax.compat`](../guides/migrating-from-torchrun.md#programs-that-you-do-not-want-to-change) the first gives the second;
+The heading of each section is torch's path, with tenax's below it. With
+[`tenax.compat`](../guides/migrating-from-torchrun.md#programs-that-you-do-not-want-to-change) the first returns the second;
 without it, change the imports. The old `torchelastic.X` is `torch.distributed.elastic.X`, and
 `torchelastic.distributed.launch` is `torch.distributed.run`.
 
