@@ -89,8 +89,8 @@ be imported, and that every call that torch accepts is accepted. What is *differ
 [Differences](../differences.md) lists everything else.
 
 The heading of each section is torch's path, with tenax's below it. With
-[`tenax.compat`](../guides/migrating-from-torchrun.md#programs-that-you-do-not-want-to-change) the first returns the second;
-without it, change the imports. The old `torchelastic.X` is `torch.distributed.elastic.X`, and
+[`tenax.compat`](../guides/migrating-from-torchrun.md#programs-that-you-do-not-want-to-change) the first returns the
+second; without it, change the imports. The old `torchelastic.X` is `torch.distributed.elastic.X`, and
 `torchelastic.distributed.launch` is `torch.distributed.run`.
 
 {counts}
