@@ -80,16 +80,16 @@ DIFFERENT = {
 }
 
 _INTRODUCTION = """\
-# Compatibility
+# TorchElastic names
 
 <!-- Written by docs/generate_compatibility.py. -->
 
-Every module and public name of TorchElastic in torch {version}, and where it is in tenax. **Here** means: it can be
-imported, and every call that torch accepts is accepted. What *different* means is said next to it; what all of it
-has in common is in [Differences](../differences.md).
+Every module and public name of TorchElastic in torch {version}, and where it is in tenax. **Here** means that it can
+be imported, and that every call that torch accepts is accepted. What is *different* is described next to it;
+[Differences](../differences.md) lists everything else.
 
-Each section is headed by torch's path; tenax's stands below it. With
-[`tenax.compat`](../guides/migrating-from-torchrun.md#programs-that-you-do-not-want-to-change) the first gives the
+The heading of each section is torch's path, with tenax's below it. With
+[`tenax.compat`](../guides/migrating-from-torchrun.md#programs-that-you-do-not-want-to-change) the first returns the
 second; without it, change the imports. The old `torchelastic.X` is `torch.distributed.elastic.X`, and
 `torchelastic.distributed.launch` is `torch.distributed.run`.
 
@@ -157,7 +157,7 @@ json.dump({"version": torch.__version__.partition("+")[0], "modules": found}, sy
 """
 
 
-class HealthVerdict(NamedTuple):
+class Judgement(NamedTuple):
     """What is to be said about one name. A problem is something that must be cured, here or there."""
 
     name: str
@@ -179,24 +179,24 @@ def ours_for(module: str) -> str:
     return target_of(module) or module.replace("torch", "tenax", 1)
 
 
-def judge(module: str, names: dict[str, Any]) -> Iterator[HealthVerdict]:
+def judge(module: str, names: dict[str, Any]) -> Iterator[Judgement]:
     """Each name of one of torch's modules."""
     ours = importlib.import_module(ours_for(module))
     for name, entry in names.items():
         yield _judge_name(module, name, entry, ours)
 
 
-def _judge_name(module: str, name: str, entry: dict[str, Any], ours: Any) -> HealthVerdict:
+def _judge_name(module: str, name: str, entry: dict[str, Any], ours: Any) -> Judgement:
     reason = ABSENT.get(f"{module}.{name}")
     if not hasattr(ours, name):
-        return HealthVerdict(name, "absent", reason) if reason else HealthVerdict(name, "wrong", "it is missing")
+        return Judgement(name, "absent", reason) if reason else Judgement(name, "wrong", "it is missing")
     if reason:
-        return HealthVerdict(name, "wrong", "it is said to be absent, and is here")
+        return Judgement(name, "wrong", "it is said to be absent, and is here")
     problems = _problems(name, getattr(ours, name), entry, ABSENT_METHODS.get(f"{module}.{name}", frozenset()))
     if problems:
-        return HealthVerdict(name, "wrong", "; ".join(problems))
+        return Judgement(name, "wrong", "; ".join(problems))
     note = DIFFERENT.get(_key(module, name)) or DIFFERENT.get(_key(entry["home"], name))
-    return HealthVerdict(name, "different" if note else "here", note or "")
+    return Judgement(name, "different" if note else "here", note or "")
 
 
 def _key(module: str, name: str) -> str:
@@ -259,7 +259,7 @@ def page(found: dict[str, Any]) -> str:
     return "\n".join([opening, *parts])
 
 
-def _section(module: str, judged: list[HealthVerdict]) -> str:
+def _section(module: str, judged: list[Judgement]) -> str:
     lines = [f"## `{module}`", "", f"`{ours_for(module)}`", ""]
     here = ", ".join(f"`{each.name}`" for each in judged if each.state == "here")
     others = [each for each in judged if each.state != "here"]

@@ -159,7 +159,7 @@ def train(dataset: Dataset, held_out: Dataset, args: argparse.Namespace, request
             if training.step % args.save_every == 0 or is_last or is_new_notice or must_leave:
                 if rank == 0:
                     save(args.folder, training)
-                dist.barrier()  # nobody leaves before it is there
+                dist.barrier()  # no rank leaves before it is saved
                 has_saved_for_notice = has_notice
             if has_ended_epoch and rank == 0:
                 tell(training, held_out, args.epochs)

@@ -103,8 +103,8 @@ def test_the_invariants_are_the_machines(module: str, letter: str, page: str) ->
     assert spec.origin is not None
     with open(spec.origin) as source:
         law = source.read().partition('"""\n\nfrom')[0]
-    promised = dict(re.findall(rf"^({letter}\d)  (.+(?:\n    .+)*)$", law, re.MULTILINE))
-    told = dict(re.findall(rf"^\| ({letter}\d) \| (.+) \|$", (DOCS / "concepts" / page).read_text(), re.MULTILINE))
+    promised = dict(re.findall(rf"^({letter}\d+) +(.+(?:\n    .+)*)$", law, re.MULTILINE))
+    told = dict(re.findall(rf"^\| ({letter}\d+) \| (.+) \|$", (DOCS / "concepts" / page).read_text(), re.MULTILINE))
     assert len(promised) >= 4
     assert {number: plain(text) for number, text in told.items()} == {
         number: plain(text) for number, text in promised.items()
