@@ -14,7 +14,7 @@ import pytest
 from tenax._core.requests import LogsRequest
 from tenax._logs.query import MAX_BYTES
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest
-from tenax._node.log_queries import Cursor, LogAnswers, RankSet, WrongRequest
+from tenax._node.log_queries import Cursor, InvalidRequest, LogQueries, RankSet
 from tenax._node.worker_logs import WorkerLogs
 from tenax._view.log_lines import LogAnswer
 
@@ -28,7 +28,9 @@ class Node:
     """The logs of a node, served as its loop would."""
 
     def __init__(self) -> None:
-        self.logs = WorkerLogs(DefaultLogsSpecs(os.devnull, local_ranks_filter={99}), role="default", narrate=False)
+        self.logs = WorkerLogs(
+            DefaultLogsSpecs(os.devnull, local_ranks_filter={99}), role="default", show_messages=False
+        )
         self.logs.open()
         self.outputs: dict[tuple[int, int], int] = {}
 
@@ -232,7 +234,7 @@ def test_a_generation_is_left_only_when_all_of_it_was_told(cursor: str) -> None:
     """Its streams were open when they were copied; until the answer came they have said more, and the next began."""
     generations = {1: ({0: 0}, LogsDest())}
     copies = Copies()
-    answers = LogAnswers(cast("LogWriter", copies), generations)
+    answers = LogQueries(cast("LogWriter", copies), generations)
     told: list[LogAnswer] = []
 
     def ask(cursor: str) -> None:
@@ -286,5 +288,5 @@ def test_sets_of_ranks() -> None:
     assert not some.meets(8, 100)
     assert 12345 in RankSet("")
     for text in ("a", "1,", "-1", "3-1", "1-2-3", "²", "9" * 30):
-        with pytest.raises(WrongRequest):
+        with pytest.raises(InvalidRequest):
             RankSet(text)

@@ -200,7 +200,7 @@ def test_a_changed_word_is_named(path: str) -> None:
     number = next(index for index, step in enumerate(steps) if any(_is_formed(say.event) for say in step.says))
     steps[number] = msgspec.structs.replace(steps[number], says=steps[number].says[:1])
     (difference,) = replay_run(header, steps)[1]
-    assert difference.startswith(f"step {number + 1}, Heard: the journal says ")
+    assert difference.startswith(f"step {number + 1}, Received: the journal says ")
 
 
 def _is_formed(event: object) -> bool:

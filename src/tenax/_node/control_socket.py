@@ -38,7 +38,7 @@ _NOTES_KEPT = 64
 _MAX_NOTE_BYTES = 64 << 10
 
 
-class LastRun(msgspec.Struct, frozen=True):
+class RunNote(msgspec.Struct, frozen=True):
     """What an agent has noted about its run."""
 
     run_id: str
@@ -60,7 +60,7 @@ def which_run(run_id: str, pid: int, coordinator: str) -> tuple[str, str]:
     return run_id, coordinator if " at " in coordinator else ""  # who is elected may be another tomorrow
 
 
-def doors_of(environ: Mapping[str, str] = os.environ) -> list[str]:
+def socket_paths(environ: Mapping[str, str] = os.environ) -> list[str]:
     """The paths of all doors of this user, whether somebody is behind them or not. Raises OSError."""
     folder = private_folder(environ)
     if not os.path.lexists(folder):
@@ -69,7 +69,7 @@ def doors_of(environ: Mapping[str, str] = os.environ) -> list[str]:
     return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_DOOR)]
 
 
-def last_runs(environ: Mapping[str, str] = os.environ) -> list[LastRun]:
+def last_runs(environ: Mapping[str, str] = os.environ) -> list[RunNote]:
     """Agents of this user on this host that have ended, the latest first. Raises OSError.
 
     One whose door is still there may live, even if it does not answer.
@@ -82,15 +82,15 @@ def last_runs(environ: Mapping[str, str] = os.environ) -> list[LastRun]:
     return [note for note in map(_read_note, over) if note is not None]
 
 
-def note_beside(door: str) -> LastRun | None:
+def note_for(door: str) -> RunNote | None:
     """What the agent behind this door has noted, also if it does not answer."""
     return _read_note(door.removesuffix(_DOOR) + _NOTE)
 
 
-def _read_note(path: str) -> LastRun | None:
+def _read_note(path: str) -> RunNote | None:
     try:
         with open(path, "rb") as file:
-            note = msgspec.json.decode(file.read(_MAX_NOTE_BYTES), type=LastRun)
+            note = msgspec.json.decode(file.read(_MAX_NOTE_BYTES), type=RunNote)
             return msgspec.structs.replace(note, since=os.fstat(file.fileno()).st_mtime)
     except (OSError, *DECODE_ERRORS):
         return None
@@ -139,7 +139,7 @@ class ControlSocket:
     def _write_note(self, who_we_are: object, error: str) -> None:  # noqa: ARG002 - there is none
         """Found when the run is over: where its logs are. Only a help for people; without it all goes on."""
         with suppress(OSError, UnicodeError, msgspec.ValidationError):
-            run = msgspec.convert(who_we_are, LastRun)
+            run = msgspec.convert(who_we_are, RunNote)
             path = self.path.removesuffix(_DOOR) + _NOTE
             with open(path, "wb") as file:
                 file.write(msgspec.json.encode(run))
@@ -147,7 +147,7 @@ class ControlSocket:
                 os.unlink(old)
 
     @property
-    def is_followed(self) -> bool:
+    def has_followers(self) -> bool:
         """Whether somebody is here to see lines as they come. When the run is over and all are told, they go."""
         return bool(self._followers)
 

@@ -72,10 +72,10 @@ class Journal:
         self,
         path: str = "",
         limit_bytes: int = _LIMIT_BYTES,
-        complain: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.path = path
-        self._complain = complain
+        self._warn = warn
         self._left = limit_bytes
         self._lost = 0
         self._encode = msgspec.json.Encoder().encode
@@ -88,7 +88,7 @@ class Journal:
                 self._size = os.fstat(self._descriptor).st_size
             except OSError as error:  # a run is worth more than its journal; the story goes on without
                 self.path = ""
-                complain(f"no journal is written: {error.strerror}: {path}; the job is not affected")
+                warn(f"no journal is written: {error.strerror}: {path}; the job is not affected")
 
     def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
         host = os.uname().nodename
@@ -133,7 +133,7 @@ class Journal:
         if trouble:
             self._lost += 1
             if not isinstance(line, Footer):
-                self._complain(f"the journal {self.path} ends here: {trouble}; the job is not affected")
+                self._warn(f"the journal {self.path} ends here: {trouble}; the job is not affected")
 
     def _append(self, data: bytes) -> str:
         """Write the whole line, or nothing of it: half a line would spoil those that follow. Says what went wrong."""

@@ -30,22 +30,22 @@ _FIRST_S, _EVERY_S = 1.0, 5.0
 class LiveSteps:
     """Of one node, for a whole run. ``observe`` the state after every step of the agent machine."""
 
-    def __init__(self, loop: Loop, said: Said, complain: Callable[[str], None], *, is_wanted: bool = False) -> None:
+    def __init__(self, loop: Loop, said: Said, warn: Callable[[str], None], *, is_enabled: bool = False) -> None:
         self._loop = loop
         self._said = said
-        self._complain = complain
+        self._warn = warn
         self._generation = 0
         self._told: tuple[WorkerProgress, ...] = ()
         self._timer: Timer | None = None
         self._is_running = False
-        self._is_wanted = is_wanted
+        self._is_enabled = is_enabled
         self._is_broken = False
 
-    def want(self) -> bool:
+    def enable(self) -> bool:
         """From now on. Whether there is something to tell at once, which is posted."""
-        if self._is_wanted:
+        if self._is_enabled:
             return False
-        self._is_wanted = True
+        self._is_enabled = True
         if self._is_running:
             self._look()
         return bool(self._told)
@@ -57,7 +57,7 @@ class LiveSteps:
         elif not was_running or state.generation != self._generation:
             self._rest()
             self._generation, self._told = state.generation, ()
-            if self._is_wanted and not self._is_broken:
+            if self._is_enabled and not self._is_broken:
                 self._timer = self._loop.at(self._loop.now() + _FIRST_S, self._look)
 
     def _look(self) -> None:
@@ -65,7 +65,7 @@ class LiveSteps:
             progress = self._said.progress()
         except Exception as error:  # nothing here is needed to train
             self._timer, self._is_broken = None, True
-            self._complain(f"the steps of workers are not told any more: {type(error).__name__}: {error}")
+            self._warn(f"the steps of workers are not told any more: {type(error).__name__}: {error}")
             return
         if progress and progress != self._told:
             self._told = progress

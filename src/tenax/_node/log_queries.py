@@ -1,9 +1,9 @@
 """Log answers: what a node says to whoever wants to see lines of its workers (``LogsRequest``).
 
-It knows the generations of this node, who had which rank in them and where their output went; the scribe has the lines.
+It knows the generations of this node, who had which rank in them and where their output went; the writer has the lines.
 So this translates: a request into streams and positions, lines back into words. It reads no file and keeps no line.
 
-A cursor is ``INCARNATION:GENERATION:POSITIONS``: which scribe has told the positions (another one does not know what
+A cursor is ``INCARNATION:GENERATION:POSITIONS``: which writer has told the positions (another one does not know what
 memory held), and how far each stream of that generation was told, in hexadecimal. Everything of an older generation was
 told, nothing of a later one was. To others it is a word without a meaning.
 
@@ -40,7 +40,7 @@ _MAX_LAST = 100_000
 _MAX_RANK = 1 << 31
 
 
-class WrongRequest(Exception):
+class InvalidRequest(Exception):
     """The request cannot be followed. The message is a sentence."""
 
 
@@ -65,7 +65,7 @@ class Cursor(msgspec.Struct, frozen=True):
                 tuple(int(each, 16) if each else 0 for each in positions.split(",")) if positions else (),
             )
         except ValueError:
-            raise WrongRequest(f"{text!r} is no cursor; give back that of an answer, or none") from None
+            raise InvalidRequest(f"{text!r} is no cursor; give back that of an answer, or none") from None
 
     def position(self, local_rank: int, number: int) -> int:
         index = 2 * local_rank + number - 1
@@ -73,7 +73,7 @@ class Cursor(msgspec.Struct, frozen=True):
 
 
 class RankSet:
-    """Which ranks are meant, as a person writes it: ``0,3-5``; nothing written means all. Raises ``WrongRequest``."""
+    """Which ranks are meant, as a person writes it: ``0,3-5``; nothing written means all. Raises ``InvalidRequest``."""
 
     def __init__(self, text: str) -> None:
         self._ranges: list[tuple[int, int]] = []
@@ -82,7 +82,7 @@ class RankSet:
             is_right = first.isdecimal() and (last.isdecimal() or not dash)
             low, high = (int(first), int(last) if dash else int(first)) if is_right else (1, 0)
             if not low <= high < _MAX_RANK:
-                raise WrongRequest(f"{text!r} does not say which ranks are meant: write them as 0,3-5")
+                raise InvalidRequest(f"{text!r} does not say which ranks are meant: write them as 0,3-5")
             self._ranges.append((low, high))
 
     def __contains__(self, rank: int) -> bool:
@@ -118,14 +118,14 @@ class _Waiting:
 
     def __init__(self, comes_back: bool) -> None:
         self.comes_back = comes_back  # follows, and so will ask again
-        self.number = 0  # of the request to the scribe
+        self.number = 0  # of the request to the writer
 
 
-class LogAnswers:
+class LogQueries:
     """``generations`` is the node's, and grows: number -> ranks by local rank, and where the output went."""
 
-    def __init__(self, scribe: LogWriter, generations: dict[int, tuple[dict[int, int], LogsDest]]) -> None:
-        self._scribe = scribe
+    def __init__(self, writer: LogWriter, generations: dict[int, tuple[dict[int, int], LogsDest]]) -> None:
+        self._writer = writer
         self._generations = generations
         self._waiting: list[_Waiting] = []  # the one who has waited longest first
         self._told: list[tuple[str, float]] = []  # cursors of those who will ask again, and when they were answered
@@ -140,7 +140,7 @@ class LogAnswers:
     def on_generation(self) -> None:
         """There are new streams: those who wait hear of it now, and ask again."""
         if self._waiting:
-            self._scribe.hurry()
+            self._writer.hurry()
 
     def end(self) -> None:
         """There will be no more streams, and those that there are have ended."""
@@ -151,12 +151,12 @@ class LogAnswers:
         """Exactly once, now or later."""
         try:
             self._ask(request, reply)
-        except WrongRequest as error:
+        except InvalidRequest as error:
             reply(None, str(error))
 
     def _ask(self, request: LogsRequest, reply: Reply) -> None:
         if request.stream not in ("", *STREAMS.values()):
-            raise WrongRequest(f"there is no stream {request.stream!r}; there are stdout and stderr")
+            raise InvalidRequest(f"there is no stream {request.stream!r}; there are stdout and stderr")
         cursor = self._beginning(request)
         meant = self._last if cursor is None else cursor.generation
         if request.generation > 0:
@@ -180,7 +180,7 @@ class LogAnswers:
             self._waiting.append(waiting)
         if request.cursor:
             self._has_come_back(request.cursor)
-        waiting.number = self._scribe.recall(
+        waiting.number = self._writer.recall(
             wants,
             self._on_recalled(request, cursor, meant, streams, waiting, reply),
             incarnation=0 if cursor is None else cursor.incarnation,
@@ -195,7 +195,7 @@ class LogAnswers:
     def _make_room(self) -> None:
         """For one more who waits. Those who have left keep their places only until others want them."""
         while len(self._waiting) >= _MAX_WAITING:
-            self._scribe.hurry(self._waiting.pop(0).number)
+            self._writer.hurry(self._waiting.pop(0).number)
 
     def _has_come_back(self, cursor: str) -> None:
         for index, (told, _) in enumerate(self._told):

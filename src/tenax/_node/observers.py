@@ -68,25 +68,25 @@ class Observers:
                 self._sampler = None
                 self._say(f"workers are not sampled any more: {type(error).__name__}: {error}")
 
-    def serves(self, make_desk: Callable[[], OperatorApi] | None) -> None:
+    def serves(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
         """The coordinator is in this process now, or not any more."""
-        self._leave_desk()
-        if make_desk is None:
+        self._close_served()
+        if make_operator_api is None:
             return
         if self._plan.dashboard:
-            self._open("--dashboard", self._plan.dashboard, self._open_dashboard, make_desk)
+            self._open("--dashboard", self._plan.dashboard, self._open_dashboard, make_operator_api)
         if self._plan.trace:
-            self._open("--trace", self._plan.trace, self._open_trace, make_desk)
+            self._open("--trace", self._plan.trace, self._open_trace, make_operator_api)
 
     def _open(
         self,
         flag: str,
         value: str,
         open_it: Callable[[Callable[[], OperatorApi]], None],
-        make_desk: Callable[[], OperatorApi],
+        make_operator_api: Callable[[], OperatorApi],
     ) -> None:
         try:
-            open_it(make_desk)
+            open_it(make_operator_api)
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             failure = f"{flag} {value}: {reason or type(error).__name__}"
@@ -94,18 +94,18 @@ class Observers:
                 raise RequestRefused(failure) from error
             self._say(f"{failure}; the job runs without it")
 
-    def _open_dashboard(self, make_desk: Callable[[], OperatorApi]) -> None:
+    def _open_dashboard(self, make_operator_api: Callable[[], OperatorApi]) -> None:
         from tenax._observe.dashboard.live import Dashboard
 
-        self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._say)
+        self._dashboard = Dashboard(self._plan.dashboard, make_operator_api(), self._loop, self._say)
         self._say(f"the page of this run: {self._dashboard.link}")
 
-    def _open_trace(self, make_desk: Callable[[], OperatorApi]) -> None:
+    def _open_trace(self, make_operator_api: Callable[[], OperatorApi]) -> None:
         from tenax._observe.tracing.run_trace import RunTrace
 
-        self._trace = RunTrace(self._plan.trace, make_desk(), self._say)
+        self._trace = RunTrace(self._plan.trace, make_operator_api(), self._say)
 
-    def _leave_desk(self) -> None:
+    def _close_served(self) -> None:
         parts, self._dashboard, self._trace = (self._dashboard, self._trace), None, None
         for part in parts:
             try:
@@ -115,6 +115,6 @@ class Observers:
                 self._say(f"what showed this run did not end well: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        self._leave_desk()
+        self._close_served()
         if self._sampler is not None:
             self._sampler.close()

@@ -54,8 +54,8 @@ AnyRunLine = RunHeader | RunStep | Footer
 class RunJournal(Journal):
     """Writes it. Opened when this node begins to serve, which may be never."""
 
-    def __init__(self, path: str = "", complain: Callable[[str], None] = lambda _: None) -> None:
-        super().__init__(path, complain=complain)
+    def __init__(self, path: str = "", warn: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(path, warn=warn)
         self._decision: AnyDecision | None = None
         self._earlier: list[Failure] | None = None
 

@@ -47,17 +47,17 @@ class SignalSource:
         *,
         notices: list[signal.Signals] | None = None,
         notice_s: float | None = None,
-        is_last_act: bool = False,
+        exits_afterwards: bool = False,
     ) -> None:
         """``notices`` only announce: ``notice_s`` after one of them (None: nobody knows when) the node must leave.
 
-        With ``is_last_act`` the signals are ignored afterwards: a late one must not change how a told run ended.
+        With ``exits_afterwards`` the signals are ignored afterwards: a late one must not change how a told run ended.
         """
         self._loop = loop
         self._notices = frozenset(notices or ())
         self._numbers = [*numbers, *self._notices]
         self._notice_s = notice_s
-        self._is_last_act = is_last_act
+        self._exits_afterwards = exits_afterwards
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._reader = self._writer = -1
@@ -79,15 +79,15 @@ class SignalSource:
         if self._reader < 0:
             return
         for number, handler in self._before.items():
-            after = signal.SIG_IGN if self._is_last_act else handler
+            after = signal.SIG_IGN if self._exits_afterwards else handler
             signal.signal(number, after if after is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
-        self.forget()
+        self.discard()
         os.close(self._reader)
         os.close(self._writer)
         self._reader = self._writer = -1
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Whatever came until now is answered."""
         if self._reader >= 0:
             self._take()

@@ -36,7 +36,7 @@ class Sinks:
         """``labels`` are on every metric, for handlers that know such. Raises ValueError when a name is nobody's."""
         self._is_closed = False
         self._made_here: list[Any] = []
-        self.places: list[str] = []  # where the handlers that were made here can be found, for people
+        self.locations: list[str] = []  # where the handlers that were made here can be found, for people
         self._events = self._open_events(event_log_handler)
         try:
             self._metrics = self._open_metrics(metric_handlers, labels or {})
@@ -121,7 +121,7 @@ class Sinks:
         """One that was made here from its name, and is closed with the run. Others belong to who configured them."""
         self._made_here.append(handler)
         if where := getattr(handler, "where", ""):
-            self.places.append(f"{kind}s: {where}")
+            self.locations.append(f"{kind}s: {where}")
         return _delivery(kind, handler, take, getattr(handler, "close", None))
 
 
@@ -130,28 +130,28 @@ class Views:
 
     def __init__(
         self,
-        outlets: Sinks,
+        sinks: Sinks,
         settings: AgentSettings,
         *,
         entrypoint: str,
         backend: str,
-        tells_end: bool,
+        records_end: bool,
         has_watchdog: bool,
         now: float,
     ) -> None:
-        """``tells_end``: whether the agent's own end is an event."""
+        """``records_end``: whether the agent's own end is an event."""
         import os
 
-        self._outlets = outlets
-        self._tells_end = tells_end
+        self._sinks = sinks
+        self._records_end = records_end
         wall_offset = time.time() - now
         self._events: EventView | None = None
         self._metrics: MetricView | None = None
-        if outlets.has_events:
+        if sinks.has_events:
             from tenax.events._view import EventView
 
             self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
-        if outlets.has_metrics:
+        if sinks.has_metrics:
             from tenax.metrics._view import MetricView
 
             self._metrics = MetricView(settings, wall_offset)
@@ -160,12 +160,12 @@ class Views:
         """One step. Returns what a person should know about the handlers."""
         if self._events is not None:
             for event in self._events.take(step.at, step.event, step.commands, state):
-                if self._tells_end or not _is_the_agents_end(event):
-                    self._outlets.record(event)
+                if self._records_end or not _is_the_agents_end(event):
+                    self._sinks.record(event)
         if self._metrics is not None:
             for metric in self._metrics.take(step.at, step.event, step.commands, state):
-                self._outlets.emit(metric)
-        return self._outlets.troubles()
+                self._sinks.emit(metric)
+        return self._sinks.troubles()
 
 
 def _is_the_agents_end(event: Event) -> bool:

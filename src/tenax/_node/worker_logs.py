@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tenax._io.ports import Reply
     from tenax._logs.replaced_stream import ReplacedStream
     from tenax._logs.specs import LogsSpecs
-    from tenax._node.log_queries import LogAnswers
+    from tenax._node.log_queries import LogQueries
 
 _STDOUT, _STDERR = 1, 2
 _REPLACED = 2  # what is added to the number of a stream whose object in ``sys`` was replaced
@@ -53,7 +53,7 @@ class WorkerLogs:
         prefixes: dict[int, str] | None = None,
         stdout_filters: list[str] | None = None,
         stderr_filters: list[str] | None = None,
-        narrate: bool = True,
+        show_messages: bool = True,
         live_line: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,10 +62,10 @@ class WorkerLogs:
         self._template = prefix_template
         self._prefixes = prefixes
         self._filters = {_STDOUT: stdout_filters or [], _STDERR: stderr_filters or []}
-        self._narrate = narrate
-        self._live_line = narrate and live_line
+        self._show_messages = show_messages
+        self._live_line = show_messages and live_line
         self._now = now
-        self._scribe = LogWriter()
+        self._writer = LogWriter()
         self.destination = LogsDest()  # of the last generation
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
@@ -74,10 +74,10 @@ class WorkerLogs:
         self._is_shared = False  # more than one worker writes to the console
         # Of each generation, the oldest first: the workers' ranks by local rank, and where their output went.
         self.generations: dict[int, tuple[dict[int, int], LogsDest]] = {}
-        self._answers: LogAnswers | None = None  # made when somebody asks
+        self._answers: LogQueries | None = None  # made when somebody asks
 
     def open(self) -> None:
-        self._scribe.start()
+        self._writer.start()
         self._is_open = True
         for number in (_STDOUT, _STDERR):
             stream = _replaced(number)
@@ -85,13 +85,13 @@ class WorkerLogs:
                 from tenax._logs.replaced_stream import ReplacedStream
 
                 self._replaced[number] = ReplacedStream(stream)
-                self._scribe.open_console(_REPLACED + number, self._replaced[number].descriptor)
+                self._writer.open_console(_REPLACED + number, self._replaced[number].descriptor)
 
     # --- output of workers --------------------------------------------------------------------------------------------
 
     def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
         """Open the streams of a new generation. The older one's are over: nothing of it is alive."""
-        self._scribe.close_stream_duplicates(self._open_keys)
+        self._writer.close_stream_duplicates(self._open_keys)
         self._open_keys = []
         destination = self.destination = self._choose_destination(envs)
         self._is_shared = len(envs) > 1
@@ -131,7 +131,7 @@ class WorkerLogs:
         try:
             return self._specs.reify(envs)
         except OSError as error:
-            self._scribe.say(f"tenax: no log files are kept: {error.strerror}: {error.filename!r}")
+            self._writer.say(f"tenax: no log files are kept: {error.strerror}: {error.filename!r}")
             return LogsDest()
 
     def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str], to: LogsDest) -> int:
@@ -145,7 +145,7 @@ class WorkerLogs:
         prefix = self._prefix(generation, rank, env) if is_teed else ""
         key = f"{generation}.{rank}.{number}"
         self._open_keys.append(key)
-        return self._scribe.open_stream(
+        return self._writer.open_stream(
             key,
             path=path if path != os.devnull else "",
             # Not redirected: it is shown as it is. Redirected: it is only kept. Teed: both.
@@ -185,9 +185,9 @@ class WorkerLogs:
     def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:  # noqa: ARG002 - we know ourselves
         """See ``log_answers``."""
         if self._answers is None:
-            from tenax._node.log_queries import LogAnswers
+            from tenax._node.log_queries import LogQueries
 
-            self._answers = LogAnswers(self._scribe, self.generations)
+            self._answers = LogQueries(self._writer, self.generations)
         self._answers.answer(request, reply)
 
     def answer_the_last(self) -> Callable[[], float] | None:
@@ -197,7 +197,7 @@ class WorkerLogs:
         answers = self._answers
         if answers is None or not self._is_open:
             return None
-        self._scribe.drain(_LAST_CALL_S, lambda _: answers.end(), self._open_keys)
+        self._writer.drain(_LAST_CALL_S, lambda _: answers.end(), self._open_keys)
         return answers.followed_for
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
@@ -206,7 +206,7 @@ class WorkerLogs:
             done(self._stacks_alone(command))
             return
         key = f"{command.generation}.{command.local_rank}.{_STDERR}"
-        self._scribe.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
+        self._writer.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
     def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
         from tenax._failures.evidence import gather
@@ -255,18 +255,18 @@ class WorkerLogs:
         """Show a line of the agent; with ``after_output``, no worker is left and all output is delivered first."""
         if after_output:
             self._end_streams()
-        if self._narrate:
-            self._scribe.say(one_line(without_passwords(text)), after_output=after_output)
+        if self._show_messages:
+            self._writer.say(one_line(without_passwords(text)), after_output=after_output)
 
     def _end_streams(self) -> None:
         """No worker is left: whoever still holds one of their pipes open is not waited for."""
-        self._scribe.close_stream_duplicates(self._open_keys)
+        self._writer.close_stream_duplicates(self._open_keys)
 
     def live(self, text: str) -> None:
         if self._live_line:
-            self._scribe.live(one_line(text) if _is_in_foreground() else "")
+            self._writer.live(one_line(text) if _is_in_foreground() else "")
 
-    def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:
+    def close(self, final_text: str = "", hurry_descriptor: int = -1) -> None:
         """Everything that was written is out; then the last words; then the scribe leaves.
 
         When ``hurry_descriptor`` becomes readable, a console that takes its time is not waited for.
@@ -275,10 +275,10 @@ class WorkerLogs:
             return
         self._is_open = False
         self._end_streams()
-        self._scribe.drain_now(_DRAIN_S)
-        if last_words:
-            self._scribe.say(last_words, after_output=True)
-        self._scribe.finish(_FINISH_S, hurry_descriptor)
+        self._writer.drain_now(_DRAIN_S)
+        if final_text:
+            self._writer.say(final_text, after_output=True)
+        self._writer.finish(_FINISH_S, hurry_descriptor)
         for replaced in self._replaced.values():
             replaced.close(_FINISH_S)
         self._replaced = {}
@@ -288,17 +288,17 @@ class WorkerLogs:
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._scribe.fileno()
+        return self._writer.fileno()
 
     @property
     def wants_to_write(self) -> bool:
-        return self._scribe.wants_to_write
+        return self._writer.wants_to_write
 
     def on_readable(self) -> None:
-        self._scribe.on_readable()
+        self._writer.on_readable()
 
     def on_writable(self) -> None:
-        self._scribe.on_writable()
+        self._writer.on_writable()
 
 
 def _replaced(number: int) -> TextIO | None:

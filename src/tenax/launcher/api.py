@@ -51,14 +51,14 @@ def launch_agent(
 
         health_check_port(os.environ)  # refused before anything has started
     handler = rendezvous_handler(config)
-    outlets = outlets_of(config)
+    sinks = sinks_of(config)
     try:
-        return _run_agent(handler, config, entrypoint, args, outlets, health_check_server)
+        return _run_agent(handler, config, entrypoint, args, sinks, health_check_server)
     finally:
-        outlets.close()  # if it did not come to a run
+        sinks.close()  # if it did not come to a run
 
 
-def outlets_of(config: LaunchConfig) -> Sinks:
+def sinks_of(config: LaunchConfig) -> Sinks:
     """Where the run's metrics and events go. Raises ValueError for a name that is nobody's."""
     from tenax._node.sinks import Sinks
 
@@ -78,7 +78,7 @@ def _run_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    outlets: Sinks,
+    sinks: Sinks,
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     from tenax.agent.server.api import WorkerSpec
@@ -117,8 +117,8 @@ def _run_agent(
         trace=config.trace,
         on_hang=config.on_hang,
         hang_after=config.hang_after,
-        outlets=outlets,
-        tells_its_end=True,
+        sinks=sinks,
+        records_end=True,
     )
     try:
         result = agent.run()
@@ -142,7 +142,7 @@ def launch(
     args: list[Any],
     *,
     handler: RendezvousHandler | None = None,
-    outlets: Sinks | None = None,
+    sinks: Sinks | None = None,
     report_path: str = "",
     colour: bool = False,
     live_line: bool = True,
@@ -153,17 +153,17 @@ def launch(
     from tenax._node.abandonment import abandon_s_from
     from tenax._node.entrypoints import make_entrypoint
     from tenax._node.node import Node, NodePlan
-    from tenax._node.placements import decide_places
+    from tenax._node.placements import decide_placements
     from tenax._node.watchdog import watchdog_plan
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
     if handler is None:
         handler = rendezvous_handler(config)
     run_id = config.run_id
-    if outlets is None:
-        outlets = outlets_of(config)
+    if sinks is None:
+        sinks = sinks_of(config)
     if not isinstance(handler, EngineRendezvousHandler):
-        return _launch_by_asking(handler, config, entrypoint, args, outlets)
+        return _launch_by_asking(handler, config, entrypoint, args, sinks)
     name = entrypoint_name(entrypoint, args)
     node = Node(
         NodePlan(
@@ -191,20 +191,20 @@ def launch(
             virtual_local_rank=config.virtual_local_rank,
             preload=config.preloads if isinstance(entrypoint, str) else "",
             keep_standbys=config.may_start_again,
-            places=decide_places(config.numa_options, config.nproc_per_node),
+            placements=decide_placements(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
             watchdog=watchdog_plan(os.environ),
             dashboard=config.dashboard,
             trace=config.trace,
             health=_health_check(),
             rdzv_backend=handler.get_backend(),
-            outlets=outlets,
-            narrate=True,
+            sinks=sinks,
+            show_messages=True,
             live_line=live_line,
-            is_last_act=True,
+            exits_afterwards=True,
         )
     )
-    verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))
+    verdict = node.run(final_text=lambda verdict: _report(verdict, node, config, name, report_path, colour))
     _pass_on_first_cause(verdict)
     return exit_code_for(verdict)
 
@@ -242,7 +242,7 @@ def _launch_by_asking(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
-    outlets: Sinks,
+    sinks: Sinks,
 ) -> int:
     """With a handler of others: the agent for old hooks asks it, and tells no story; the exit codes are the same."""
     import signal
@@ -255,7 +255,7 @@ def _launch_by_asking(
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set for the start; this handler may have to clean up
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        _run_agent(handler, config, entrypoint, args, outlets)
+        _run_agent(handler, config, entrypoint, args, sinks)
     except ChildFailedError as error:
         sys.stderr.write(f"{error}\n")
         code = error.get_first_failure()[1].exitcode

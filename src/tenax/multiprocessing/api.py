@@ -25,7 +25,7 @@ from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from tenax._logs.std import Std, to_map
 from tenax._node.entrypoints import make_entrypoint
 from tenax._node.journal import Journal
-from tenax._node.placements import decide_places
+from tenax._node.placements import decide_placements
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax._node.supervisor import Supervisor
 from tenax._node.worker_logs import WorkerLogs
@@ -156,7 +156,7 @@ class PContext(ABC):
             prefixes=self._whole(log_line_prefixes),
             stdout_filters=duplicate_stdout_filters,
             stderr_filters=duplicate_stderr_filters,
-            narrate=False,
+            show_messages=False,
         )
         self.grace_s = _DEFAULT_GRACE_S  # what the others have when one fails
         self.scopes: ScopeWatch | None = None  # which processes must leave in time
@@ -210,7 +210,7 @@ class PContext(ABC):
         if self._thread is not None or self._is_ended:
             raise RuntimeError(f"the processes {self.name!r} were started already; make a new context instead")
         self._signals.take()  # before there is a process that would be lost
-        places = decide_places(self._numa_options, self.nprocs)
+        placements = decide_placements(self._numa_options, self.nprocs)
         entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
         keeper = entrypoint.keeper()
         loop = self._loop = Loop()
@@ -226,7 +226,7 @@ class PContext(ABC):
                 logs=self._logs,
                 journal=Journal(),
                 environments=lambda _: self.envs,
-                place=places.place,
+                bind=placements.bind,
                 observe=self._on_step,
                 scopes=self.scopes,
             )

@@ -64,31 +64,31 @@ class SelfReport:
     _worker_group: WorkerGroup
     _remaining_restarts: int
 
-    def __init__(self, outlets: Sinks | None = None, tells_its_end: bool = False) -> None:
-        self._outlets = outlets
+    def __init__(self, sinks: Sinks | None = None, records_end: bool = False) -> None:
+        self._sinks = sinks
         self._at_exit: weakref.finalize[..., Any] | None = None
-        self._tells_its_end = tells_its_end
+        self._records_end = records_end
         self._began_at = time.monotonic()
 
-    # --- outlets ------------------------------------------------------------------------------------------------------
+    # --- sinks ------------------------------------------------------------------------------------------------------
 
-    def _open_outlets(self) -> Sinks:
+    def _open_sinks(self) -> Sinks:
         """When the first thing is said. An agent with a ``run`` of its own may never close them: then the exit does."""
-        if self._outlets is None:
-            self._outlets = Sinks(self._worker_group.spec.event_log_handler)
-            self._at_exit = weakref.finalize(self, self._outlets.close)
-        return self._outlets
+        if self._sinks is None:
+            self._sinks = Sinks(self._worker_group.spec.event_log_handler)
+            self._at_exit = weakref.finalize(self, self._sinks.close)
+        return self._sinks
 
-    def _close_outlets(self) -> None:
-        outlets = self._forget_outlets()
-        for line in outlets.close() if outlets is not None else []:
+    def _close_sinks(self) -> None:
+        sinks = self._forget_sinks()
+        for line in sinks.close() if sinks is not None else []:
             self._say(line)
 
-    def _forget_outlets(self) -> Sinks | None:
-        outlets, self._outlets = self._outlets, None
+    def _forget_sinks(self) -> Sinks | None:
+        sinks, self._sinks = self._sinks, None
         if self._at_exit is not None:
             self._at_exit.detach()
-        return outlets
+        return sinks
 
     def _say(self, line: str) -> None:
         """These agents have no console of their own; a handler that lost something is worth a line all the same."""
@@ -97,21 +97,21 @@ class SelfReport:
         sys.stderr.write(f"tenax: {one_line(line)}\n")
 
     def _measure(self, name: str, value: int) -> None:
-        outlets = self._open_outlets()
-        if not outlets.has_metrics:
+        sinks = self._open_sinks()
+        if not sinks.has_metrics:
             return
         from tenax.metrics import MetricData
 
-        outlets.emit(MetricData(time.time(), _GROUP, name, value))
-        for line in outlets.troubles():
+        sinks.emit(MetricData(time.time(), _GROUP, name, value))
+        for line in sinks.troubles():
             self._say(line)
 
     def _record(self, make: Callable[[], Event]) -> None:
-        outlets = self._open_outlets()
-        if not outlets.has_events:
+        sinks = self._open_sinks()
+        if not sinks.has_events:
             return
-        outlets.record(make())
-        for line in outlets.troubles():
+        sinks.record(make())
+        for line in sinks.troubles():
             self._say(line)
 
     # --- events -------------------------------------------------------------------------------------------------------

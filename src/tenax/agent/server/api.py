@@ -240,14 +240,14 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         *,
         restart_policy: RestartPolicy | None = None,
         signals_to_handle: str = DEFAULT_SIGNALS,
-        outlets: Sinks | None = None,
-        tells_its_end: bool = False,
+        sinks: Sinks | None = None,
+        records_end: bool = False,
     ) -> None:
-        """``outlets``: where metrics and events go; None: ``spec.event_log_handler``, and the configured handlers.
+        """``sinks``: where metrics and events go; None: ``spec.event_log_handler``, and the configured handlers.
 
-        ``tells_its_end``: whether the end of this agent is recorded as an event; a launcher may do that itself.
+        ``records_end``: whether the end of this agent is recorded as an event; a launcher may do that itself.
         """
-        super().__init__(outlets, tells_its_end)
+        super().__init__(sinks, records_end)
         self._worker_group = WorkerGroup(spec)
         self._signals = signals_to_handle
         self._remaining_restarts = spec.max_restarts
@@ -414,18 +414,18 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        self._open_outlets()
+        self._open_sinks()
         try:
             result = self._run_and_shut_down(role)
-            if self._tells_its_end:
+            if self._records_end:
                 self._record_end_of_agent(result)
             return result
         except Exception:
-            if self._tells_its_end:
+            if self._records_end:
                 self._record(self.get_event_failed)
             raise
         finally:
-            self._close_outlets()
+            self._close_sinks()
 
     @measured_as("SimpleElasticAgent.run")
     def _run_and_shut_down(self, role: str) -> RunResult:

@@ -15,7 +15,7 @@ from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import AgentSettings, Assignment, Outcome
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._node.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
-from tenax._node.placements import decide_places
+from tenax._node.placements import decide_placements
 from tenax._node.signals import DEFAULT_SIGNALS
 from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
 from tenax._observe.health.check import health_check_of
@@ -80,8 +80,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     ``preload``: modules that are imported once for all workers of a Python script, or "auto"; empty: none.
     ``dashboard``, ``trace``, ``on_hang``, ``hang_after``: how the run is watched, as ``LaunchConfig`` says.
     ``log_dir``: an older way to say ``logs_specs``.
-    ``outlets``: where metrics and events go; None: ``spec.event_log_handler`` and the handlers that are configured.
-    ``tells_its_end``: whether the agent's own end is an event. A launcher that records it itself leaves it out.
+    ``sinks``: where metrics and events go; None: ``spec.event_log_handler`` and the handlers that are configured.
+    ``records_end``: whether the agent's own end is an event. A launcher that records it itself leaves it out.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         on_hang: str = "off",
         hang_after: float = 300.0,
         log_dir: str | None = None,
-        outlets: Sinks | None = None,
-        tells_its_end: bool = False,
+        sinks: Sinks | None = None,
+        records_end: bool = False,
     ) -> None:
         super().__init__(
             spec,
@@ -114,8 +114,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             shutdown_timeout,
             restart_policy=restart_policy,
             signals_to_handle=signals_to_handle,
-            outlets=outlets,
-            tells_its_end=tells_its_end,
+            sinks=sinks,
+            records_end=records_end,
         )
         if isinstance(logs_specs, str):  # as the oldest documents call it: LocalElasticAgent(spec, "spawn")
             start_method, logs_specs = logs_specs, None
@@ -176,21 +176,21 @@ class LocalElasticAgent(SimpleElasticAgent):
                 notice_s=self._notice_s,
                 preload=self._preload,
                 virtual_local_rank=spec.virtual_local_rank,
-                places=decide_places(spec.numa_options, spec.local_world_size),
+                placements=decide_placements(spec.numa_options, spec.local_world_size),
                 policy=self._policy,
                 watchdog=watchdog_plan(os.environ),
                 dashboard=self._dashboard,
                 trace=self._trace,
                 health=self._health,
                 rdzv_backend=self._backend_name(),
-                outlets=self._open_outlets(),
-                tells_its_end=self._tells_its_end,
+                sinks=self._open_sinks(),
+                records_end=self._records_end,
             )
         )
         try:
             return self._result(node.run(observe=self._mirror), node)
         finally:
-            self._forget_outlets()  # the node has closed them; a next run has its own
+            self._forget_sinks()  # the node has closed them; a next run has its own
 
     def _settings(self) -> AgentSettings:
         spec = self._worker_group.spec
@@ -269,7 +269,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             use_agent_store=bool(getattr(handler, "use_agent_store", False)),
             restarts_used=spec.max_restarts - self._remaining_restarts,
         )
-        threads = decide_places(spec.numa_options, spec.local_world_size).omp_num_threads
+        threads = decide_placements(spec.numa_options, spec.local_world_size).omp_num_threads
         options = WorkerEnvironment(spec.virtual_local_rank, threads)
         ranks = range(spec.local_world_size)
         envs = {rank: worker_environment(self._settings(), part, rank, os.environ, options) for rank in ranks}

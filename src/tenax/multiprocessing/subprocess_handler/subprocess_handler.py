@@ -56,10 +56,10 @@ class SubprocessHandler:
             start_new_session=True,
         )
         if numa_options is not None:
-            from tenax._node.placements import decide_places
+            from tenax._node.placements import decide_placements
 
             size = int(env.get("LOCAL_WORLD_SIZE", self.local_rank_id + 1))
-            placement = decide_places(numa_options, size).placement
+            placement = decide_placements(numa_options, size).placement
             if placement is not None and placement.bindings:
                 os.sched_setaffinity(process.pid, placement.bindings[self.local_rank_id].cpus)
         return process
