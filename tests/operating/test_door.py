@@ -81,9 +81,9 @@ def test_of_one_that_was_killed_the_door_is_taken_over_and_old_notes_go(folder: 
 WITHOUT_DESCRIPTORS = """
 import os, resource, sys
 from tenax._io.loop import Loop
-from tenax._node.control_socket import Door
+from tenax._node.control_socket import ControlSocket
 
-class Counted(Door):
+class Counted(ControlSocket):
     turns = 0
     def on_readable(self):
         self.turns += 1
