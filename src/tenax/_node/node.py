@@ -151,7 +151,7 @@ class Node:
                         loop, logs, self._step_observer(views, logs, steps, observe), steps.enable
                     )
                     if plan.show_messages:
-                        sinks.speak_through(lambda line: loop.soon(lambda: logs.say(line)))
+                        sinks.redirect_console(lambda line: loop.soon(lambda: logs.say(line)))
                     for location in sinks.locations:
                         logs.say(f"tenax: {location}")
                     self._open_health(loop, logs)

@@ -1,4 +1,4 @@
-"""Where workers run: from the placement that was asked for to what the keeper and the environment need."""
+"""Placements: which CPUs each worker of a node may use, and how many threads."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Placements(msgspec.Struct, frozen=True):
-    """The decision for all workers of a node, with what to tell the user about it."""
+    """The decision for all workers of a node, with notes for the user."""
 
     placement: Placement | None = None
     omp_num_threads: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
     def bind(self, local_rank: int, launch: Launch) -> Launch:
-        """The same launch, bound to its CPUs."""
+        """Return the launch bound to the worker's CPUs."""
         if self.placement is None or not self.placement.bindings:
             return launch
         return msgspec.structs.replace(launch, cpus=self.placement.bindings[local_rank].cpus)
@@ -32,7 +32,7 @@ class Placements(msgspec.Struct, frozen=True):
 def decide_placements(
     options: NumaOptions | None, local_world_size: int, environ: Mapping[str, str] = os.environ
 ) -> Placements:
-    """Bind workers if that was asked for, and share the cores among them. Raises PlacementError with a sentence."""
+    """Bind workers to CPUs if ``options`` are given, and divide the cores among them. Raises PlacementError."""
     from tenax._processes.devices import allowed_cpus, cpu_quota, gpu_pci_bus_ids
     from tenax._processes.placement import devices_of_ranks, plan_placement, share_threads
     from tenax.numa._topology import Topology

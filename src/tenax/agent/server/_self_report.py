@@ -103,7 +103,7 @@ class SelfReport:
         from tenax.metrics import MetricData
 
         sinks.emit(MetricData(time.time(), _GROUP, name, value))
-        for line in sinks.troubles():
+        for line in sinks.new_errors():
             self._say(line)
 
     def _record(self, make: Callable[[], Event]) -> None:
@@ -111,7 +111,7 @@ class SelfReport:
         if not sinks.has_events:
             return
         sinks.record(make())
-        for line in sinks.troubles():
+        for line in sinks.new_errors():
             self._say(line)
 
     # --- events -------------------------------------------------------------------------------------------------------
