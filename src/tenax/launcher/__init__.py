@@ -1,4 +1,4 @@
-"""The launcher's public names, loaded when first used: the command line comes by here on its way to the config."""
+"""The launcher's public names, loaded on first use because the command line imports this package at startup."""
 
 from __future__ import annotations
 
