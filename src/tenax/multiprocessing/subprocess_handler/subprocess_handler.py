@@ -1,6 +1,6 @@
 """SubprocessHandler: one program in one process, for callers that manage processes themselves.
 
-tenax's own workers do not come by here: the keeper starts them.
+tenax does not use it for its own workers, which the keeper starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["SubprocessHandler"]
 
 
 class SubprocessHandler:
-    """Starts the program at once, in a session of its own. ``proc`` is the ``subprocess.Popen``."""
+    """Starts the program at once, in its own session. ``proc`` is the ``subprocess.Popen``."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SubprocessHandler:
         return process
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Signal the whole group of the process (SIGTERM unless told otherwise) and close its files."""
+        """Signal the process group (by default SIGTERM) and close the files."""
         with suppress(ProcessLookupError):
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
         self._files.close()
