@@ -283,9 +283,9 @@ def test_cursors() -> None:
 def test_sets_of_ranks() -> None:
     some = RankSet("0,3-5, 7")
     assert [rank for rank in range(10) if rank in some] == [0, 3, 4, 5, 7]
-    assert some.meets(1, 3)
-    assert not some.meets(1, 2)
-    assert not some.meets(8, 100)
+    assert some.overlaps(1, 3)
+    assert not some.overlaps(1, 2)
+    assert not some.overlaps(8, 100)
     assert 12345 in RankSet("")
     for text in ("a", "1,", "-1", "3-1", "1-2-3", "²", "9" * 30):
         with pytest.raises(InvalidRequest):

@@ -111,9 +111,9 @@ def _notes(folder: str) -> list[str]:
 class ControlSocket:
     """Watched by the agent's loop once it is open. ``answer`` gets each request and must reply exactly once."""
 
-    def __init__(self, answer: Callable[[AnyRequest, Reply], None], say: Callable[[str], None]) -> None:
+    def __init__(self, answer: Callable[[AnyRequest, Reply], None], warn: Callable[[str], None]) -> None:
         self._answer = answer
-        self._say = say
+        self._warn = warn
         self._listener: socket.socket | None = None
         self._loop: EventLoop
         self._clients: set[Link] = set()
@@ -133,7 +133,7 @@ class ControlSocket:
             self._answer(AgentRequest(), self._write_note)  # before the socket: clients read both
             self._listener = _listen(self.path)
         except OSError as error:
-            self._say(f"'tenax status' will not find this run by its id: {error.strerror or error}")
+            self._warn(f"'tenax status' will not find this run by its id: {error.strerror or error}")
             return
         loop.watch(self)
 
@@ -182,7 +182,7 @@ class ControlSocket:
             sock.close()
             if not self._has_warned:
                 self._has_warned = True
-                self._say(f"this run cannot be asked any more: {type(error).__name__}: {error}; it is not affected")
+                self._warn(f"this run cannot be asked any more: {type(error).__name__}: {error}; it is not affected")
 
     def _watch_again(self) -> None:
         self._pause = None

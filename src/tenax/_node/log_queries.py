@@ -88,7 +88,7 @@ class RankSet:
     def __contains__(self, rank: int) -> bool:
         return not self._ranges or any(low <= rank <= high for low, high in self._ranges)
 
-    def meets(self, first: int, count: int) -> bool:
+    def overlaps(self, first: int, count: int) -> bool:
         """Return whether it contains any of ``count`` ranks from ``first`` on."""
         return not self._ranges or any(low < first + count and first <= high for low, high in self._ranges)
 

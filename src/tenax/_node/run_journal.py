@@ -61,12 +61,12 @@ class RunJournal(Journal):
     def begin_run(self, settings: RunSettings, now: float) -> None:
         self.write(RunHeader(FORMAT, __version__, settings, os.uname().nodename, time.time(), now))
 
-    def run_step(self, at: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
+    def run_step(self, at: float, event: AnyCoordinatorEvent, sent: list[Send], state: CoordinatorState) -> None:
         # A policy may return the same object every time, but each restart that it grants creates a new history.
         was_called = state.decision is not self._decision or state.earlier is not self._earlier
         self._decision, self._earlier = state.decision, state.earlier
-        step = RunStep(at, event, says, state.decision if was_called else None)
-        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not says:
+        step = RunStep(at, event, sent, state.decision if was_called else None)
+        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not sent:
             self.hold(event.node_id, step)
         else:
             self.write(step)
@@ -108,8 +108,8 @@ def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[floa
     differences: list[str] = []
     run_messages = RunMessages()
     for number, step in enumerate(steps, 1):
-        says = machine.step(step.event, step.at)
-        if says != step.says:
-            differences.append(f"step {number}, {type(step.event).__name__}: the journal says {step.says}, not {says}")
+        sent = machine.step(step.event, step.at)
+        if sent != step.says:
+            differences.append(f"step {number}, {type(step.event).__name__}: the journal says {step.says}, not {sent}")
         lines += [(step.at - header.at, line) for line in run_messages.tell(step.event, step.says)]
     return lines, differences

@@ -95,7 +95,7 @@ class Supervisor:
         loop.watch(self._processes)
         if self._scopes is not None:
             loop.watch(self._scopes)
-            self._scopes.open(loop.now, self._say)
+            self._scopes.open(loop.now, self._print)
         self._processes.open(self._from_processes)
         self._journal.begin(self.machine.state.settings, self._entrypoint.name, loop.now())
         loop.post(events.RunRequested())
@@ -147,18 +147,18 @@ class Supervisor:
             for expired in self._scopes.expired():
                 self._loop.post(expired)
 
-    def _say(self, text: str, *, after_output: bool = False) -> None:
+    def _print(self, text: str, *, after_output: bool = False) -> None:
         self._logs.say(f"tenax: {harmless(text)}", after_output=after_output)
 
     def _node(self) -> ControlledNode:
         return ControlledNode(
             settings=self.machine.state.settings,
             policy=self._policy,
-            words=self._words,
+            words=self._announcements,
             hold=self._processes.hold,
             keep=self._processes.keep,
             release=self._processes.release,
-            say=self._say,
+            say=self._print,
             record_run=self._record_run,
             answer=self._answer_of_node,
             serves=self._on_serving,
@@ -173,7 +173,7 @@ class Supervisor:
             return
         from tenax._node.control_socket import ControlSocket
 
-        self._control_socket = ControlSocket(self._answer, self._say)
+        self._control_socket = ControlSocket(self._answer, self._print)
         self._control_socket.open(self._loop)
 
     def _on_serving(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
@@ -223,7 +223,7 @@ class Supervisor:
         self._run_journal.begin_run(settings, self._loop.now())
         return self._run_journal.run_step
 
-    def _words(self, node: NodeInfo) -> list[FromNode]:
+    def _announcements(self, node: NodeInfo) -> list[FromNode]:
         return words_on_connecting(self.machine.state, node, self._loop.now())
 
     def _stay_for_others(self) -> bool:
@@ -316,7 +316,7 @@ class Supervisor:
         is_end = any(isinstance(command, commands.Finish) for command in issued)
         for line in lines_for(event, issued, state):
             if line.important:
-                self._say(line.text, after_output=is_end)
+                self._print(line.text, after_output=is_end)
         if self._scopes is not None:
             self._scopes.heard(event, issued)
         for command in issued:

@@ -1,4 +1,4 @@
-"""The launcher's public names, loaded on first use because the command line imports this package at startup."""
+"""The launcher: ``LaunchConfig``, ``elastic_launch`` and ``launch_agent``, loaded on first use to keep startup fast."""
 
 from __future__ import annotations
 
