@@ -1,8 +1,8 @@
-"""``python -m tenax`` is ``tenax``."""
+"""``python -m tenax`` runs ``tenax``."""
 
 from __future__ import annotations
 
 from tenax.cli.main import main
 
-if __name__ == "__main__":  # a worker that multiprocessing spawns imports this module again
+if __name__ == "__main__":  # workers spawned by multiprocessing import this module again
     raise SystemExit(main())

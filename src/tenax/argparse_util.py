@@ -1,8 +1,8 @@
 """Two argparse actions that take an option's default from the environment, under TorchElastic's names.
 
-``--some-option`` with ``dest="some_option"`` reads ``PET_SOME_OPTION`` when the parser is built; the command line
-wins. Our own command line does not use them (see ``tenax.cli.arguments``): they are for parsers that launchers
-build themselves, and for ``tenax.run.get_args_parser``.
+``--some-option`` with ``dest="some_option"`` reads ``PET_SOME_OPTION`` when the parser is built; the command line takes
+precedence. They are for third-party parsers and ``tenax.run.get_args_parser``; the ``tenax`` command parses its own
+arguments (``tenax.cli.arguments``).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["check_env", "env"]
 
 
 class env(argparse.Action):
-    """Store a value; its default is ``PET_<DEST>`` where that is set. A required option is not required then."""
+    """Store a value. If ``PET_<DEST>`` is set, it is the default, and a required option becomes optional."""
 
     def __init__(self, dest: str, default: Any = None, required: bool = False, **kwargs: Any) -> None:
         default = os.environ.get(f"PET_{dest.upper()}", default)
@@ -38,7 +38,7 @@ class env(argparse.Action):
 
 
 class check_env(argparse.Action):
-    """A switch; ``PET_<DEST>`` of 1, true or yes turns it on by default, and 0, false or no does not."""
+    """A switch. ``PET_<DEST>`` of 1, true or yes turns it on by default; 0, false or no does not."""
 
     def __init__(self, dest: str, default: bool = False, **kwargs: Any) -> None:
         name = f"PET_{dest.upper()}"

@@ -1,4 +1,4 @@
-"""A client for etcd: what ``tenax.store.EtcdStore`` and the rendezvous backends take, and the errors they raise."""
+"""A client for etcd, used by ``tenax.store.EtcdStore`` and the rendezvous backends, and the errors it raises."""
 
 from tenax._io.etcd.blocking import BlockingEtcd
 from tenax._io.etcd.client import EtcdClient

@@ -1,10 +1,12 @@
-"""Restart policies: what to do after a failure, given its history.
+"""Restart policies: decide what follows a failure, given the history of the run.
 
-from tenax.policy import GiveUp, History, Restart, RestartPolicy
+from tenax.policy import BudgetPolicy, GiveUp
 
-class GiveUpOnBadData(RestartPolicy):
+class GiveUpOnBadData(BudgetPolicy):
     def decide(self, failure, history):
-        ...
+        if failure.evidence.error_type == "BadRecord":
+            return GiveUp("the data must be repaired first")
+        return super().decide(failure, history)
 """
 
 from tenax._core.model import Failure

@@ -1,4 +1,4 @@
-"""Preemption: a script asks whether a node of its job is going to leave, and how soon.
+"""Preemption notices: whether a node of the job will leave soon, and when.
 
     from tenax import preemption
 
@@ -7,10 +7,11 @@
         if preemption.notice():
             save_checkpoint(step)     # every rank of every node sees the notice, so all can save together
 
-It goes on after that: who must end is asked to by a signal, and the others form the next generation.
+Continue training after the checkpoint: the workers of the leaving node get a stop signal, and the other nodes form the
+next generation.
 
-For use inside workers. It costs one look at the file system; there is nothing to set up and no thread. Without tenax
-above (or before any notice) the answer is None.
+For use inside workers. A call reads one small file; there is no setup and no thread. Outside of tenax, and without a
+notice, it returns None.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ __all__ = ["Notice", "generation", "notice"]
 
 
 class Notice:
-    """A node is going to leave."""
+    """A node will leave. ``leaves_at`` is on this host's ``time.monotonic()``; None: unknown."""
 
     def __init__(self, host: str, is_this_host: bool, why: str, leaves_at: float | None) -> None:
         self.host = host
         self.is_this_host = is_this_host
         self.why = why
-        self.leaves_at = leaves_at  # on time.monotonic() of this host; None: nobody knows when
+        self.leaves_at = leaves_at
 
     @property
     def seconds_left(self) -> float | None:
-        """How long until it leaves, never negative; None: nobody knows."""
+        """Seconds until it leaves, never negative; None: unknown."""
         return None if self.leaves_at is None else max(0.0, self.leaves_at - time.monotonic())
 
     def __repr__(self) -> str:
@@ -40,7 +41,7 @@ class Notice:
 
 
 def notice() -> Notice | None:
-    """The latest notice for this worker's generation, if there is one."""
+    """Return the latest notice for this worker's generation, or None."""
     path = os.environ.get("TENAX_NOTICE_FILE", "")
     if not path:
         return None
@@ -51,14 +52,14 @@ def notice() -> Notice | None:
         return None
     import json
 
-    said = json.loads(content)
-    return Notice(said["host"], said["is_this_host"], said["why"], said["leaves_at"])
+    found = json.loads(content)
+    return Notice(found["host"], found["is_this_host"], found["why"], found["leaves_at"])
 
 
 def generation() -> int:
-    """The generation that this worker belongs to: the fencing token. 0 without tenax.
+    """Return the generation of this worker, to use as a fencing token. 0 outside of tenax.
 
-    It only grows during a run. Write it next to whatever must have one owner (a checkpoint, a lock) and refuse to
-    replace what carries a greater one: then a worker of a generation that the others have left cannot do harm.
+    It only grows during a run. Store it with each resource that must have one owner (a checkpoint, a lock), and refuse
+    to overwrite one with a greater generation: then a worker of an old generation cannot damage it.
     """
     return int(os.environ.get("TENAX_GENERATION", "0"))

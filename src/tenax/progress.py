@@ -1,9 +1,9 @@
-"""How far the training has got, said by the script: ``tenax.progress.step(n)`` after step n, and nothing else.
+"""Progress of the training, reported by the script: call ``tenax.progress.step(n)`` after step n.
 
-What it is good for: the ledger knows which steps were done twice, ``tenax status`` and the page show the step, and a
-job that hangs is noticed by its own rhythm. The cost of a call is one short write into a small file of the run's log
-folder, a microsecond or two; no message, no thread. It never fails: a disk that is full costs the progress, not the
-worker (which is why the file is written and not mapped). Outside of tenax a call does nothing.
+With it, the goodput figures show which steps were repeated, ``tenax status`` and the dashboard show the current step,
+and hangs are detected by the job's own step time. A call costs one short write to a small file in the run's log folder,
+one or two microseconds; it sends no message and starts no thread. It never raises: on a full disk the progress is lost
+and the worker continues (the file is written, not mapped, for this reason). Outside of tenax a call does nothing.
 
     from tenax import progress
 
@@ -11,7 +11,7 @@ worker (which is why the file is written and not mapped). Outside of tenax a cal
         train(n)
         progress.step(n)
         if n % 1000 == 0:
-            with progress.phase("checkpoint"):  # takes its time, and that is no hang
+            with progress.phase("checkpoint"):  # slow, but not a hang
                 save(n)
 """
 
@@ -30,72 +30,72 @@ __all__ = ["phase", "step"]
 
 NAME = "progress"  # next to the worker's error file
 MAGIC = b"tenaxpr1"
-# The first and the last step, when they were done (CLOCK_MONOTONIC), how many were said, and the phase.
+# Magic, first and last step, their times (CLOCK_MONOTONIC), number of reported steps, phase.
 LAYOUT = struct.Struct("<8sqqddQ32s")
-MOST = 1 << 53  # no step has a greater number: what is greater does not travel
+MAX_STEP = 1 << 53  # the wire rejects greater integers
 _PHASE_BYTES = 32
 
 
-class _Page:
-    """What one worker has said, made at its first word."""
+class _ProgressFile:
+    """The progress file of one worker, created by its first report."""
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self.pid = os.getpid()
         self._first: tuple[int, float] | None = None
         self._last = (-1, 0.0)
-        self._said = 0
+        self._count = 0
         self.phase = b""
 
     def step(self, number: int, at: float) -> None:
         if self._first is None:
             self._first = (number, at)
         self._last = (number, at)
-        self._said += 1
+        self._count += 1
         self.write()
 
     def write(self) -> None:
         first, first_at = self._first if self._first is not None else (-1, 0.0)
         last, last_at = self._last
-        data = LAYOUT.pack(MAGIC, first, last, first_at, last_at, self._said, self.phase)
+        data = LAYOUT.pack(MAGIC, first, last, first_at, last_at, self._count, self.phase)
         try:
             os.pwrite(self._descriptor, data, 0)
         except OSError as error:
-            _worker.give_up(error)
+            _worker.disable(error)
 
 
 class _Worker:
     """This process, if it is a worker of tenax."""
 
     def __init__(self) -> None:
-        self._page: _Page | None = None
-        self._is_silent = False  # nobody would read it
+        self._file: _ProgressFile | None = None
+        self._is_disabled = False
 
-    def page(self) -> _Page | None:
-        if self._page is not None and self._page.pid == os.getpid():
-            return self._page
-        # A child that the worker has forked is not the worker.
-        if not self._is_silent and (self._page is not None or not self._open()):
-            self._is_silent = True
-        return None if self._is_silent else self._page
+    def file(self) -> _ProgressFile | None:
+        if self._file is not None and self._file.pid == os.getpid():
+            return self._file
+        # A child that the worker has forked does not report.
+        if not self._is_disabled and (self._file is not None or not self._open()):
+            self._is_disabled = True
+        return None if self._is_disabled else self._file
 
     def _open(self) -> bool:
         error_file = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
         if not error_file:
             return False
         try:
-            self._page = _Page(os.path.join(os.path.dirname(error_file), NAME))
+            self._file = _ProgressFile(os.path.join(os.path.dirname(error_file), NAME))
         except OSError as error:
-            self.give_up(error)
+            self.disable(error)
             return False
         return True
 
-    def give_up(self, error: OSError | str) -> None:
+    def disable(self, error: OSError | str) -> None:
         import sys
 
-        if self._is_silent:
+        if self._is_disabled:
             return
-        self._is_silent, self._page = True, None
+        self._is_disabled, self._file = True, None
         sys.stderr.write(f"tenax: the progress of this worker cannot be told: {error}\n")
 
 
@@ -103,28 +103,28 @@ _worker = _Worker()
 
 
 def step(number: int) -> None:
-    """Step ``number`` is done. Numbers grow, and begin where the last checkpoint ended."""
-    page = _worker.page()
-    if page is None:
+    """Report that step ``number`` is done. Numbers increase; after a restart they continue from the last checkpoint."""
+    file = _worker.file()
+    if file is None:
         return
     number = int(number)
-    if -MOST <= number <= MOST:
-        page.step(number, time.monotonic())
+    if -MAX_STEP <= number <= MAX_STEP:
+        file.step(number, time.monotonic())
     else:
-        _worker.give_up(f"no step has a number of {number.bit_length()} bits")
+        _worker.disable(f"no step has a number of {number.bit_length()} bits")
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Something that is no step and may take its time: a checkpoint, an evaluation. Shown, and never called a hang."""
-    page = _worker.page()
-    if page is None:
+    """Mark slow work that is not a step: a checkpoint, an evaluation. It is shown, and never reported as a hang."""
+    file = _worker.file()
+    if file is None:
         yield
         return
-    before, page.phase = page.phase, name.encode("utf-8", "replace")[:_PHASE_BYTES]
-    page.write()
+    before, file.phase = file.phase, name.encode("utf-8", "replace")[:_PHASE_BYTES]
+    file.write()
     try:
         yield
     finally:
-        page.phase = before
-        page.write()
+        file.phase = before
+        file.write()

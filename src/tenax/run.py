@@ -1,8 +1,8 @@
-"""torchrun's module, under its names: for launchers that build, parse or extend its command line from Python.
+"""The names of torchrun's module, for launchers that build, parse or extend its command line from Python.
 
-``python -m tenax.run …`` is ``tenax run …``. Called as a function, ``main`` returns None when the job succeeds, raises
-``ChildFailedError`` when it fails, and ValueError when it cannot be run as described. What a flag means is decided in
-``tenax.cli``; this module only translates between an ``argparse.Namespace`` and that.
+``python -m tenax.run …`` is ``tenax run …``. Called as a function, ``main`` returns None when the job succeeds and
+raises ``ChildFailedError`` when it fails, or ValueError when its description is invalid. ``tenax.cli`` defines the
+flags; this module only translates between them and an ``argparse.Namespace``.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ _DEFAULT_MASTER_PORT = 29500
 
 
 def get_args_parser() -> argparse.ArgumentParser:
-    """An ``argparse`` parser of the same flags, to add one's own flags to.
+    """Return an ``argparse`` parser of the same flags, to extend with other flags.
 
-    ``parse_args`` below does not use it: argparse also looks at words that belong to the script.
+    ``parse_args`` below does not use it, because argparse also parses arguments that belong to the script.
     """
     import argparse
 
@@ -92,15 +92,14 @@ def _argparse_type(flag: Any) -> Any:
 
 
 def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
-    """Return torchrun's namespace for these words. Words that cannot be parsed end the program with exit code 2.
+    """Return torchrun's namespace for these arguments. Exits with code 2 if they cannot be parsed.
 
-    A number that is out of range is a ValueError, as under torchrun, which finds it later.
+    Raises ValueError for a number out of range, as torchrun does.
     """
     import argparse
 
-    words = sys.argv[1:] if args is None else list(args)
     try:
-        reading = read(words, os.environ)
+        reading = read(sys.argv[1:] if args is None else list(args), os.environ)
     except HelpRequested:
         raise SystemExit(cli_main(["help", "run"])) from None
     except OutOfRange:
@@ -112,7 +111,7 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """``"2"`` is (2, 2), ``"1:4"`` is (1, 4)."""
+    """Return (minimum, maximum): (2, 2) for ``"2"``, (1, 4) for ``"1:4"``."""
     parts = nnodes.split(":")
     if len(parts) > 2:
         raise RuntimeError(f"nnodes must be N or MIN:MAX, not {nnodes!r}")
@@ -122,28 +121,28 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
 
 
 def determine_local_world_size(nproc_per_node: str) -> int:
-    """How many workers ``auto``, ``cpu``, ``gpu`` or a number mean on this machine."""
+    """Return the number of workers that ``auto``, ``cpu``, ``gpu`` or a number means on this machine."""
     from tenax._processes.devices import parse_nproc
 
     return parse_nproc(str(nproc_per_node), os.environ)
 
 
 def get_rdzv_endpoint(args: argparse.Namespace) -> str:
-    """Where nodes meet: the endpoint, or for the static rendezvous without one the master's address."""
+    """Return the rendezvous endpoint; for the static rendezvous without one, the master's address."""
     if args.rdzv_backend == "static" and not args.rdzv_endpoint:
         return f"{args.master_addr}:{_DEFAULT_MASTER_PORT if args.master_port is None else args.master_port}"
     return str(args.rdzv_endpoint)
 
 
 def get_use_env(args: argparse.Namespace) -> bool:
-    """Whether workers learn their local rank from the environment alone. Only the oldest launcher could say no."""
+    """Return whether workers get their local rank only from the environment; True unless ``args`` has ``use_env``."""
     return bool(getattr(args, "use_env", True))
 
 
 def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint, list[str]]:
-    """The launch that a namespace describes: its config, what each worker runs, and with which arguments.
+    """Return the launch config, the entrypoint of the workers, and its arguments.
 
-    Raises ValueError with one sentence when the namespace contradicts itself.
+    Raises ValueError if the namespace contradicts itself.
     """
     return launch_of(_options(args), sys.executable)
 
@@ -182,12 +181,11 @@ def run(args: argparse.Namespace) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run the job that the words describe (default: this program's own). Raises ``ChildFailedError`` when it fails.
+    """Run the job that the arguments describe (default: ``sys.argv``). Raises ``ChildFailedError`` when it fails.
 
-    As under torchrun, a word that cannot be parsed ends the program with exit code 2, and a job that cannot be run as
-    described is a ValueError.
+    As torchrun does, exits with code 2 if an argument cannot be parsed, and raises ValueError for an invalid job.
     """
-    record(run)(parse_args(args))  # the first cause is passed on to the process that started us
+    record(run)(parse_args(args))  # a failure is written to the error file of the parent process, if there is one
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def test_last_words_come_last(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     """After everything that workers wrote, also what their children wrote at the very end."""
     script = "echo one >&2; (trap 'echo two >&2; exit' TERM; sleep 60 & wait) & exit 1"
     node = Node(plan(tmp_path, CommandEntrypoint({0: ["/bin/sh", "-c", script]}, "sh"), grace_s=10.0))
-    node.run(last_words=lambda verdict: f"it {verdict.outcome.value}")
+    node.run(final_text=lambda verdict: f"it {verdict.outcome.value}")
     said = capfd.readouterr().err.splitlines()
     assert said[-1] == "it failed"
     assert "one" in said

@@ -81,7 +81,7 @@ def spec(**options: Any) -> WorkerSpec:
 def test_the_end_of_the_agent_is_an_event_when_nobody_else_records_it() -> None:
     ear = Ear()
     with events.configure(ear):
-        Quick(spec(), tells_its_end=True).run()
+        Quick(spec(), records_end=True).run()
         silent = len(ear.heard)
         Quick(spec()).run()
     assert [event.metadata["state"] for event in ear.heard[:silent]][-1] == "SUCCEEDED"
@@ -97,7 +97,7 @@ class Broken(Quick):
 def test_an_agent_that_cannot_go_on_says_why() -> None:
     ear = Ear()
     with events.configure(ear), pytest.raises(RuntimeError, match="nothing works"):
-        Broken(spec(), tells_its_end=True).run()
+        Broken(spec(), records_end=True).run()
     (event,) = ear.heard
     assert (event.metadata["state"], event.source) == ("FAILED", events.EventSource.AGENT)
     assert "RuntimeError: nothing works today" in str(event.metadata["raw_error"])
@@ -261,7 +261,7 @@ class Failing(Quick):
 def test_the_end_of_a_run_that_failed_is_a_failure() -> None:
     ear = Ear()
     with events.configure(ear):
-        assert Failing(spec(max_restarts=0), tells_its_end=True).run().is_failed()
+        assert Failing(spec(max_restarts=0), records_end=True).run().is_failed()
     assert (ear.heard[-1].metadata["state"], ear.heard[-1].source) == ("FAILED", events.EventSource.AGENT)
 
 

@@ -24,7 +24,7 @@ from tenax._failures.wall_clock import wall_clock_of
 from tenax._io.etcd.data_directory import last_words
 from tenax._io.etcd.errors import EtcdRejected
 from tenax._io.etcd.operations import KeyValue
-from tenax._node.control_socket import note_beside
+from tenax._node.control_socket import note_for
 from view.test_history import a_run_of_two, an_agent
 
 DEPTH = 100_000
@@ -117,7 +117,7 @@ def test_nested_frames_notes_markers_and_keys_are_not_ours(tmp_path: Path) -> No
     with pytest.raises(wire.WireError):
         wire.decode_from_server(b'{"frame":"BeatAnswer","number":1,"x":' + DEEP + b"}")
     (tmp_path / "7.json").write_bytes(b'{"run_id":"r","pid":7,"x":' + DEEP[: 60 << 10] + b"}")
-    assert note_beside(str(tmp_path / "7.sock")) is None
+    assert note_for(str(tmp_path / "7.sock")) is None
     marker = Marker("run", "host:1", str(tmp_path))
     with open(marker._path, "wb") as file:
         file.write(b'{"generation":1,"x":' + DEEP + b"}")

@@ -111,7 +111,7 @@ def test_journals_and_log_files_of_a_run_follow_no_link_of_another(tmp_path: Pat
     """The folder of a run is made by us: a link in it is nothing that we put there."""
     (tmp_path / "journal.jsonl").symlink_to(tmp_path / "target")
     said: list[str] = []
-    Journal(str(tmp_path / "journal.jsonl"), complain=said.append)
+    Journal(str(tmp_path / "journal.jsonl"), warn=said.append)
     assert said
     assert not (tmp_path / "target").exists()
     if os.geteuid() == 0:

@@ -37,7 +37,7 @@ from tenax._io.http.message import Response
 from tenax._io.http.server import HttpServer
 from tenax._io.listen import listen
 from tenax._node.journal import AnyLine, Header, JournalUnreadable, Step, read_journal
-from tenax._node.messages import live_line, tell
+from tenax._node.messages import lines_for, live_line
 from tenax._node.run_journal import AnyRunLine, RunHeader, RunStep, read_run_journal, replay_run
 from tenax._view.agent_history import history_of_node
 from tenax._view.chrome_trace import trace_in_text
@@ -154,7 +154,7 @@ class Agent:
             for command in commands:
                 if isinstance(command, order.SendMessage):
                     wire.decode_from_agent(wire.encode(wire.Word(command.message))[4:])
-            list(tell(event, commands, machine.state))
+            list(lines_for(event, commands, machine.state))
             live_line(machine.state)
             plain = shortened_texts(msgspec.to_builtins(Step(now, event, commands)), MAX_TEXT)
             steps.append(msgspec.json.decode(msgspec.json.encode(plain), type=AnyLine))

@@ -14,7 +14,7 @@ import pytest
 from tenax._core.requests import LogsRequest
 from tenax._logs.query import MAX_BYTES
 from tenax._logs.specs import DefaultLogsSpecs, LogsDest
-from tenax._node.log_queries import Cursor, LogAnswers, RankSet, WrongRequest
+from tenax._node.log_queries import Cursor, InvalidRequest, LogQueries, RankSet
 from tenax._node.worker_logs import WorkerLogs
 from tenax._view.log_lines import LogAnswer
 
@@ -30,7 +30,9 @@ class Node:
     """The logs of a node, served as its loop would."""
 
     def __init__(self) -> None:
-        self.logs = WorkerLogs(DefaultLogsSpecs(os.devnull, local_ranks_filter={99}), role="default", narrate=False)
+        self.logs = WorkerLogs(
+            DefaultLogsSpecs(os.devnull, local_ranks_filter={99}), role="default", show_messages=False
+        )
         self.logs.open()
         self.outputs: dict[tuple[int, int], int] = {}
 
@@ -234,7 +236,7 @@ def test_a_generation_is_left_only_when_all_of_it_was_told(cursor: str) -> None:
     """Its streams were open when they were copied; until the answer came they have said more, and the next began."""
     generations = {1: ({0: 0}, LogsDest())}
     copies = Copies()
-    answers = LogAnswers(cast("LogWriter", copies), generations)
+    answers = LogQueries(cast("LogWriter", copies), generations)
     told: list[LogAnswer] = []
 
     def ask(cursor: str) -> None:
@@ -276,17 +278,17 @@ def test_streams_that_have_ended_are_no_news_to_who_follows_the_run(node: Node) 
 
 def test_cursors() -> None:
     for cursor in (Cursor(0, 0), Cursor(3, 17, (1, 0, 255)), Cursor(0, 2, (0, 0, 0, 9))):
-        assert Cursor.read(cursor.written()) == cursor
-    assert len(Cursor(1, 99, (1 << 40,) * 256).written()) < 3500  # what fits into a stranger's frame
+        assert Cursor.decode(cursor.encode()) == cursor
+    assert len(Cursor(1, 99, (1 << 40,) * 256).encode()) < 3500  # what fits into a stranger's frame
 
 
 def test_sets_of_ranks() -> None:
     some = RankSet("0,3-5, 7")
     assert [rank for rank in range(10) if rank in some] == [0, 3, 4, 5, 7]
-    assert some.meets(1, 3)
-    assert not some.meets(1, 2)
-    assert not some.meets(8, 100)
+    assert some.overlaps(1, 3)
+    assert not some.overlaps(1, 2)
+    assert not some.overlaps(8, 100)
     assert 12345 in RankSet("")
     for text in ("a", "1,", "-1", "3-1", "1-2-3", "²", "9" * 30):
-        with pytest.raises(WrongRequest):
+        with pytest.raises(InvalidRequest):
             RankSet(text)

@@ -116,7 +116,7 @@ def test_it_survives_the_death_of_the_log_writer(tmp_path: Path) -> None:
     with leaving_nothing(), contextlib.redirect_stdout(shown):
         context = start_processes("test", sys.executable, {0: ("-c", script)}, {0: {}}, specs)
         until(lambda: "first" in shown.getvalue(), "the first line")
-        log_writer = context._logs._scribe
+        log_writer = context._logs._writer
         first = log_writer.pid
         os.kill(first, signal.SIGKILL)
         until(lambda: log_writer.pid != first, "another log writer")

@@ -17,7 +17,7 @@ import pytest
 from tenax._core.requests import AgentRequest, AnyRequest, StatusRequest, answer_safely
 from tenax._engines.tcp.operator import Declined, at_door
 from tenax._io.loop import Loop
-from tenax._node.control_socket import ControlSocket, doors_of, last_runs
+from tenax._node.control_socket import ControlSocket, last_runs, socket_paths
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_a_door_is_never_taken_from_somebody_who_lives(folder: str) -> None:
     first, second = doors
     assert first.path == f"{folder}/{os.getpid()}.sock"
     assert second.path.startswith(f"{folder}/{os.getpid()}-")
-    assert sorted(doors_of()) == sorted((first.path, second.path))
+    assert sorted(socket_paths()) == sorted((first.path, second.path))
     limit = loop.now() + 30.0
     for door in doors:
         line = at_door(door.path)
@@ -58,7 +58,7 @@ def test_a_door_is_never_taken_from_somebody_who_lives(folder: str) -> None:
     for door in doors:
         door.close()
     loop.close()
-    assert doors_of() == []
+    assert socket_paths() == []
     assert [(run.run_id, run.log_dir) for run in last_runs()] == [("mine", "logs")] * 2
     assert said == []
 

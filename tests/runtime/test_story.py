@@ -7,7 +7,7 @@ import signal
 from tenax._core import events as fact
 from tenax._core.agent import AgentMachine
 from tenax._core.model import AgentSettings, Assignment, Evidence, Outcome, Verdict
-from tenax._node.messages import live_line, tell
+from tenax._node.messages import lines_for, live_line
 
 
 class EventRecorder:
@@ -22,7 +22,7 @@ class EventRecorder:
         lines = []
         for event in events:
             commands = self.machine.step(event, 10.0)
-            lines += [(line.text, line.important) for line in tell(event, commands, self.machine.state)]
+            lines += [(line.text, line.important) for line in lines_for(event, commands, self.machine.state)]
         self.told += lines
         return [text for text, _ in lines]
 
@@ -167,14 +167,14 @@ def test_a_worker_that_hangs_is_told_when_it_is_late_and_when_it_is_ended() -> N
         "taking the stacks of rank 4",
     ]
     refused = fact.StacksRefused(1, 0, "it is no Python program")
-    (line,) = tell(refused, teller.machine.step(refused, 1.0), teller.machine.state)
+    (line,) = lines_for(refused, teller.machine.step(refused, 1.0), teller.machine.state)
     assert not line.important, "nobody asked for the stacks of one that is not late"
     assert teller.hear(fact.StacksRefused(1, 1, "it is no Python program")) == [
         "the stacks of rank 5 are not known: it is no Python program",
         "ending rank 5 with SIGTERM (asked to end)",
     ]
     commands = teller.machine.step(fact.Tick(), 1e6)
-    (line,) = tell(fact.Tick(), commands, teller.machine.state)
+    (line,) = lines_for(fact.Tick(), commands, teller.machine.state)
     assert line.text == "ending rank 5 with SIGKILL (killed): not gone within the grace period"
     assert teller.hear(fact.WorkerExited(1, 1, -9))[0] == "rank 5 (pid 101) ended by SIGKILL (killed)"
 

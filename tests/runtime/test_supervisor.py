@@ -156,7 +156,7 @@ class Stage:
             journal=Journal(self._path),
             environments=self._environments,
             policy=self._policy,
-            pass_on_notice=self.notices.append,
+            forward_notice=self.notices.append,
             run_journal=self._open_run_journal,
             observe=self._act,
         )

@@ -132,7 +132,7 @@ def test_evidence_comes_although_the_scribe_died(bench: Bench) -> None:
     """A scribe that was killed is started again, has the same pipes, and the loop hears the new one."""
     ((out, err),) = bench.prepare()
     os.close(out)
-    scribe = bench.logs._scribe
+    scribe = bench.logs._writer
     assert bench.examine().last_lines == ()
     first = scribe.pid
     os.kill(first, signal.SIGKILL)
@@ -176,7 +176,7 @@ def test_a_disk_that_takes_no_directory_costs_the_files_only(tmp_path: Path, cap
 
 def test_silence_when_nobody_wants_the_story(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A library's runs tell nothing on the console; the workers' own lines are shown."""
-    logs = WorkerLogs(DefaultLogsSpecs(log_dir=str(tmp_path)), role="trainer", narrate=False)
+    logs = WorkerLogs(DefaultLogsSpecs(log_dir=str(tmp_path)), role="trainer", show_messages=False)
     with leaving_nothing():
         logs.open()
         outputs = logs.prepare(1, {0: {}})

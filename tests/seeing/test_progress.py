@@ -210,7 +210,7 @@ class Watched:
         self.clock, self.files = Clock(), Files()
         self.loop = Loop(self.clock)
         self.complaints: list[str] = []
-        self.steps = LiveSteps(self.loop, self.files, self.complaints.append, is_wanted=True)
+        self.steps = LiveSteps(self.loop, self.files, self.complaints.append, is_enabled=True)
 
     def is_in(self, phase: Phase, generation: int = 1) -> None:
         self.steps.observe(AgentState(AgentSettings("run", "default", 1, 0), phase, generation=generation))
@@ -254,9 +254,9 @@ def test_nobody_is_looked_at_until_somebody_asks(watched: Watched) -> None:
     watched.files.said = (WorkerProgress(0, 1, 5, 1.0, 2.0),)
     watched.is_in(Phase.RUNNING)
     assert (watched.pass_by(60.0), watched.files.looks) == ([], 0)
-    assert watched.steps.want()
+    assert watched.steps.enable()
     assert watched.pass_by(0.1) == [ProgressSeen(1, watched.files.said)]
-    assert not watched.steps.want(), "it is known already"
+    assert not watched.steps.enable(), "it is known already"
     watched.files.said = (WorkerProgress(0, 1, 6, 1.0, 3.0),)
     assert watched.pass_by(5.1) == [ProgressSeen(1, watched.files.said)]
     watched.is_in(Phase.JOINING)

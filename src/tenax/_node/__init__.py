@@ -1,1 +1,1 @@
-"""The runtime: one mailbox, one loop; events go to the core, its commands go to the ports."""
+"""One agent process: assembly, supervisor, signals, journals, log queries, control socket and observers."""

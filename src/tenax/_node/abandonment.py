@@ -1,4 +1,4 @@
-"""How long a process may survive SIGKILL before it is abandoned: a variable, or a default."""
+"""The time that a process may survive SIGKILL before it is abandoned."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _DEFAULT_S = 10.0
 
 
 def abandon_s_from(environ: Mapping[str, str], given: float | None = None) -> float:
-    """``given``, else the variable, else 10 s. Raises ValueError with a sentence.
+    """Return ``given``, else the variable, else 10 s. Raises ValueError.
 
-    0 and less mean under TorchElastic that nobody asked: then the next of the three decides.
+    As in TorchElastic, a value of 0 or less counts as not given.
     """
     if given is not None and given > 0:
         return given

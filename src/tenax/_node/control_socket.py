@@ -1,13 +1,14 @@
-"""The door: where people on this host find an agent. A socket in a folder that only its user can enter.
+"""The control socket: how operators on this host reach an agent. A socket in a folder that only its user can enter.
 
-It costs a run nothing before the first worker is up: it is made a moment later, and what it takes to answer is imported
-when somebody knocks. No port, no thread, no secret: the system checks who may enter. What is asked is answered by the
-agent itself (``AgentRequest``) or by the coordinator, wherever that is.
+It does not delay the first worker: it is opened later, and imports what it needs when the first client connects. No
+port, no thread, no secret: the file system checks permissions. Requests are answered by the agent itself
+(``AgentRequest``) or by the coordinator, wherever that runs.
 
-A folder that cannot be made, or that is not ours alone, costs the door and not the run; that is said once.
+If the folder cannot be created, or is not private to this user, the run continues without the socket and prints one
+warning.
 
-    <folder>/<pid>.sock   the door of a living agent; of a dead one, until somebody knocks
-    <folder>/<pid>.json   which run that is, and where its logs are; stays when the run is over, for the last few runs
+    <folder>/<pid>.sock   the socket of a running agent; one of a dead agent is removed by the next client
+    <folder>/<pid>.json   a note with the run and its log directory; kept after the run, for the last 64 runs
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ if TYPE_CHECKING:
     from tenax._engines.tcp.link import Link
     from tenax._io.ports import Cancellable, EventLoop, Reply
 
-_MAX_VISITORS = 32
-_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_PAUSE_S = 1.0
-_DOOR, _NOTE = ".sock", ".json"
-_NOTES_KEPT = 64
+_MAX_CLIENTS = 32
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_ACCEPT_PAUSE_S = 1.0
+_SOCKET, _NOTE = ".sock", ".json"
+_MAX_NOTES = 64
 _MAX_NOTE_BYTES = 64 << 10
 
 
-class LastRun(msgspec.Struct, frozen=True):
-    """What an agent has noted about its run."""
+class RunNote(msgspec.Struct, frozen=True):
+    """The note that an agent writes about its run."""
 
     run_id: str
     pid: int
     entrypoint: str = ""
     log_dir: str = ""
-    coordinator: str = ""  # where it is, for people; empty: in that agent, and nowhere else
-    since: float = 0.0  # when that was noted; known by who reads it
+    coordinator: str = ""  # its address, for people; empty: in that agent only
+    since: float = 0.0  # modification time of the note; set by the reader
 
     @property
     def which_run(self) -> tuple[str, str]:
@@ -54,50 +55,50 @@ class LastRun(msgspec.Struct, frozen=True):
 
 
 def which_run(run_id: str, pid: int, coordinator: str) -> tuple[str, str]:
-    """The same for all agents of one run on this host, although run ids may repeat."""
+    """Return a key shared by all agents of one run on this host; run ids alone may repeat."""
     if not coordinator:
         return run_id, str(pid)
-    return run_id, coordinator if " at " in coordinator else ""  # who is elected may be another tomorrow
+    return run_id, coordinator if " at " in coordinator else ""  # an elected coordinator may change
 
 
-def doors_of(environ: Mapping[str, str] = os.environ) -> list[str]:
-    """The paths of all doors of this user, whether somebody is behind them or not. Raises OSError."""
+def socket_paths(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the paths of all control sockets of this user, including those of dead agents. Raises OSError."""
     folder = private_folder(environ)
     if not os.path.lexists(folder):
         return []
     check_private(folder)
-    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_DOOR)]
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(_SOCKET)]
 
 
-def last_runs(environ: Mapping[str, str] = os.environ) -> list[LastRun]:
-    """Agents of this user on this host that have ended, the latest first. Raises OSError.
+def last_runs(environ: Mapping[str, str] = os.environ) -> list[RunNote]:
+    """Return the notes of this user's agents on this host that have ended, the latest first. Raises OSError.
 
-    One whose door is still there may live, even if it does not answer.
+    An agent whose socket still exists may be running, even if it does not answer.
     """
     folder = private_folder(environ)
     if not os.path.lexists(folder):
         return []
     check_private(folder)
-    over = (path for path in reversed(_notes(folder)) if not os.path.lexists(path.removesuffix(_NOTE) + _DOOR))
-    return [note for note in map(_read_note, over) if note is not None]
+    ended = (path for path in reversed(_notes(folder)) if not os.path.lexists(path.removesuffix(_NOTE) + _SOCKET))
+    return [note for note in map(_read_note, ended) if note is not None]
 
 
-def note_beside(door: str) -> LastRun | None:
-    """What the agent behind this door has noted, also if it does not answer."""
-    return _read_note(door.removesuffix(_DOOR) + _NOTE)
+def note_for(socket_path: str) -> RunNote | None:
+    """Return the note of the agent with this control socket, whether or not it answers."""
+    return _read_note(socket_path.removesuffix(_SOCKET) + _NOTE)
 
 
-def _read_note(path: str) -> LastRun | None:
+def _read_note(path: str) -> RunNote | None:
     try:
         with open(path, "rb") as file:
-            note = msgspec.json.decode(file.read(_MAX_NOTE_BYTES), type=LastRun)
+            note = msgspec.json.decode(file.read(_MAX_NOTE_BYTES), type=RunNote)
             return msgspec.structs.replace(note, since=os.fstat(file.fileno()).st_mtime)
     except (OSError, *DECODE_ERRORS):
         return None
 
 
 def _notes(folder: str) -> list[str]:
-    """Their paths, the oldest first."""
+    """Return the paths of all notes, the oldest first."""
     dated = []
     for name in os.listdir(folder):
         if name.endswith(_NOTE):
@@ -108,17 +109,17 @@ def _notes(folder: str) -> list[str]:
 
 
 class ControlSocket:
-    """Watched by the agent's loop once it is open. ``answer`` gets each request, and answers once."""
+    """Watched by the agent's loop once it is open. ``answer`` gets each request and must reply exactly once."""
 
-    def __init__(self, answer: Callable[[AnyRequest, Reply], None], say: Callable[[str], None]) -> None:
+    def __init__(self, answer: Callable[[AnyRequest, Reply], None], warn: Callable[[str], None]) -> None:
         self._answer = answer
-        self._say = say
+        self._warn = warn
         self._listener: socket.socket | None = None
         self._loop: EventLoop
-        self._visitors: set[Link] = set()
-        self._followers: set[Link] = set()  # those of them who wait for lines of workers, and go by themselves
-        self._pause: Cancellable | None = None  # while there is no descriptor for another visitor
-        self._has_complained = False
+        self._clients: set[Link] = set()
+        self._followers: set[Link] = set()  # clients that follow logs; they disconnect by themselves
+        self._pause: Cancellable | None = None  # while there is no descriptor for another client
+        self._has_warned = False
         self.path = ""
 
     def open(self, loop: EventLoop) -> None:
@@ -129,26 +130,26 @@ class ControlSocket:
             self.path = _free_path(folder)
             from tenax._core.requests import AgentRequest
 
-            self._answer(AgentRequest(), self._write_note)  # first: whoever finds the door finds it too
+            self._answer(AgentRequest(), self._write_note)  # before the socket: clients read both
             self._listener = _listen(self.path)
         except OSError as error:
-            self._say(f"'tenax status' will not find this run by its id: {error.strerror or error}")
+            self._warn(f"'tenax status' will not find this run by its id: {error.strerror or error}")
             return
         loop.watch(self)
 
-    def _write_note(self, who_we_are: object, error: str) -> None:  # noqa: ARG002 - there is none
-        """Found when the run is over: where its logs are. Only a help for people; without it all goes on."""
+    def _write_note(self, agent_info: object, error: str) -> None:  # noqa: ARG002 - always empty
+        """Write the note that outlives the run. The run does not depend on it, so errors are ignored."""
         with suppress(OSError, UnicodeError, msgspec.ValidationError):
-            run = msgspec.convert(who_we_are, LastRun)
-            path = self.path.removesuffix(_DOOR) + _NOTE
+            run = msgspec.convert(agent_info, RunNote)
+            path = self.path.removesuffix(_SOCKET) + _NOTE
             with open(path, "wb") as file:
                 file.write(msgspec.json.encode(run))
-            for old in _notes(os.path.dirname(path))[:-_NOTES_KEPT]:
+            for old in _notes(os.path.dirname(path))[:-_MAX_NOTES]:
                 os.unlink(old)
 
     @property
-    def is_followed(self) -> bool:
-        """Whether somebody is here to see lines as they come. When the run is over and all are told, they go."""
+    def has_followers(self) -> bool:
+        """Whether a connected client follows logs. It disconnects after the last line of the run."""
         return bool(self._followers)
 
     # --- watched by the loop ------------------------------------------------------------------------------------------
@@ -161,33 +162,33 @@ class ControlSocket:
         return False
 
     def on_writable(self) -> None:
-        """Nothing is written here."""
+        """A listening socket is never written to."""
 
     def on_readable(self) -> None:
         assert self._listener is not None
         try:
             sock, _ = self._listener.accept()
         except OSError as error:
-            if error.errno in _FULL:  # who knocks stays there: without a pause we would do nothing but look
+            if error.errno in _OUT_OF_DESCRIPTORS:  # the client stays in the queue: pause instead of spinning
                 self._loop.unwatch(self)
-                self._pause = self._loop.at(self._loop.now() + _PAUSE_S, self._watch_again)
-            return  # else it is gone already
-        if len(self._visitors) >= _MAX_VISITORS:
+                self._pause = self._loop.at(self._loop.now() + _ACCEPT_PAUSE_S, self._watch_again)
+            return  # else the client has disconnected
+        if len(self._clients) >= _MAX_CLIENTS:
             sock.close()
             return
         try:
-            self._welcome(sock)
-        except Exception as error:  # tenax may have been replaced meanwhile: what we import is not what we are
+            self._accept(sock)
+        except Exception as error:  # tenax may have been upgraded on disk since this process started
             sock.close()
-            if not self._has_complained:
-                self._has_complained = True
-                self._say(f"this run cannot be asked any more: {type(error).__name__}: {error}; it is not affected")
+            if not self._has_warned:
+                self._has_warned = True
+                self._warn(f"this run cannot be asked any more: {type(error).__name__}: {error}; it is not affected")
 
     def _watch_again(self) -> None:
         self._pause = None
         self._loop.watch(self)
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _accept(self, sock: socket.socket) -> None:
         from tenax._core.requests import LogsRequest, answer_safely
         from tenax._engines.tcp import wire
         from tenax._engines.tcp.link import Link
@@ -200,19 +201,19 @@ class ControlSocket:
                 self._followers.add(link)
 
             def reply(value: object, error: str) -> None:
-                if link in self._visitors:
+                if link in self._clients:
                     link.send(wire.encode_answer(frame.number, value, error))
 
             answer_safely(self._answer, frame.request, reply)
 
-        def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - nobody asks
-            if link in self._visitors:
-                self._visitors.discard(link)
+        def on_closed(why: str, was_told: bool) -> None:  # noqa: ARG001 - the link's signature
+            if link in self._clients:
+                self._clients.discard(link)
                 self._followers.discard(link)
                 self._loop.unwatch(link)
 
         link = Link(sock, on_body, on_closed, is_server=True)
-        self._visitors.add(link)
+        self._clients.add(link)
         self._loop.watch(link)
 
     def close(self) -> None:
@@ -226,21 +227,22 @@ class ControlSocket:
         self._listener = None
         with suppress(OSError):
             os.unlink(self.path)
-        for link in list(self._visitors):
+        for link in list(self._clients):
             link.flush(0.0)
             link.close()
 
 
 def _free_path(folder: str) -> str:
-    """Of one that was killed and had our number the path may be taken; of one that lives not: it may be of another
-    container that shares this folder."""
-    path = os.path.join(folder, f"{os.getpid()}{_DOOR}")
-    return os.path.join(folder, f"{os.getpid()}-{os.urandom(4).hex()}{_DOOR}") if _is_answered(path) else path
+    """Return a path for our socket: that of a dead agent with our pid is reused, that of a live one is not.
+
+    A live one is in another container that shares this folder.
+    """
+    path = os.path.join(folder, f"{os.getpid()}{_SOCKET}")
+    return os.path.join(folder, f"{os.getpid()}-{os.urandom(4).hex()}{_SOCKET}") if _is_alive(path) else path
 
 
 def _listen(path: str) -> socket.socket:
-    """Raises OSError. Seen only when somebody listens there: who is refused at a door takes it for that of a dead one
-    and removes it."""
+    """Listen under another name and rename: clients remove a socket that refuses connections. Raises OSError."""
     hidden = f"{path}.new"
     with suppress(FileNotFoundError):
         os.unlink(hidden)
@@ -256,7 +258,7 @@ def _listen(path: str) -> socket.socket:
     return listener
 
 
-def _is_answered(path: str) -> bool:
+def _is_alive(path: str) -> bool:
     if not os.path.lexists(path):
         return False
     with socket.socket(socket.AF_UNIX) as sock:

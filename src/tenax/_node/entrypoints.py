@@ -1,4 +1,4 @@
-"""From what a user names as entrypoint to something that can be started."""
+"""Creates the entrypoint of a run from a function or a program's path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_entrypoint(
     start_method: str,
     name: str,
 ) -> CommandEntrypoint | FunctionEntrypoint:
-    """A string is a program, anything else a function. What Python code raises is recorded without anybody's help."""
+    """Return a command for a string, else a function entrypoint. Exceptions of Python code are recorded for both."""
     if isinstance(entrypoint, str):
         argv = {rank: (entrypoint, *args) for rank, args in args_by_rank.items()}
         if not os.path.basename(entrypoint).startswith("python"):

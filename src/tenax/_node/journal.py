@@ -1,12 +1,12 @@
-"""The journal: every fact and every decision of a run, one JSON line each, in the order they happened.
+"""The journal: every event and decision of a run, one JSON line per step, in order.
 
-Metrics, events, the live page and a replay are derived from it. It is bounded: past the limit steps are counted instead
-of written, and the last line says how many. Writing never fails a run: a full disk costs steps, which are counted too.
-After the first step that is missing no other is written: what is there is the beginning of the run, without a hole, and
-can be replayed. That is said once, when it happens.
+``tenax replay``, ``tenax timeline`` and ``tenax report`` read it. Its size is bounded: past a limit, steps are counted
+instead of written, and the last line holds their number. Writing never fails a run: steps lost to a full disk are
+counted too. After the first lost step no other step is written, so the file is always a complete beginning of the run
+and can be replayed. The first loss prints one warning.
 
-How far workers have got is told again and again while nothing else happens. Each word of it contains those before, so
-only the last is written, when something else is: a job that trains in peace for a month does not fill its journal.
+Progress events repeat while nothing else happens, and each replaces the one before. Only the latest is written, before
+the next step of another kind, so a job that trains for a month does not fill its journal.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
 class Header(msgspec.Struct, frozen=True, tag="header", tag_field="line", omit_defaults=True):
-    """The first line: everything that a replay must know."""
+    """The first line: everything that a replay needs."""
 
     format: int
     tenax: str
     settings: AgentSettings
     entrypoint: str
     host: str
-    wall_time: float  # of the same moment as `at`
+    wall_time: float  # wall clock at `at`
     at: float
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", tag_field="line", omit_defaults=True):
-    """One fact and what was decided about it."""
+    """One event and the commands that followed."""
 
     at: float
     event: AnyEvent
@@ -51,7 +51,7 @@ class Step(msgspec.Struct, frozen=True, tag="step", tag_field="line", omit_defau
 
 
 class Footer(msgspec.Struct, frozen=True, tag="end", tag_field="line", omit_defaults=True):
-    """The last line of a run that ended: nothing is missing but what it counts."""
+    """The last line of a run that ended, with the number of steps that were not written."""
 
     at: float
     steps_not_written: int = 0
@@ -66,29 +66,29 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """Writes lines to a file, or nowhere."""
+    """Writes lines to a file; without a path, discards them."""
 
     def __init__(
         self,
         path: str = "",
         limit_bytes: int = _LIMIT_BYTES,
-        complain: Callable[[str], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.path = path
-        self._complain = complain
+        self._warn = warn
         self._left = limit_bytes
         self._lost = 0
         self._encode = msgspec.json.Encoder().encode
-        self._held: dict[str, msgspec.Struct] = {}  # the last word of each on how far it is
+        self._held: dict[str, msgspec.Struct] = {}  # the latest progress, by source
         self._descriptor = -1
         self._size = 0
         if path:
             try:
                 self._descriptor = os.open(path, _FLAGS, 0o644)
                 self._size = os.fstat(self._descriptor).st_size
-            except OSError as error:  # a run is worth more than its journal; the story goes on without
+            except OSError as error:  # the run does not depend on its journal
                 self.path = ""
-                complain(f"no journal is written: {error.strerror}: {path}; the job is not affected")
+                warn(f"no journal is written: {error.strerror}: {path}; the job is not affected")
 
     def begin(self, settings: AgentSettings, entrypoint: str, now: float) -> None:
         host = os.uname().nodename
@@ -100,10 +100,10 @@ class Journal:
         else:
             self.write(Step(at, event, commands))
 
-    def hold(self, whose: str, line: msgspec.Struct) -> None:
-        """Write this before the next line, unless there is a newer one of the same by then."""
-        self._held.pop(whose, None)
-        self._held[whose] = line
+    def hold(self, source: str, line: msgspec.Struct) -> None:
+        """Write this before the next line, unless ``hold`` gets a newer one from the same source."""
+        self._held.pop(source, None)
+        self._held[source] = line
 
     def close(self, now: float) -> None:
         self._left += 1024  # the last line always fits
@@ -122,9 +122,9 @@ class Journal:
     def _write(self, line: msgspec.Struct) -> None:
         try:
             data = self._encode(line) + b"\n"
-        except UnicodeEncodeError:  # a file name or a hostile error file; JSON cannot hold such text as it is
+        except UnicodeEncodeError:  # surrogates from a file name or an error file, which JSON cannot encode
             data = self._encode(encodable(msgspec.to_builtins(line))) + b"\n"
-        if len(data) > MAX_TEXT:  # a text in it may be longer than a reader accepts
+        if len(data) > MAX_TEXT:  # a string in it may be longer than readers accept
             data = self._encode(shortened_texts(encodable(msgspec.to_builtins(line)), MAX_TEXT)) + b"\n"
         if self._lost > 0 and not isinstance(line, Footer):
             self._lost += 1
@@ -133,10 +133,10 @@ class Journal:
         if trouble:
             self._lost += 1
             if not isinstance(line, Footer):
-                self._complain(f"the journal {self.path} ends here: {trouble}; the job is not affected")
+                self._warn(f"the journal {self.path} ends here: {trouble}; the job is not affected")
 
     def _append(self, data: bytes) -> str:
-        """Write the whole line, or nothing of it: half a line would spoil those that follow. Says what went wrong."""
+        """Write the whole line or nothing, since a partial line would corrupt the next. Returns the error, or ""."""
         trouble = "the disk is full"
         try:
             if os.write(self._descriptor, data) == len(data):
@@ -151,11 +151,11 @@ class Journal:
 
 
 class JournalUnreadable(Exception):
-    """This file is not a journal of ours, or is damaged; the message says where."""
+    """The file is not a tenax journal, or is damaged. The message says where."""
 
 
 def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
-    """A journal back from its file. A torn last line (the agent was killed while writing) is left out."""
+    """Read a journal, without a torn last line (the agent was killed while writing). Raises JournalUnreadable."""
     lines = read_lines(path, AnyLine, Header)
     assert isinstance(lines[0], Header)
     footer = lines[-1] if isinstance(lines[-1], Footer) else None
@@ -163,7 +163,7 @@ def read_journal(path: str) -> tuple[Header, list[Step], Footer | None]:
 
 
 def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]:
-    """The lines of a journal, which begins with its header and holds one run. Raises JournalUnreadable."""
+    """Return the lines of a journal, which starts with its header and holds one run. Raises JournalUnreadable."""
     decoder = msgspec.json.Decoder(kinds)
     try:
         with open(path, "rb") as file:
@@ -191,18 +191,18 @@ def read_lines(path: str, kinds: Any, header: type[msgspec.Struct]) -> list[Any]
 
 
 class _AnyHeader(msgspec.Struct):
-    """What the headers of all formats have."""
+    """The fields that headers of all formats have."""
 
     format: int
     tenax: str
 
 
 def _check_format(path: str, raw_lines: list[bytes]) -> None:
-    """Say so if another tenax wrote this, before its lines are taken for nonsense."""
+    """Raise JournalUnreadable if another version of tenax wrote this, before its lines fail to decode."""
     try:
         header = msgspec.json.decode(raw_lines[0], type=_AnyHeader)
     except (IndexError, *DECODE_ERRORS):
-        return  # not a header at all: the reader will say where
+        return  # not a header: the caller reports it
     if header.format != FORMAT:
         raise JournalUnreadable(
             f"{path!r} has format {header.format}, this tenax reads format {FORMAT}; use tenax {header.tenax}"

@@ -1,7 +1,7 @@
-"""Live steps: what workers say of their progress (``tenax.progress``), told while they run, once somebody asks for it.
+"""Live steps: reports the workers' progress (``tenax.progress``) while they run.
 
-Nothing tells us when a worker has said a step, so this looks at files every few seconds. Law: not before somebody has
-asked, by a flag or at the door of this agent. An agent that nobody looks at does not wake up.
+Workers write their steps to files without a notification, so this polls the files every few seconds. It polls only
+once enabled, by a flag or by the first status request: an agent without observers does not wake up.
 """
 
 from __future__ import annotations
@@ -18,61 +18,63 @@ if TYPE_CHECKING:
     from tenax._core.messages import WorkerProgress
     from tenax._io.loop import Loop, Timer
 
-    class Said(Protocol):
-        """What workers have said of their steps (``tenax._node.worker_logs.WorkerLogs``)."""
+    class ProgressSource(Protocol):
+        """Reads the progress of all workers (``tenax._node.worker_logs.WorkerLogs``)."""
 
         def progress(self) -> tuple[WorkerProgress, ...]: ...
 
 
-_FIRST_S, _EVERY_S = 1.0, 5.0
+_FIRST_S, _INTERVAL_S = 1.0, 5.0
 
 
 class LiveSteps:
-    """Of one node, for a whole run. ``observe`` the state after every step of the agent machine."""
+    """Of one node, for a whole run. Call ``observe`` with the state after every step of the agent machine."""
 
-    def __init__(self, loop: Loop, said: Said, complain: Callable[[str], None], *, is_wanted: bool = False) -> None:
+    def __init__(
+        self, loop: Loop, source: ProgressSource, warn: Callable[[str], None], *, is_enabled: bool = False
+    ) -> None:
         self._loop = loop
-        self._said = said
-        self._complain = complain
+        self._source = source
+        self._warn = warn
         self._generation = 0
-        self._told: tuple[WorkerProgress, ...] = ()
+        self._posted: tuple[WorkerProgress, ...] = ()
         self._timer: Timer | None = None
         self._is_running = False
-        self._is_wanted = is_wanted
+        self._is_enabled = is_enabled
         self._is_broken = False
 
-    def want(self) -> bool:
-        """From now on. Whether there is something to tell at once, which is posted."""
-        if self._is_wanted:
+    def enable(self) -> bool:
+        """Start polling. Returns True if this was the first call and it posted progress."""
+        if self._is_enabled:
             return False
-        self._is_wanted = True
+        self._is_enabled = True
         if self._is_running:
-            self._look()
-        return bool(self._told)
+            self._poll()
+        return bool(self._posted)
 
     def observe(self, state: AgentState) -> None:
         was_running, self._is_running = self._is_running, state.phase is Phase.RUNNING
         if not self._is_running:
-            self._rest()
+            self._cancel()
         elif not was_running or state.generation != self._generation:
-            self._rest()
-            self._generation, self._told = state.generation, ()
-            if self._is_wanted and not self._is_broken:
-                self._timer = self._loop.at(self._loop.now() + _FIRST_S, self._look)
+            self._cancel()
+            self._generation, self._posted = state.generation, ()
+            if self._is_enabled and not self._is_broken:
+                self._timer = self._loop.at(self._loop.now() + _FIRST_S, self._poll)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         try:
-            progress = self._said.progress()
-        except Exception as error:  # nothing here is needed to train
+            progress = self._source.progress()
+        except Exception as error:  # training does not depend on this
             self._timer, self._is_broken = None, True
-            self._complain(f"the steps of workers are not told any more: {type(error).__name__}: {error}")
+            self._warn(f"the steps of workers are not told any more: {type(error).__name__}: {error}")
             return
-        if progress and progress != self._told:
-            self._told = progress
+        if progress and progress != self._posted:
+            self._posted = progress
             self._loop.post(ProgressSeen(self._generation, progress))
-        self._timer = self._loop.at(self._loop.now() + _EVERY_S, self._look)
+        self._timer = self._loop.at(self._loop.now() + _INTERVAL_S, self._poll)
 
-    def _rest(self) -> None:
+    def _cancel(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

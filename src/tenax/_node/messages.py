@@ -1,15 +1,14 @@
-"""The story of a run in plain sentences: what the console shows while it happens and what a replay tells afterwards.
+"""The agent's messages: what the console shows during a run, and what ``tenax replay`` prints afterwards.
 
-Pure: from a fact, the orders that followed and the state, to lines. ``IMPORTANT`` lines go to the console; a replay
-tells all of them.
+Pure functions from an event, the commands that followed and the state to lines. The console shows only ``important``
+lines, a replay shows all.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from tenax._core import commands as order
-from tenax._core import events, messages
+from tenax._core import commands, events, messages
 from tenax._core.agent import SIGINT, AgentState, Phase, Rung, lateness
 from tenax._core.model import Outcome, WorkerPhase
 from tenax._failures.exit_text import ended_in_words, signal_in_words
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from tenax._core.model import Assignment, Verdict
 
 _AGAIN = "; Ctrl-C again kills them at once"
-_WORTH_COUNTING_S = 10.0
+_SHORT_RUN_S = 10.0
 
 
 class Line(NamedTuple):
@@ -29,12 +28,12 @@ class Line(NamedTuple):
     important: bool = True
 
 
-def tell(event: AnyEvent, commands: list[AnyCommand], state: AgentState) -> list[Line]:
-    """What happened, then what was decided. ``state`` is the state after the step."""
+def lines_for(event: AnyEvent, issued: list[AnyCommand], state: AgentState) -> list[Line]:
+    """Return the lines for one step: the event first, then the commands. ``state`` is the state after the step."""
     lines = _of_event(event, state)
-    for command in commands:
+    for command in issued:
         lines += _of_command(command, state)
-    if commands == [] and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
+    if not issued and state.phase is Phase.STOPPING and isinstance(event, events.SignalReceived):
         hint = _AGAIN if event.signal == SIGINT and state.rung < Rung.KILLED else ""
         lines.append(Line(f"the workers are being ended already{hint}"))
     return lines
@@ -68,7 +67,7 @@ def _of_event(event: AnyEvent, state: AgentState) -> list[Line]:
         case events.Waiting(why):
             return [Line(why)]
         case events.GenerationEnded(generation, why) if generation == state.generation:
-            # Told by the order that follows, unless there was nothing to end here.
+            # The command that follows has its own line, unless there is nothing to end here.
             return [Line(f"generation {generation} is over: {why}")] if state.phase is Phase.JOINING else []
         case events.LeaveNoticed(generation, host, why) if generation == state.generation:
             return [Line(f"{host} is going to leave{_soon(event.in_s)}: {why}")]
@@ -94,68 +93,69 @@ def _soon(in_s: float | None) -> str:
 
 def _of_exit(state: AgentState, local_rank: int, exit_code: int, fault: str) -> Line:
     worker = state.workers.get(local_rank)
-    who = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
+    subject = _rank(state, local_rank) + (f" (pid {worker.pid})" if worker is not None and worker.pid else "")
     if worker is not None and worker.asked_to_end:
-        return Line(f"{who} {ended_in_words(exit_code)} after being asked to end", important=False)
+        return Line(f"{subject} {ended_in_words(exit_code)} after being asked to end", important=False)
     if fault:
-        return Line(f"{who} failed: {fault}")
-    return Line(f"{who} {ended_in_words(exit_code)}", important=exit_code != 0)
+        return Line(f"{subject} failed: {fault}")
+    return Line(f"{subject} {ended_in_words(exit_code)}", important=exit_code != 0)
 
 
 def _of_command(command: AnyCommand, state: AgentState) -> list[Line]:
     match command:
-        case order.SendMessage(messages.NodeReady(generation)):
+        case commands.SendMessage(messages.NodeReady(generation)):
             return [Line("ready for a generation" if not generation else "ready for the next one", important=False)]
-        case order.SendMessage(messages.NodeSucceeded()) if state.assignment is not None and state.phase is Phase.DONE:
+        case commands.SendMessage(messages.NodeSucceeded()) if (
+            state.assignment is not None and state.phase is Phase.DONE
+        ):
             others = state.assignment.group_world_size - 1
             return [Line("all workers of this node succeeded; the run ends when all nodes did")] if others else []
-        case order.StartWorkers(assignment):
+        case commands.StartWorkers(assignment):
             return [Line(_of_start(state, assignment))]
-        case order.SignalWorkers(_, number, why):
+        case commands.SignalWorkers(_, number, why):
             grace = f"{state.settings.grace_s:g} s"
             hint = _AGAIN if state.cancelled_by == SIGINT else ""
             return [Line(f"asking the workers to end with {signal_in_words(number)}, {grace} of grace: {why}{hint}")]
-        case order.DumpStacks(_, local_rank):
+        case commands.DumpStacks(_, local_rank):
             return [Line(f"taking the stacks of {_rank(state, local_rank)}", important=False)]
-        case order.ReadStacks(_, _, local_ranks):
+        case commands.ReadStacks(_, _, local_ranks):
             ranks = ", ".join(_rank(state, rank) for rank in local_ranks)
             return [Line(f"reading the stacks of {ranks}", important=False)]
-        case order.ReportHang(_, report):
+        case commands.ReportHang(_, report):
             from tenax._core.hang_report import report_in_lines
 
             return [Line(line) for line in report_in_lines(report)]
-        case order.ReportMovement(generation):
+        case commands.ReportMovement(generation):
             return [Line(f"generation {generation} moves again: it goes on")]
-        case order.EndWorker(_, local_rank, _, number, why):
+        case commands.EndWorker(_, local_rank, _, number, why):
             overdue = state.workers[local_rank].overdue
-            is_told = overdue is not None and why == overdue.reason  # when the scope expired
-            how = "" if is_told else f": {why}"
-            return [Line(f"ending {_rank(state, local_rank)} with {signal_in_words(number)}{how}")]
-        case order.KillNode(_, why):
+            was_shown = overdue is not None and why == overdue.reason  # when the scope expired
+            reason = "" if was_shown else f": {why}"
+            return [Line(f"ending {_rank(state, local_rank)} with {signal_in_words(number)}{reason}")]
+        case commands.KillNode(_, why):
             return [Line(f"killing what is left: {why}")]
-        case order.ClearNode():
+        case commands.ClearNode():
             return [Line("ending what the workers left behind, if anything", important=False)]
-        case order.Finish(verdict):
-            # The report speaks for every other end.
-            important = verdict.outcome is Outcome.SUCCEEDED
-            told = [Line(f"the run {verdict.outcome.in_words}: {verdict.why}", important)]
-            return [*told, *_cost(verdict)] if important else told
+        case commands.Finish(verdict):
+            important = verdict.outcome is Outcome.SUCCEEDED  # the report shows every other outcome
+            line = Line(f"the run {verdict.outcome.in_words}: {verdict.why}", important)
+            return [line, *_goodput(verdict)] if important else [line]
     return []
 
 
-def _cost(verdict: Verdict) -> list[Line]:
-    """What the time was spent on. Not of a run that was short and went well: that is over before it is read."""
+def _goodput(verdict: Verdict) -> list[Line]:
+    """Return the goodput summary, except for a short run without restarts."""
     goodput = verdict.goodput
-    if goodput is None or (goodput.spent.total_s < _WORTH_COUNTING_S and verdict.restarts_used == 0):
+    if goodput is None or (goodput.spent.total_s < _SHORT_RUN_S and verdict.restarts_used == 0):
         return []
     from tenax._view.goodput_text import goodput_in_words
 
-    words = goodput_in_words(goodput)
-    return [Line(words)] if words else []
+    text = goodput_in_words(goodput)
+    return [Line(text)] if text else []
 
 
 def live_line(state: AgentState) -> str:
-    """The one line at the bottom of a terminal: phase, generation, who is waited for, restarts left."""
+    """Return the live line at the bottom of a terminal: phase, generation, pending workers, restarts left."""
     settings = state.settings
     match state.phase:
         case Phase.JOINING | Phase.NEW:
@@ -166,10 +166,10 @@ def live_line(state: AgentState) -> str:
             done = sum(worker.phase is WorkerPhase.ENDED for worker in state.workers.values())
             what = f"generation {state.generation} running, {len(state.workers) - done} of {len(state.workers)} workers"
         case Phase.STOPPING | Phase.CLOSING:
-            waited = [str(rank) for rank, worker in state.workers.items() if worker.phase is not WorkerPhase.ENDED]
-            ranks = ", ".join(waited[:8]) + (", ..." if len(waited) > 8 else "")
+            pending = [str(rank) for rank, worker in state.workers.items() if worker.phase is not WorkerPhase.ENDED]
+            ranks = ", ".join(pending[:8]) + (", ..." if len(pending) > 8 else "")
             what = f"generation {state.generation} ending, " + (
-                f"waiting for local rank {ranks}" if waited else "clearing what is left"
+                f"waiting for local rank {ranks}" if pending else "clearing what is left"
             )
         case Phase.ENDED:
             return ""

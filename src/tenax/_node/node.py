@@ -1,7 +1,7 @@
-"""A node: the runtime and its adapters, put together for one run.
+"""A node: one agent process, assembled and run.
 
-Who wants a run (the command line, ``LocalElasticAgent``) describes it with values; this is where the real keeper,
-scribe, journal, signals and loop are made and given to the supervisor, and where they end.
+The command line and ``LocalElasticAgent`` describe a run with a ``NodePlan``. ``Node`` creates the keeper, log writer,
+journal, signal handlers and loop, passes them to the supervisor, and closes them at the end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tenax._node.journal import Journal
 from tenax._node.live_steps import LiveSteps
 from tenax._node.notice_file import VARIABLE as NOTICE_VARIABLE
 from tenax._node.notice_file import NoticeFile
-from tenax._node.placements import Places
+from tenax._node.placements import Placements
 from tenax._node.signals import DEFAULT_SIGNALS, SignalSource, parse_signals
 from tenax._node.sinks import Sinks, Views
 from tenax._node.supervisor import Supervisor, inherited_stdin
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from tenax.timer._watchdog_pipe import WatchdogPipe
 
 JOURNAL_NAME = "journal.jsonl"
-# What a worker finds in its environment besides what ``core.environment`` knows.
-_LATE = ("TORCHELASTIC_ERROR_FILE", NOTICE_VARIABLE, "TORCH_WORKER_SERVER_SOCKET", TORCHELASTIC_TIMER_FILE)
+# Variables that are set when a worker starts, besides those of ``_core.environment``.
+_SET_AT_START = ("TORCHELASTIC_ERROR_FILE", NOTICE_VARIABLE, "TORCH_WORKER_SERVER_SOCKET", TORCHELASTIC_TIMER_FILE)
 
 
 class NodePlan(msgspec.Struct, frozen=True):
-    """Everything about a run that is known before it starts."""
+    """Everything about a run that is fixed before it starts."""
 
     settings: AgentSettings
     entrypoint: CommandEntrypoint | FunctionEntrypoint
@@ -65,22 +65,22 @@ class NodePlan(msgspec.Struct, frozen=True):
     stderr_filters: list[str] = []
     signals: str = DEFAULT_SIGNALS
     notice_signals: str = ""  # a scheduler's advance notice; none of ``signals``
-    notice_s: float | None = None  # how soon after it the node must leave
+    notice_s: float | None = None  # seconds from the notice until the node must leave; None: unknown
     virtual_local_rank: bool = False
-    preload: str = ""  # modules that are imported once for all workers, which are forked from there; empty: none
-    keep_standbys: bool = True  # have as many more ready, for the next start
-    places: Places = Places()
+    preload: str = ""  # modules imported once in the template that workers are forked from; empty: no warm pool
+    keep_standbys: bool = True  # keep one standby per worker for the next start
+    placements: Placements = Placements()
     policy: RestartPolicy | None = None
-    rdzv_backend: str = ""  # its name, for events
-    outlets: Sinks | None = None  # where metrics and events go; None: to the handlers that are configured
-    tells_its_end: bool = True  # whether the end of this agent is an event
-    watchdog: WatchdogPlan | None = None  # None: nobody watches whether workers leave their scopes in time
-    dashboard: str = ""  # where the page of the run is served, HOST:PORT; empty: nowhere
-    trace: str = ""  # where a trace of the run goes; empty: nowhere
-    health: HealthCheck | None = None  # opened before this node meets others, closed last
-    narrate: bool = False  # tell the story on the console while it happens
+    rdzv_backend: str = ""  # name of the backend, for events
+    sinks: Sinks | None = None  # where metrics and events go; None: to the configured handlers
+    records_end: bool = True  # whether the end of this agent is recorded as an event
+    watchdog: WatchdogPlan | None = None  # None: scopes are not watched
+    dashboard: str = ""  # HOST:PORT of the dashboard; empty: none
+    trace: str = ""  # destination of the trace; empty: none
+    health: HealthCheck | None = None  # opened before the rendezvous, closed last
+    show_messages: bool = False  # print the agent's messages on the console
     live_line: bool = True  # ... with a live line, on a terminal
-    is_last_act: bool = False  # this process does nothing else afterwards
+    exits_afterwards: bool = False  # this process exits after the run
 
     def __repr__(self) -> str:
         from tenax._core.text import concealed_repr
@@ -98,129 +98,131 @@ class Node:
         self.log_dir = ""
         self._notice = NoticeFile()
         self._journal = Journal()
-        self._journal_complains: Callable[[str], None] = _say_on_stderr
-        self._cold_because = ""  # why workers are not forked from what was preloaded
-        self._sockets: WorkerSockets | None = None  # where workers can be asked
-        self.scopes: WatchdogPipe | None = None  # where they say which scopes they enter
-        self._seeing: Observers | None = None  # what people watch the run with, if anything is switched on
+        self._warn_about_journal: Callable[[str], None] = _warn_on_stderr
+        self._cold_reason = ""  # why workers are not forked from a template
+        self._sockets: WorkerSockets | None = None  # the workers' control plane
+        self.scopes: WatchdogPipe | None = None  # the pipe on which workers report the scopes they enter
+        self._observers: Observers | None = None  # None: no observer is enabled
 
     def run(
         self,
-        last_words: Callable[[Verdict], str] = lambda _: "",
+        final_text: Callable[[Verdict], str] = lambda _: "",
         observe: Callable[[Step, AgentState], None] = lambda *_: None,
     ) -> Verdict:
-        """Run to the verdict. ``last_words`` are said on the console after everything else."""
+        """Run to the verdict. ``final_text`` is printed on the console after all other output."""
         plan = self._plan
         numbers, notices = parse_signals(plan.signals), parse_signals(plan.notice_signals)
         loop = Loop()
-        outlets = plan.outlets if plan.outlets is not None else Sinks()
+        sinks = plan.sinks if plan.sinks is not None else Sinks()
         logs = WorkerLogs(
             plan.logs_specs,
             role=plan.settings.role,
             prefix_template=plan.prefix_template,
             stdout_filters=plan.stdout_filters,
             stderr_filters=plan.stderr_filters,
-            narrate=plan.narrate,
+            show_messages=plan.show_messages,
             live_line=plan.live_line,
             now=loop.now,
         )
-        words = ""
+        text = ""
         try:
-            self._keeper.spawn()  # it comes up while the rest is made ready
+            self._keeper.spawn()  # first: it starts up while the rest is prepared
             if plan.preload:
-                self._warm_up(logs)
+                self._prepare_warm_pool(logs)
             with SignalSource(
-                loop, numbers, notices=notices, notice_s=plan.notice_s, is_last_act=plan.is_last_act
+                loop, numbers, notices=notices, notice_s=plan.notice_s, exits_afterwards=plan.exits_afterwards
             ) as signals:
                 logs.open()
                 loop.watch(signals)
                 try:
                     views = Views(
-                        outlets,
+                        sinks,
                         plan.settings,
                         entrypoint=plan.entrypoint.name,
                         backend=plan.rdzv_backend,
-                        tells_end=plan.tells_its_end,
+                        records_end=plan.records_end,
                         has_watchdog=plan.watchdog is not None,
                         now=loop.now(),
                     )
-                    self._open_seeing(loop, logs)
-                    is_watched = bool(plan.dashboard) or plan.settings.on_hang != "off"
-                    steps = LiveSteps(loop, logs, lambda line: self._complain(line, logs), is_wanted=is_watched)
-                    supervisor = self._supervisor(loop, logs, self._watcher(views, logs, steps, observe), steps.want)
-                    if plan.narrate:
-                        outlets.speak_through(lambda line: loop.soon(lambda: logs.say(line)))
-                    for place in outlets.places:
-                        logs.say(f"tenax: {place}")
+                    self._open_observers(loop, logs)
+                    polls_progress = bool(plan.dashboard) or plan.settings.on_hang != "off"
+                    steps = LiveSteps(loop, logs, lambda line: self._warn(line, logs), is_enabled=polls_progress)
+                    supervisor = self._supervisor(
+                        loop, logs, self._step_observer(views, logs, steps, observe), steps.enable
+                    )
+                    if plan.show_messages:
+                        sinks.redirect_console(lambda line: loop.soon(lambda: logs.say(line)))
+                    for location in sinks.locations:
+                        logs.say(f"tenax: {location}")
                     self._open_health(loop, logs)
                     self._open_sockets(logs)
                     verdict = supervisor.run()
-                    words = last_words(verdict)
+                    text = final_text(verdict)
                 finally:
-                    # Still under our signal handlers: an impatient Ctrl-C must not cost the report.
+                    # Our signal handlers are still installed, so a second Ctrl-C cannot lose the report.
                     self._keeper.close()
-                    if self._seeing is not None:
-                        self._seeing.close()
-                    lost = outlets.close()
-                    loop.run_calls()  # what console handlers had to say
+                    if self._observers is not None:
+                        self._observers.close()
+                    lost = sinks.close()
+                    loop.run_calls()  # print the last lines of console handlers
                     for line in lost:
-                        self._complain(line, logs)
-                    signals.forget()
-                    logs.close(words, hurry_descriptor=signals.fileno())
+                        self._warn(line, logs)
+                    signals.discard()
+                    logs.close(text, hurry_descriptor=signals.fileno())
                 return verdict
         finally:
             self._keeper.close()
-            outlets.close()  # if it did not come to a run
+            sinks.close()  # if the run did not start
             self._journal.close(loop.now())  # likewise
             if self._sockets is not None:
                 self._sockets.close()
             if plan.health is not None:
-                plan.health.close(_say_on_stderr)  # the console is closed already
+                plan.health.close(_warn_on_stderr)  # the log writer is closed already
             if self.scopes is not None:
                 self.scopes.close()
             loop.close()
 
-    def _watcher(
+    def _step_observer(
         self, views: Views, logs: WorkerLogs, steps: LiveSteps, observe: Callable[[Step, AgentState], None]
     ) -> Callable[[Step, AgentState], None]:
-        """Everybody who looks at the steps of this run."""
+        """Return a function that passes each step to every observer of this run."""
         plan = self._plan
 
         def watch(step: Step, state: AgentState) -> None:
             for line in views.take(step, state):
-                self._complain(line, logs)
+                self._warn(line, logs)
             if plan.health is not None:
                 plan.health.observe(state)
-            if self._seeing is not None:
-                self._seeing.observe(step, state)
+            if self._observers is not None:
+                self._observers.observe(step, state)
             steps.observe(state)
             observe(step, state)
 
         return watch
 
-    def _open_seeing(self, loop: Loop, logs: WorkerLogs) -> None:
+    def _open_observers(self, loop: Loop, logs: WorkerLogs) -> None:
         plan = self._plan
         if plan.dashboard or plan.trace or plan.settings.on_hang != "off":
             from tenax._node.observers import Observers
 
-            self._seeing = Observers(
+            self._observers = Observers(
                 plan,
                 loop,
                 logs,
-                lambda line: self._complain(line, logs),
+                lambda line: self._warn(line, logs),
                 lambda: self.scopes.scopes() if self.scopes is not None else {},
             )
 
     def _open_health(self, loop: Loop, logs: WorkerLogs) -> None:
         health = self._plan.health
         if health is not None:
-            health.open(warn=lambda line: self._complain(line, logs), tell=lambda text: logs.say(f"tenax: {text}"))
+            health.open(warn=lambda line: self._warn(line, logs), tell=lambda text: logs.say(f"tenax: {text}"))
             health.watch(loop)
             if self.scopes is not None:
                 health.ask_watchdog(self.scopes.last_progress_time)
 
     def _open_sockets(self, logs: WorkerLogs) -> None:
-        """Where the environment asks for it, every worker gets a socket at which it can be asked."""
+        """Create the workers' control plane sockets if ``TORCH_WORKER_SERVER_SOCKET`` is set."""
         if not os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
             return
         from tenax.control_plane._sockets import open_sockets
@@ -232,35 +234,35 @@ class Node:
             command = shlex.join(["tenax", "ask", self._sockets.folder])
             logs.say(f"tenax: workers that use worker_main can be asked with: {command}")
 
-    def _complain(self, line: str, logs: WorkerLogs) -> None:
-        """Something that was asked for is lost: worth a line also where no story is told."""
-        if self._plan.narrate:
+    def _warn(self, line: str, logs: WorkerLogs) -> None:
+        """Report a lost feature, on stderr if messages are off."""
+        if self._plan.show_messages:
             logs.say(f"tenax: {line}")
         else:
-            _say_on_stderr(line)
+            _warn_on_stderr(line)
 
     def _supervisor(
         self,
         loop: Loop,
         logs: WorkerLogs,
         observe: Callable[[Step, AgentState], None],
-        want_steps: Callable[[], bool],
+        enable_progress: Callable[[], bool],
     ) -> Supervisor:
         plan = self._plan
-        self._journal_complains = lambda line: self._complain(line, logs)
+        self._warn_about_journal = lambda line: self._warn(line, logs)
         journal = self._open_journal()
         self._notice.directory = self.log_dir
         logs.say(f"tenax: run {plan.settings.run_id}" + (f", logs in {self.log_dir}" if self.log_dir else ""))
         if self.log_dir and os.stat(root := os.path.dirname(self.log_dir)).st_mode & 0o1002 == 0o002:
             logs.say(f"tenax: note: every user of this host may replace logs in {root}; restrict it (chmod o-w {root})")
-        for note in plan.places.notes:
+        for note in plan.placements.notes:
             logs.say(f"tenax: {note}")
-        if self._cold_because:
-            logs.say(f"tenax: workers start cold, because {self._cold_because}")
+        if self._cold_reason:
+            logs.say(f"tenax: workers start cold, because {self._cold_reason}")
         if plan.watchdog is not None:
             self._open_scopes(plan.watchdog)
         elif note := watchdog_note(os.environ):
-            self._complain(note, logs)
+            self._warn(note, logs)
         return Supervisor(
             plan.settings,
             loop=loop,
@@ -271,15 +273,15 @@ class Node:
             journal=journal,
             policy=plan.policy,
             environments=self._environments,
-            place=plan.places.place,
-            pass_on_notice=self._notice.write,
+            bind=plan.placements.bind,
+            forward_notice=self._notice.write,
             run_journal=self._open_run_journal,
             observe=observe,
             scopes=self.scopes,
             log_dir=self.log_dir,
-            has_door=True,
-            want_steps=want_steps,
-            serves=self._seeing.serves if self._seeing is not None else lambda _: None,
+            has_control_socket=True,
+            enable_progress=enable_progress,
+            serves=self._observers.serves if self._observers is not None else lambda _: None,
         )
 
     def _open_scopes(self, watchdog: WatchdogPlan) -> None:
@@ -293,42 +295,42 @@ class Node:
 
     def _environments(self, command: StartWorkers) -> dict[int, dict[str, str]]:
         plan = self._plan
-        options = WorkerEnvironment(plan.virtual_local_rank, plan.places.omp_num_threads)
+        options = WorkerEnvironment(plan.virtual_local_rank, plan.placements.omp_num_threads)
         return {
             rank: {
                 **worker_environment(plan.settings, command.assignment, rank, os.environ, options),
                 **self._notice.env(command.assignment.generation),
-                **self._socket_of(command.assignment.first_global_rank + rank),
-                **self._watched(),
+                **self._socket_env(command.assignment.first_global_rank + rank),
+                **self._watchdog_env(),
             }
             for rank in range(plan.settings.local_world_size)
         }
 
-    def _warm_up(self, logs: WorkerLogs) -> None:
-        """Import what the workers need before they are needed: also on a node that is only a spare as yet."""
+    def _prepare_warm_pool(self, logs: WorkerLogs) -> None:
+        """Start the template before workers are needed, also on a spare node."""
         from tenax._processes.template import Template, template_of
 
         plan = self._plan
-        options = WorkerEnvironment(plan.virtual_local_rank, plan.places.omp_num_threads)
+        options = WorkerEnvironment(plan.virtual_local_rank, plan.placements.omp_num_threads)
         lasting, late = lasting_environment(plan.settings, os.environ, options)
         launches = [
-            plan.places.place(rank, plan.entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
+            plan.placements.bind(rank, plan.entrypoint.launch(rank, {**inheritable_environ(), **lasting}))
             for rank in range(plan.settings.local_world_size)
         ]
-        # The command line of a process cannot grow: the template has the longest.
+        # A process cannot extend its command line, so the template is started with the longest one.
         longest = max(launches, key=lambda launch: sum(map(len, launch.argv or ())))
         first = msgspec.structs.replace(longest, descriptors=inherited_stdin())
         standbys = plan.settings.local_world_size if plan.keep_standbys else 0
-        template = template_of(first, launches, plan.preload, [*late, *_LATE], standbys)
+        template = template_of(first, launches, plan.preload, [*late, *_SET_AT_START], standbys)
         if isinstance(template, Template):
-            self._keeper.prepare(template, lambda sentence: logs.say(f"tenax: {sentence}"))
+            self._keeper.prepare(template, lambda message: logs.say(f"tenax: {message}"))
         else:
-            self._cold_because = template
+            self._cold_reason = template
 
-    def _socket_of(self, global_rank: int) -> dict[str, str]:
+    def _socket_env(self, global_rank: int) -> dict[str, str]:
         return {} if self._sockets is None else self._sockets.env(global_rank)
 
-    def _watched(self) -> dict[str, str]:
+    def _watchdog_env(self) -> dict[str, str]:
         if self.scopes is None and self._plan.settings.on_hang == "off":
             return {}
         from tenax._processes.stacks import stacks_env
@@ -337,18 +339,21 @@ class Node:
         return {**pipe, **stacks_env()}
 
     def return_values(self) -> dict[int, Any]:
-        """By local rank, of the last generation."""
+        """Return the values of the last generation by local rank."""
         return self._plan.entrypoint.return_values()
 
     def _open_run_journal(self) -> RunJournal:
         from tenax._node.run_journal import NAME, RunJournal
 
-        path = _unused(os.path.join(self.log_dir, NAME)) if self.log_dir else ""
-        return RunJournal(path, self._journal_complains)
+        path = _unused_path(os.path.join(self.log_dir, NAME)) if self.log_dir else ""
+        return RunJournal(path, self._warn_about_journal)
 
     def _open_journal(self) -> Journal:
-        """In the run's own directory, where the log specs have one. Raises RequestRefused if the user chose one that
-        cannot be created; without a temporary directory the run keeps no logs."""
+        """Open the journal in the run's log directory, if the log specs have one.
+
+        Raises RequestRefused if the directory chosen by the user cannot be created. If the default one cannot be
+        created, the run keeps no logs.
+        """
         open_run_log_dir = getattr(self._plan.logs_specs, "open_run_log_dir", None)
         if open_run_log_dir is None:
             return Journal()
@@ -361,18 +366,18 @@ class Node:
                     "name a folder that can be created and written"
                 ) from error
             return Journal()  # reported by the worker logs, which need the same directory
-        path = _unused(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""
-        journal = self._journal = Journal(path, complain=self._journal_complains)
+        path = _unused_path(os.path.join(self.log_dir, JOURNAL_NAME)) if self.log_dir else ""
+        journal = self._journal = Journal(path, warn=self._warn_about_journal)
         self.journal_path = journal.path
         return journal
 
 
-def _say_on_stderr(line: str) -> None:
+def _warn_on_stderr(line: str) -> None:
     sys.stderr.write(f"tenax: {one_line(line)}\n")
 
 
-def _unused(path: str) -> str:
-    """Two runs may be given the same log specs, and so the same directory: each has a journal of its own."""
+def _unused_path(path: str) -> str:
+    """Return ``path`` or a numbered variant, since runs with the same log specs share a directory."""
     stem, extension = os.path.splitext(path)
     number = 0
     while os.path.exists(path):

@@ -1,8 +1,8 @@
-"""The notice file: how workers learn that a node of their generation is going to leave.
+"""The notice file: informs workers that a node of their generation will leave.
 
-One file per generation, named in every worker's environment (``TENAX_NOTICE_FILE``). It does not exist until there is
-a notice, and is replaced as a whole. ``tenax.preemption`` reads it; any language can. A notice that cannot be written
-costs the notice, never the run.
+One file per generation, named by ``TENAX_NOTICE_FILE`` in every worker's environment. It is created with the first
+notice and replaced atomically. ``tenax.preemption`` reads it, and so can any language. If it cannot be written, the
+notice is lost and the run continues.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ VARIABLE = "TENAX_NOTICE_FILE"
 
 
 class NoticeFile:
-    """Writes it. Without a directory there is nothing to write, and nothing is promised to the workers."""
+    """Writes the file. Without a directory it writes nothing and does not set the variable."""
 
     def __init__(self, directory: str = "") -> None:
         self.directory = directory
 
     def env(self, generation: int) -> dict[str, str]:
-        """What is added for the workers of a generation that is about to start: there is no notice for them yet."""
+        """Remove a stale file and return the variable for the workers of a new generation."""
         if not self.directory:
             return {}
         path = self._path(generation)
-        with suppress(OSError):  # there is none, unless an earlier run in the same folder has left one
+        with suppress(OSError):  # usually missing; an earlier run in the same folder may have left one
             os.unlink(path)
         return {VARIABLE: path}
 
@@ -47,16 +47,16 @@ class NoticeFile:
             "host": notice.host or os.uname().nodename,
             "is_this_host": not notice.host,
             "why": notice.why,
-            # On this host's monotonic clock, which its workers share; null: nobody knows when.
+            # On this host's monotonic clock, which its workers share; null: unknown.
             "leaves_at": None if notice.in_s is None else time.monotonic() + notice.in_s,
         }
         path = self._path(notice.generation)
         try:
             with suppress(FileNotFoundError):
-                os.unlink(f"{path}.new")  # of an agent that was killed while it wrote
+                os.unlink(f"{path}.new")  # left by an agent that was killed while writing
             descriptor = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(msgspec.json.encode(content))
             os.replace(f"{path}.new", path)
         except OSError:
-            return  # a full disk: the signal itself will come all the same
+            return  # disk full: the workers still get the stop signal itself

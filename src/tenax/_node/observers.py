@@ -1,11 +1,11 @@
-"""Seeing: what is opened so that people can watch a run. Made only for a run that switched something on.
+"""Observers: the dashboard, the trace and the hang sampler of a run. Created only if one of them is enabled.
 
-    the page (``--dashboard``) and the trace (``--trace``)   where the coordinator is, for as long as it is there
-    samples of workers (``--on-hang``)                       on every node
+    dashboard (``--dashboard``), trace (``--trace``)   on the node that serves the coordinator, while it serves
+    hang sampler (``--on-hang``)                       on every node
 
-Law: nothing here is needed to train. What breaks is reported once, and the run goes on. What cannot be opened at the
-start of a run of one node is refused (``RequestRefused``); with more nodes the one that serves the coordinator may
-change at any time, and the others need it: there it is reported, too.
+Training depends on none of them: a failure is reported once and the run continues. If one cannot be opened at the start
+of a single-node run, the run is refused (``RequestRefused``). With several nodes it is only reported, because the
+serving node may change and the others depend on it.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 
 class Observers:
-    """One node's. ``say`` reaches the person who started it, also where no story is told."""
+    """The observers of one node. ``print_line`` prints even if messages are off."""
 
     def __init__(
         self,
         plan: NodePlan,
         loop: Loop,
         logs: WorkerLogs,
-        say: Callable[[str], None],
+        print_line: Callable[[str], None],
         scopes: Callable[[], Mapping[int, Scopes]],
     ) -> None:
         self._plan = plan
         self._scopes = scopes
         self._loop = loop
         self._logs = logs
-        self._say = say
+        self._print = print_line
         self._dashboard: Dashboard | None = None
         self._trace: RunTrace | None = None
         self._sampler = self._open_sampler()
@@ -56,65 +56,65 @@ class Observers:
 
             return Sampler(self._plan.settings, self._loop, self._logs, self._scopes)
         except Exception as error:
-            self._say(f"workers are not sampled: {type(error).__name__}: {error}")
+            self._print(f"workers are not sampled: {type(error).__name__}: {error}")
             return None
 
     def observe(self, step: Step, state: AgentState) -> None:
-        """Every step of the agent machine."""
+        """Process one step of the agent machine."""
         if self._sampler is not None:
             try:
                 self._sampler.observe(step, state)
             except Exception as error:
                 self._sampler = None
-                self._say(f"workers are not sampled any more: {type(error).__name__}: {error}")
+                self._print(f"workers are not sampled any more: {type(error).__name__}: {error}")
 
-    def serves(self, make_desk: Callable[[], OperatorApi] | None) -> None:
-        """The coordinator is in this process now, or not any more."""
-        self._leave_desk()
-        if make_desk is None:
+    def serves(self, make_operator_api: Callable[[], OperatorApi] | None) -> None:
+        """Open the dashboard and the trace if this process now serves the coordinator; close them if it stopped."""
+        self._close_served()
+        if make_operator_api is None:
             return
         if self._plan.dashboard:
-            self._open("--dashboard", self._plan.dashboard, self._open_dashboard, make_desk)
+            self._open("--dashboard", self._plan.dashboard, self._open_dashboard, make_operator_api)
         if self._plan.trace:
-            self._open("--trace", self._plan.trace, self._open_trace, make_desk)
+            self._open("--trace", self._plan.trace, self._open_trace, make_operator_api)
 
     def _open(
         self,
         flag: str,
         value: str,
         open_it: Callable[[Callable[[], OperatorApi]], None],
-        make_desk: Callable[[], OperatorApi],
+        make_operator_api: Callable[[], OperatorApi],
     ) -> None:
         try:
-            open_it(make_desk)
+            open_it(make_operator_api)
         except Exception as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             failure = f"{flag} {value}: {reason or type(error).__name__}"
             if not self._plan.control.where:  # the only node
                 raise RequestRefused(failure) from error
-            self._say(f"{failure}; the job runs without it")
+            self._print(f"{failure}; the job runs without it")
 
-    def _open_dashboard(self, make_desk: Callable[[], OperatorApi]) -> None:
+    def _open_dashboard(self, make_operator_api: Callable[[], OperatorApi]) -> None:
         from tenax._observe.dashboard.live import Dashboard
 
-        self._dashboard = Dashboard(self._plan.dashboard, make_desk(), self._loop, self._say)
-        self._say(f"the page of this run: {self._dashboard.link}")
+        self._dashboard = Dashboard(self._plan.dashboard, make_operator_api(), self._loop, self._print)
+        self._print(f"the page of this run: {self._dashboard.link}")
 
-    def _open_trace(self, make_desk: Callable[[], OperatorApi]) -> None:
+    def _open_trace(self, make_operator_api: Callable[[], OperatorApi]) -> None:
         from tenax._observe.tracing.run_trace import RunTrace
 
-        self._trace = RunTrace(self._plan.trace, make_desk(), self._say)
+        self._trace = RunTrace(self._plan.trace, make_operator_api(), self._print)
 
-    def _leave_desk(self) -> None:
+    def _close_served(self) -> None:
         parts, self._dashboard, self._trace = (self._dashboard, self._trace), None, None
         for part in parts:
             try:
                 if part is not None:
                     part.close()
             except Exception as error:
-                self._say(f"what showed this run did not end well: {type(error).__name__}: {error}")
+                self._print(f"what showed this run did not end well: {type(error).__name__}: {error}")
 
     def close(self) -> None:
-        self._leave_desk()
+        self._close_served()
         if self._sampler is not None:
             self._sampler.close()

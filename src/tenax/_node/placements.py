@@ -1,4 +1,4 @@
-"""Where workers run: from the placement that was asked for to what the keeper and the environment need."""
+"""Placements: which CPUs each worker of a node may use, and how many threads."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ if TYPE_CHECKING:
     from tenax.numa.binding import NumaOptions
 
 
-class Places(msgspec.Struct, frozen=True):
-    """The decision for all workers of a node, with what to tell the user about it."""
+class Placements(msgspec.Struct, frozen=True):
+    """The decision for all workers of a node, with notes for the user."""
 
     placement: Placement | None = None
     omp_num_threads: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def place(self, local_rank: int, launch: Launch) -> Launch:
-        """The same launch, bound to its CPUs."""
+    def bind(self, local_rank: int, launch: Launch) -> Launch:
+        """Return the launch bound to the worker's CPUs."""
         if self.placement is None or not self.placement.bindings:
             return launch
         return msgspec.structs.replace(launch, cpus=self.placement.bindings[local_rank].cpus)
 
 
-def decide_places(
+def decide_placements(
     options: NumaOptions | None, local_world_size: int, environ: Mapping[str, str] = os.environ
-) -> Places:
-    """Bind workers if that was asked for, and share the cores among them. Raises PlacementError with a sentence."""
+) -> Placements:
+    """Bind workers to CPUs if ``options`` are given, and divide the cores among them. Raises PlacementError."""
     from tenax._processes.devices import allowed_cpus, cpu_quota, gpu_pci_bus_ids
     from tenax._processes.placement import devices_of_ranks, plan_placement, share_threads
     from tenax.numa._topology import Topology
 
     if options is None and (local_world_size == 1 or "OMP_NUM_THREADS" in environ):
-        return Places()
+        return Placements()
     cpus, topology = allowed_cpus(), Topology()
     placement = None
     if options is not None:
@@ -46,4 +46,4 @@ def decide_places(
         placement = plan_placement(options, devices, cpus, topology)
     shares = share_threads(environ, local_world_size, cpus, topology, placement, cpu_quota())
     notes = [decision.why for decision in (placement, shares) if decision is not None]
-    return Places(placement, shares.per_rank if shares is not None else (), tuple(notes))
+    return Placements(placement, shares.per_rank if shares is not None else (), tuple(notes))

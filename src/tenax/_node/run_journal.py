@@ -1,8 +1,7 @@
-"""The coordinator's journal: every fact it heard and all that it said, one JSON line each, on the node that serves it.
+"""The coordinator's journal: every event it received and every message it sent, on the node that serves it.
 
-The agent's journal (``journal.py``) tells the story of one node; this one tells why generations began and ended for all
-of them. It is bounded and loses in the same way, and it replays: the same facts at the same times must give the same
-words.
+The agent's journal (``journal.py``) covers one node; this one shows why generations began and ended on all of them. It
+has the same format and limits, and it replays: the same events at the same times must give the same messages.
 """
 
 from __future__ import annotations
@@ -35,46 +34,46 @@ class RunHeader(msgspec.Struct, frozen=True, tag="run header", tag_field="line",
     tenax: str
     settings: RunSettings
     host: str
-    wall_time: float  # of the same moment as `at`
+    wall_time: float  # wall clock at `at`
     at: float
 
 
 class RunStep(msgspec.Struct, frozen=True, tag="run step", tag_field="line", omit_defaults=True):
-    """One fact, and what was said about it."""
+    """One event and the messages that followed."""
 
     at: float
     event: AnyCoordinatorEvent
     says: list[Send] = []
-    decision: AnyDecision | None = None  # what the policy answered, if it was asked in this step
+    decision: AnyDecision | None = None  # of the restart policy, if this step called it
 
 
 AnyRunLine = RunHeader | RunStep | Footer
 
 
 class RunJournal(Journal):
-    """Writes it. Opened when this node begins to serve, which may be never."""
+    """Writes it. Opened when this node starts to serve the coordinator."""
 
-    def __init__(self, path: str = "", complain: Callable[[str], None] = lambda _: None) -> None:
-        super().__init__(path, complain=complain)
+    def __init__(self, path: str = "", warn: Callable[[str], None] = lambda _: None) -> None:
+        super().__init__(path, warn=warn)
         self._decision: AnyDecision | None = None
         self._earlier: list[Failure] | None = None
 
     def begin_run(self, settings: RunSettings, now: float) -> None:
         self.write(RunHeader(FORMAT, __version__, settings, os.uname().nodename, time.time(), now))
 
-    def run_step(self, at: float, event: AnyCoordinatorEvent, says: list[Send], state: CoordinatorState) -> None:
-        # A policy may answer with the same object every time; but each restart that it grants makes another history.
-        was_asked = state.decision is not self._decision or state.earlier is not self._earlier
+    def run_step(self, at: float, event: AnyCoordinatorEvent, sent: list[Send], state: CoordinatorState) -> None:
+        # A policy may return the same object every time, but each restart that it grants creates a new history.
+        was_called = state.decision is not self._decision or state.earlier is not self._earlier
         self._decision, self._earlier = state.decision, state.earlier
-        step = RunStep(at, event, says, state.decision if was_asked else None)
-        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not says:
+        step = RunStep(at, event, sent, state.decision if was_called else None)
+        if isinstance(event, Received) and isinstance(event.message, NodeProgress) and not sent:
             self.hold(event.node_id, step)
         else:
             self.write(step)
 
 
 def is_run_journal(path: str) -> bool:
-    """Whether this file is a coordinator's journal rather than an agent's."""
+    """Return whether this file is a coordinator's journal rather than an agent's."""
     try:
         with open(path, "rb") as file:
             return b'"line":"run header"' in file.readline(4096)
@@ -83,14 +82,14 @@ def is_run_journal(path: str) -> bool:
 
 
 def read_run_journal(path: str) -> tuple[RunHeader, list[RunStep], Footer | None]:
-    """A coordinator's journal back from its file. Raises JournalUnreadable."""
+    """Read a coordinator's journal. Raises JournalUnreadable."""
     lines = read_lines(path, AnyRunLine, RunHeader)
     footer = lines[-1] if isinstance(lines[-1], Footer) else None
     return lines[0], [line for line in lines if isinstance(line, RunStep)], footer
 
 
 class RecordedPolicy:
-    """Stands for a policy whose code may not be here: it answers what it answered then."""
+    """Returns recorded decisions, because a replay may not have the policy's code."""
 
     def __init__(self, decisions: list[AnyDecision]) -> None:
         self._decisions = list(decisions)
@@ -100,17 +99,17 @@ class RecordedPolicy:
 
 
 def replay_run(header: RunHeader, steps: list[RunStep]) -> tuple[list[tuple[float, str]], list[str]]:
-    """The story of the run, with the time since its beginning, and where this tenax would have spoken differently."""
+    """Return the run's messages with the time since its start, and where this version of tenax behaves differently."""
     recorded = RecordedPolicy([step.decision for step in steps if step.decision is not None])
     machine = CoordinatorMachine(header.settings, recorded)
     from tenax._view.run_messages import RunMessages
 
-    story: list[tuple[float, str]] = []
+    lines: list[tuple[float, str]] = []
     differences: list[str] = []
-    told = RunMessages()
+    run_messages = RunMessages()
     for number, step in enumerate(steps, 1):
-        says = machine.step(step.event, step.at)
-        if says != step.says:
-            differences.append(f"step {number}, {type(step.event).__name__}: the journal says {step.says}, not {says}")
-        story += [(step.at - header.at, line) for line in told.tell(step.event, step.says)]
-    return story, differences
+        sent = machine.step(step.event, step.at)
+        if sent != step.says:
+            differences.append(f"step {number}, {type(step.event).__name__}: the journal says {step.says}, not {sent}")
+        lines += [(step.at - header.at, line) for line in run_messages.tell(step.event, step.says)]
+    return lines, differences

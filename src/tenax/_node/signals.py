@@ -1,9 +1,9 @@
-"""Signals as facts: while a run lasts, the chosen signals become events in the loop's mailbox.
+"""Signals as events: during a run, the chosen signals become events in the loop's mailbox.
 
-Nothing is raised at an arbitrary line. What was there before (handlers, wake-up descriptor) is put back afterwards, so
-that an agent inside another program leaves no trace. Some are a scheduler's advance notice: the node will be asked to
-stop, but not yet. A signal that was ignored when we started stays ignored: that is
-how ``nohup`` works. Off the main thread Python allows no handlers; then signals are the host program's business.
+No exception is raised at an arbitrary line. The previous handlers and wake-up descriptor are restored afterwards, so an
+agent inside another program leaves no trace. Notice signals announce that the scheduler will stop this node later. A
+signal that was ignored at startup stays ignored, as ``nohup`` requires. Outside the main thread Python allows no
+handlers, so signals are left to the host program.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 def parse_signals(names: str) -> list[signal.Signals]:
-    """``"SIGTERM,SIGINT"`` -> numbers. Raises ValueError with a sentence."""
+    """Return the signals in a list such as ``"SIGTERM,SIGINT"``. Raises ValueError."""
     chosen: list[signal.Signals] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
         number = getattr(signal, name, None)
@@ -38,7 +38,7 @@ def parse_signals(names: str) -> list[signal.Signals]:
 
 
 class SignalSource:
-    """A context manager around the loop. Watchable: the loop reads which signals came."""
+    """A context manager around the loop, which watches it for received signals."""
 
     def __init__(
         self,
@@ -47,17 +47,17 @@ class SignalSource:
         *,
         notices: list[signal.Signals] | None = None,
         notice_s: float | None = None,
-        is_last_act: bool = False,
+        exits_afterwards: bool = False,
     ) -> None:
-        """``notices`` only announce: ``notice_s`` after one of them (None: nobody knows when) the node must leave.
+        """``notices``: signals after which the node must leave in ``notice_s`` seconds (None: unknown).
 
-        With ``is_last_act`` the signals are ignored afterwards: a late one must not change how a told run ended.
+        ``exits_afterwards``: ignore the signals after the run, so that a late one cannot change the exit code.
         """
         self._loop = loop
         self._notices = frozenset(notices or ())
         self._numbers = [*numbers, *self._notices]
         self._notice_s = notice_s
-        self._is_last_act = is_last_act
+        self._exits_afterwards = exits_afterwards
         self._before: dict[signal.Signals, Any] = {}
         self._wakeup_before = -1
         self._reader = self._writer = -1
@@ -68,7 +68,7 @@ class SignalSource:
         self._reader, self._writer = os.pipe()
         for descriptor in (self._reader, self._writer):
             os.set_blocking(descriptor, False)
-        # The descriptor first: a signal that comes before it is there, but after its handler, would be lost.
+        # The descriptor first: a signal between handler and descriptor would be lost.
         self._wakeup_before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         for number in dict.fromkeys(self._numbers):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -79,27 +79,27 @@ class SignalSource:
         if self._reader < 0:
             return
         for number, handler in self._before.items():
-            after = signal.SIG_IGN if self._is_last_act else handler
+            after = signal.SIG_IGN if self._exits_afterwards else handler
             signal.signal(number, after if after is not None else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_before)
-        self.forget()
+        self.discard()
         os.close(self._reader)
         os.close(self._writer)
         self._reader = self._writer = -1
 
-    def forget(self) -> None:
-        """Whatever came until now is answered."""
+    def discard(self) -> None:
+        """Drop the signals received so far."""
         if self._reader >= 0:
-            self._take()
+            self._read()
 
-    def _take(self) -> bytes:
+    def _read(self) -> bytes:
         try:
-            taken = os.read(self._reader, 4096)
+            received = os.read(self._reader, 4096)
         except BlockingIOError:
             return b""
-        if self._wakeup_before >= 0 and (others := bytes(number for number in taken if number not in self._before)):
-            os.write(self._wakeup_before, others)  # the host's own: it would have heard of them there
-        return taken
+        if self._wakeup_before >= 0 and (others := bytes(number for number in received if number not in self._before)):
+            os.write(self._wakeup_before, others)  # forward the host program's own signals to its descriptor
+        return received
 
     def fileno(self) -> int:
         return self._reader
@@ -109,10 +109,10 @@ class SignalSource:
         return False
 
     def on_writable(self) -> None:
-        """There is nothing to write."""
+        """Never called: the pipe is only read."""
 
     def on_readable(self) -> None:
-        for number in self._take():
+        for number in self._read():
             if number in self._notices and number in self._before:
                 self._loop.post(NoticeReceived(f"got {signal.Signals(number).name}", self._notice_s))
             elif number in self._before:

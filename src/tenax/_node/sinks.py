@@ -1,8 +1,8 @@
 """Sinks: where an agent's own metrics and events go.
 
-Each handler stands behind a ``Delivery``: it may raise, be slow or never return, and the job does not notice. Without
-a handler there is no outlet, and the packages of metrics and events are not even imported: a job that nobody listens
-to pays nothing. The handlers that are configured at the beginning of a run serve it to its end.
+Each handler runs behind a ``Delivery``: it may raise, be slow or never return without affecting the job. Without a
+handler there is no sink, and the metrics and events packages are not imported. The handlers configured at the start of
+a run are used until its end.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _METRIC_GROUPS = ("torchelastic", "tenax")
 
 
 class Sinks:
-    """The handlers of one run. ``close`` waits a little for what is left and says what was lost."""
+    """The handlers of one run. ``close`` flushes their queues, for a bounded time, and returns what was lost."""
 
     def __init__(
         self, event_log_handler: str = "null", metric_handlers: str = "", labels: Mapping[str, str] | None = None
     ) -> None:
-        """``labels`` are on every metric, for handlers that know such. Raises ValueError when a name is nobody's."""
+        """``labels`` are added to every metric, for handlers with labels. Raises ValueError for an unknown name."""
         self._is_closed = False
-        self._made_here: list[Any] = []
-        self.places: list[str] = []  # where the handlers that were made here can be found, for people
+        self._own: list[Any] = []  # handlers created here from their names
+        self.locations: list[str] = []  # where to find their output, for people
         self._events = self._open_events(event_log_handler)
         try:
             self._metrics = self._open_metrics(metric_handlers, labels or {})
@@ -61,18 +61,18 @@ class Sinks:
         for delivery in self._metrics.get(metric.group_name, ()):
             delivery.put(metric)
 
-    def speak_through(self, say: Callable[[str], None]) -> None:
-        """Lines of console handlers go there. ``say`` is called in other threads."""
-        for handler in self._made_here:
+    def redirect_console(self, say: Callable[[str], None]) -> None:
+        """Print the lines of console handlers with ``say``, which is called in other threads."""
+        for handler in self._own:
             if hasattr(handler, "say"):
                 handler.say = say
 
-    def troubles(self) -> list[str]:
-        """A sentence for each handler that has just failed for the first time, or hangs. Ask now and then."""
-        return [said for delivery in self._all() if (said := delivery.first_trouble())]
+    def new_errors(self) -> list[str]:
+        """Return a message for each handler that has failed or hung for the first time since the last call."""
+        return [error for delivery in self._all() if (error := delivery.first_trouble())]
 
     def close(self) -> list[str]:
-        """Sentences about what was lost. All handlers together have a moment for what is left."""
+        """Flush and close the handlers within ``PATIENCE_S`` in all. Returns messages about what was lost."""
         deliveries = self._all()
         if not deliveries or self._is_closed:
             return []
@@ -93,21 +93,21 @@ class Sinks:
         if names and names != "null":
             from tenax.events.handlers import make_handlers
 
-            found += [self._made("event", handler, handler.record) for handler in make_handlers(names)]
-        if "tenax.events" in sys.modules:  # otherwise nobody can have configured one
+            found += [self._own_delivery("event", handler, handler.record) for handler in make_handlers(names)]
+        if "tenax.events" in sys.modules:  # otherwise no handler can be configured
             from tenax.events import configured_handlers
 
             found += [_delivery("event", handler, handler.record) for handler in configured_handlers()]
         return found
 
     def _open_metrics(self, names: str, labels: Mapping[str, str]) -> dict[str, list[Delivery]]:
-        """By group. A handler of several groups has one queue."""
-        of_all: list[Delivery] = []
+        """Return the deliveries by group. A handler of several groups has one queue."""
+        own: list[Delivery] = []
         if names:
             from tenax.metrics import make_handlers
 
-            of_all = [self._made("metric", handler, handler.emit) for handler in make_handlers(names, labels)]
-        found = {group: list(of_all) for group in _METRIC_GROUPS}
+            own = [self._own_delivery("metric", handler, handler.emit) for handler in make_handlers(names, labels)]
+        found = {group: list(own) for group in _METRIC_GROUPS}
         if "tenax.metrics" in sys.modules:
             from tenax.metrics import handler_in_use
 
@@ -117,64 +117,64 @@ class Sinks:
                     found[group].append(queues.setdefault(id(handler), _delivery("metric", handler, handler.emit)))
         return {group: deliveries for group, deliveries in found.items() if deliveries}
 
-    def _made(self, kind: str, handler: Any, take: Callable[[Any], object]) -> Delivery:
-        """One that was made here from its name, and is closed with the run. Others belong to who configured them."""
-        self._made_here.append(handler)
+    def _own_delivery(self, kind: str, handler: Any, take: Callable[[Any], object]) -> Delivery:
+        """Return a delivery that closes its handler at the end; configured handlers are closed by their owners."""
+        self._own.append(handler)
         if where := getattr(handler, "where", ""):
-            self.places.append(f"{kind}s: {where}")
+            self.locations.append(f"{kind}s: {where}")
         return _delivery(kind, handler, take, getattr(handler, "close", None))
 
 
 class Views:
-    """What the steps of one node's machine mean as events and metrics, sent as they happen."""
+    """Turns the steps of one node's machine into events and metrics."""
 
     def __init__(
         self,
-        outlets: Sinks,
+        sinks: Sinks,
         settings: AgentSettings,
         *,
         entrypoint: str,
         backend: str,
-        tells_end: bool,
+        records_end: bool,
         has_watchdog: bool,
         now: float,
     ) -> None:
-        """``tells_end``: whether the agent's own end is an event."""
+        """``records_end``: whether the end of the agent is recorded as an event."""
         import os
 
-        self._outlets = outlets
-        self._tells_end = tells_end
+        self._sinks = sinks
+        self._records_end = records_end
         wall_offset = time.time() - now
         self._events: EventView | None = None
         self._metrics: MetricView | None = None
-        if outlets.has_events:
+        if sinks.has_events:
             from tenax.events._view import EventView
 
             self._events = EventView(settings, entrypoint, os.uname().nodename, backend, wall_offset, has_watchdog)
-        if outlets.has_metrics:
+        if sinks.has_metrics:
             from tenax.metrics._view import MetricView
 
             self._metrics = MetricView(settings, wall_offset)
 
     def take(self, step: Step, state: AgentState) -> list[str]:
-        """One step. Returns what a person should know about the handlers."""
+        """Process one step. Returns new errors of the handlers."""
         if self._events is not None:
             for event in self._events.take(step.at, step.event, step.commands, state):
-                if self._tells_end or not _is_the_agents_end(event):
-                    self._outlets.record(event)
+                if self._records_end or not _is_agent_end(event):
+                    self._sinks.record(event)
         if self._metrics is not None:
             for metric in self._metrics.take(step.at, step.event, step.commands, state):
-                self._outlets.emit(metric)
-        return self._outlets.troubles()
+                self._sinks.emit(metric)
+        return self._sinks.new_errors()
 
 
-def _is_the_agents_end(event: Event) -> bool:
+def _is_agent_end(event: Event) -> bool:
     return event.source.name == "AGENT" and event.metadata.get("state") in ("SUCCEEDED", "FAILED")
 
 
 def _delivery(
     kind: str, handler: object, take: Callable[[Any], object], end: Callable[[], object] | None = None
 ) -> Delivery:
-    from tenax._io.delivery import Delivery  # with it come threads, which a job that nobody listens to does not need
+    from tenax._io.delivery import Delivery  # imports threading, which a job without handlers does not need
 
     return Delivery(f"the {kind} handler {type(handler).__name__!r}", take, end)

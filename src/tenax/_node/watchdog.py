@@ -1,4 +1,4 @@
-"""Whether scopes are watched, and through which pipe: two variables, read here and nowhere else."""
+"""The watchdog's settings: two environment variables, read only here."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
 
 
 class WatchdogPlan(msgspec.Struct, frozen=True):
-    """The watchdog is on."""
+    """The settings of an enabled watchdog."""
 
-    timer_file: str = ""  # where its pipe is to be; empty: anywhere
+    timer_file: str = ""  # path of its pipe; empty: a temporary one
 
 
 def watchdog_plan(environ: Mapping[str, str]) -> WatchdogPlan | None:
-    """None: nobody asked for it. Raises ValueError with a sentence if the pipe cannot be where it should be."""
+    """Return the plan, or None if the watchdog is off. Raises ValueError if the pipe cannot be created there."""
     if environ.get(TORCHELASTIC_ENABLE_FILE_TIMER) != "1":
         return None
-    # In a worker, the variable names the pipe of the agent above us; ours is another.
+    # In a worker, the variable names the pipe of the parent agent, which this nested agent must not use.
     timer_file = "" if "TENAX_GENERATION" in environ else environ.get(TORCHELASTIC_TIMER_FILE, "")
     if timer_file:
         from tenax.timer._watchdog_pipe import check_path
@@ -32,7 +32,7 @@ def watchdog_plan(environ: Mapping[str, str]) -> WatchdogPlan | None:
 
 
 def watchdog_note(environ: Mapping[str, str]) -> str:
-    """What a person should know who meant to switch it on and did not; empty if nobody did."""
+    """Return a warning if the variable is set to a value that does not enable the watchdog, else ""."""
     value = environ.get(TORCHELASTIC_ENABLE_FILE_TIMER, "")
     if value.strip().lower() in ("", "0", "1", "false", "no", "off") and value.strip() == value:
         return ""

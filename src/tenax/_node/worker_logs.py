@@ -1,7 +1,7 @@
-"""Worker logs: where each worker's output goes in each generation, and what it leaves for a failure report.
+"""Worker logs: where each worker's output goes in each generation, and the evidence a failed worker leaves.
 
-Joins three parts that do not know each other: the log specs (which files, which tee), the scribe (who carries the
-bytes) and the evidence (what a dead worker's last words prove). Implements ``ports.Logs``.
+Connects three independent parts: the log specs (which files and tees), the log writer (which moves the bytes) and the
+failure evidence (what the last lines of stderr show). Implements ``ports.Logs``.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from tenax._io.ports import Reply
     from tenax._logs.replaced_stream import ReplacedStream
     from tenax._logs.specs import LogsSpecs
-    from tenax._node.log_queries import LogAnswers
+    from tenax._node.log_queries import LogQueries
 
 _STDOUT, _STDERR = 1, 2
-_REPLACED = 2  # what is added to the number of a stream whose object in ``sys`` was replaced
-_TAIL_BYTES = 64 << 10  # what the scribe keeps of each stream
-_DRAIN_S = 5.0  # at the end: how long the last lines may take
-_COARSE_S = 1.0  # how exact the times of a file system may be
-_FINISH_S = 2.0  # ... and how long a console that does not take them may hold us
-_GENERATIONS_KNOWN = 256  # whose files can still be asked for
-_LAST_CALL_S = 1.0  # for those who wait for lines when the run ends
+_REPLACED = 2  # added to the number of a stream whose object in ``sys`` was replaced
+_TAIL_BYTES = 64 << 10  # what the log writer keeps of each stream
+_DRAIN_S = 5.0  # at the end: maximum time to write the last lines
+_FINISH_S = 2.0  # ... and to wait for a console that does not accept them
+_MTIME_RESOLUTION_S = 1.0  # of coarse file systems
+_MAX_GENERATIONS = 256  # whose files can be queried
+_LAST_LINES_S = 1.0  # for waiting log queries when the run ends
 
 
 class WorkerLogs:
@@ -53,7 +53,7 @@ class WorkerLogs:
         prefixes: dict[int, str] | None = None,
         stdout_filters: list[str] | None = None,
         stderr_filters: list[str] | None = None,
-        narrate: bool = True,
+        show_messages: bool = True,
         live_line: bool = True,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,22 +62,22 @@ class WorkerLogs:
         self._template = prefix_template
         self._prefixes = prefixes
         self._filters = {_STDOUT: stdout_filters or [], _STDERR: stderr_filters or []}
-        self._narrate = narrate
-        self._live_line = narrate and live_line
+        self._show_messages = show_messages
+        self._live_line = show_messages and live_line
         self._now = now
-        self._scribe = LogWriter()
-        self.destination = LogsDest()  # of the last generation
+        self._writer = LogWriter()
+        self.destination = LogsDest()  # of the latest generation
         self._memory: OutOfMemoryWatch | None = None
         self._open_keys: list[str] = []
         self._is_open = False
         self._replaced: dict[int, ReplacedStream] = {}
         self._is_shared = False  # more than one worker writes to the console
-        # Of each generation, the oldest first: the workers' ranks by local rank, and where their output went.
+        # By generation, oldest first: global ranks by local rank, and the destination of the output.
         self.generations: dict[int, tuple[dict[int, int], LogsDest]] = {}
-        self._answers: LogAnswers | None = None  # made when somebody asks
+        self._queries: LogQueries | None = None  # created by the first query
 
     def open(self) -> None:
-        self._scribe.start()
+        self._writer.start()
         self._is_open = True
         for number in (_STDOUT, _STDERR):
             stream = _replaced(number)
@@ -85,19 +85,21 @@ class WorkerLogs:
                 from tenax._logs.replaced_stream import ReplacedStream
 
                 self._replaced[number] = ReplacedStream(stream)
-                self._scribe.open_console(_REPLACED + number, self._replaced[number].descriptor)
+                self._writer.open_console(_REPLACED + number, self._replaced[number].descriptor)
 
     # --- output of workers --------------------------------------------------------------------------------------------
 
     def prepare(self, generation: int, envs: dict[int, dict[str, str]]) -> dict[int, Output]:
-        """Open the streams of a new generation. The older one's are over: nothing of it is alive."""
-        self._scribe.close_stream_duplicates(self._open_keys)
+        """Open the streams of a new generation. All processes of the previous one are gone."""
+        self._writer.close_stream_duplicates(self._open_keys)
         self._open_keys = []
         destination = self.destination = self._choose_destination(envs)
         self._is_shared = len(envs) > 1
         self._remember(generation, envs)
         if self._memory is None:
-            self._memory = _watch_memory()
+            from tenax._failures.out_of_memory import OutOfMemoryWatch
+
+            self._memory = OutOfMemoryWatch()
         else:
             self._memory.rebase()
         streams: dict[tuple[int, int], int] = {}
@@ -105,12 +107,12 @@ class WorkerLogs:
             for rank, env in envs.items():
                 for number in (_STDOUT, _STDERR):
                     streams[rank, number] = self._open_stream(generation, rank, number, env, destination)
-        except OSError:  # a limit is reached; whoever asked must tell
+        except OSError:  # too many open files; the caller reports it
             for descriptor in streams.values():
                 os.close(descriptor)
             raise
-        if self._answers is not None:
-            self._answers.on_generation()
+        if self._queries is not None:
+            self._queries.on_generation()
         return {
             rank: Output(
                 stdout=streams[rank, _STDOUT],
@@ -123,15 +125,15 @@ class WorkerLogs:
     def _remember(self, generation: int, envs: dict[int, dict[str, str]]) -> None:
         ranks = {local_rank: int(env.get("RANK", local_rank)) for local_rank, env in envs.items()}
         self.generations[generation] = (ranks, self.destination)
-        if len(self.generations) > _GENERATIONS_KNOWN:
+        if len(self.generations) > _MAX_GENERATIONS:
             del self.generations[next(iter(self.generations))]
 
     def _choose_destination(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Which files. A disk that cannot take even a directory costs the files, not the run."""
+        """Create the log files' directories. If that fails, the run continues without log files."""
         try:
             return self._specs.reify(envs)
         except OSError as error:
-            self._scribe.say(f"tenax: no log files are kept: {error.strerror}: {error.filename!r}")
+            self._writer.say(f"tenax: no log files are kept: {error.strerror}: {error.filename!r}")
             return LogsDest()
 
     def _open_stream(self, generation: int, rank: int, number: int, env: dict[str, str], to: LogsDest) -> int:
@@ -145,10 +147,10 @@ class WorkerLogs:
         prefix = self._prefix(generation, rank, env) if is_teed else ""
         key = f"{generation}.{rank}.{number}"
         self._open_keys.append(key)
-        return self._scribe.open_stream(
+        return self._writer.open_stream(
             key,
             path=path if path != os.devnull else "",
-            # Not redirected: it is shown as it is. Redirected: it is only kept. Teed: both.
+            # Not redirected: console only. Redirected: file only. Teed: both.
             console=self._console(number, is_teed=is_teed) if is_teed or not path else 0,
             prefix=prefix,
             filters=self._filters[number] if is_teed else [],
@@ -157,14 +159,14 @@ class WorkerLogs:
         )
 
     def _console(self, number: int, *, is_teed: bool) -> int:
-        """As in TorchElastic, an object that replaced ``sys.stdout`` in this program gets the lines that are teed."""
+        """Return the console number. As in TorchElastic, teed lines go to an object that replaced ``sys.stdout``."""
         return _REPLACED + number if is_teed and number in self._replaced else number
 
     def _prefix(self, generation: int, rank: int, env: dict[str, str]) -> str:
         if self._prefixes is not None:
             return self._prefixes.get(rank, "")
-        place = {"rank": int(env.get("RANK", rank)), "local_rank": rank, "generation": generation}
-        return line_prefix(self._template, role_name=self._role, host=os.uname().nodename, **place)
+        fields = {"rank": int(env.get("RANK", rank)), "local_rank": rank, "generation": generation}
+        return line_prefix(self._template, role_name=self._role, host=os.uname().nodename, **fields)
 
     # --- evidence -----------------------------------------------------------------------------------------------------
 
@@ -172,7 +174,7 @@ class WorkerLogs:
         return os.path.exists(self.destination.error_files.get(local_rank, ""))
 
     def progress(self) -> tuple[WorkerProgress, ...]:
-        """Of those that say it (``tenax.progress``); most do not, and then nothing is even imported."""
+        """Read the progress files of workers that use ``tenax.progress``; import the reader only if there are any."""
         files = {rank: _progress_file(path) for rank, path in self.destination.error_files.items() if path}
         files = {rank: path for rank, path in files.items() if os.path.exists(path)}
         if not files:
@@ -182,31 +184,33 @@ class WorkerLogs:
         found = (read_progress(path, rank) for rank, path in files.items())
         return tuple(each for each in found if each is not None)
 
-    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:  # noqa: ARG002 - we know ourselves
-        """See ``log_answers``."""
-        if self._answers is None:
-            from tenax._node.log_queries import LogAnswers
+    def answer(self, request: LogsRequest, generation: int, reply: Reply) -> None:  # noqa: ARG002 - for other adapters
+        """Answer a log query, see ``log_queries``."""
+        if self._queries is None:
+            from tenax._node.log_queries import LogQueries
 
-            self._answers = LogAnswers(self._scribe, self.generations)
-        self._answers.answer(request, reply)
+            self._queries = LogQueries(self._writer, self.generations)
+        self._queries.answer(request, reply)
 
     def answer_the_last(self) -> Callable[[], float] | None:
-        """The run is over and the way to those who follow its lines will be closed: they get what there is, and hear
-        that this is all. Does not wait. Returns how to know for how many seconds somebody may still be there.
+        """Send the last lines to log followers, marked as the last. Does not wait.
+
+        Returns a function that returns for how many seconds a follower may still be connected; None: no log query was
+        made.
         """
-        answers = self._answers
-        if answers is None or not self._is_open:
+        queries = self._queries
+        if queries is None or not self._is_open:
             return None
-        self._scribe.drain(_LAST_CALL_S, lambda _: answers.end(), self._open_keys)
-        return answers.followed_for
+        self._writer.drain(_LAST_LINES_S, lambda _: queries.end(), self._open_keys)
+        return queries.followed_for
 
     def examine(self, command: ExamineFailure, done: Callable[[Evidence], None]) -> None:
-        """Ask for the last lines and, when they are here, say what they prove."""
+        """Fetch the last lines of stderr and pass the evidence to ``done``."""
         if command.asked_to_end and not self.has_error_file(command.local_rank):
-            done(self._stacks_alone(command))
+            done(self._stacks_only(command))
             return
         key = f"{command.generation}.{command.local_rank}.{_STDERR}"
-        self._scribe.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
+        self._writer.tail([key], lambda tails: done(self._evidence(command, tails.get(key, b""))))
 
     def _evidence(self, command: ExamineFailure, tail: bytes) -> Evidence:
         from tenax._failures.evidence import gather
@@ -226,8 +230,8 @@ class WorkerLogs:
             seen_at=command.ended_at,
         )
 
-    def _stacks_alone(self, command: ExamineFailure) -> Evidence:
-        """It did not fail, but another one hung, and where this one was then may explain it."""
+    def _stacks_only(self, command: ExamineFailure) -> Evidence:
+        """Return the stacks of a worker that did not fail: they may explain why another one hung."""
         path = self._stacks_file(command.local_rank, command.started_at)
         if not path:
             return Evidence()
@@ -236,7 +240,7 @@ class WorkerLogs:
         return Evidence(stacks=stacks_in(path))
 
     def _stacks_file(self, local_rank: int, started_at: float) -> str:
-        """Only what was written since: log specs of others may use a folder twice."""
+        """Return the path if the file was written by this worker: third-party log specs may reuse a directory."""
         error_file = self.destination.error_files.get(local_rank, "")
         if not error_file:
             return ""
@@ -244,7 +248,7 @@ class WorkerLogs:
 
         path = stacks_file(error_file)
         try:
-            is_new = os.stat(path).st_mtime >= time.time() - (self._now() - started_at) - _COARSE_S
+            is_new = os.stat(path).st_mtime >= time.time() - (self._now() - started_at) - _MTIME_RESOLUTION_S
         except OSError:
             return ""
         return path if is_new else ""
@@ -252,33 +256,33 @@ class WorkerLogs:
     # --- the agent's own lines ----------------------------------------------------------------------------------------
 
     def say(self, text: str, *, after_output: bool = False) -> None:
-        """Show a line of the agent; with ``after_output``, no worker is left and all output is delivered first."""
+        """Print a line of the agent. With ``after_output``, all workers are gone and their output is written first."""
         if after_output:
             self._end_streams()
-        if self._narrate:
-            self._scribe.say(one_line(without_passwords(text)), after_output=after_output)
+        if self._show_messages:
+            self._writer.say(one_line(without_passwords(text)), after_output=after_output)
 
     def _end_streams(self) -> None:
-        """No worker is left: whoever still holds one of their pipes open is not waited for."""
-        self._scribe.close_stream_duplicates(self._open_keys)
+        """Close the streams after the last worker, even if another process holds one of the pipes open."""
+        self._writer.close_stream_duplicates(self._open_keys)
 
     def live(self, text: str) -> None:
         if self._live_line:
-            self._scribe.live(one_line(text) if _is_in_foreground() else "")
+            self._writer.live(one_line(text) if _is_in_foreground() else "")
 
-    def close(self, last_words: str = "", hurry_descriptor: int = -1) -> None:
-        """Everything that was written is out; then the last words; then the scribe leaves.
+    def close(self, final_text: str = "", hurry_descriptor: int = -1) -> None:
+        """Write all pending output, then ``final_text``, and end the log writer.
 
-        When ``hurry_descriptor`` becomes readable, a console that takes its time is not waited for.
+        Stop waiting for a slow console when ``hurry_descriptor`` becomes readable.
         """
         if not self._is_open:
             return
         self._is_open = False
         self._end_streams()
-        self._scribe.drain_now(_DRAIN_S)
-        if last_words:
-            self._scribe.say(last_words, after_output=True)
-        self._scribe.finish(_FINISH_S, hurry_descriptor)
+        self._writer.drain_now(_DRAIN_S)
+        if final_text:
+            self._writer.say(final_text, after_output=True)
+        self._writer.finish(_FINISH_S, hurry_descriptor)
         for replaced in self._replaced.values():
             replaced.close(_FINISH_S)
         self._replaced = {}
@@ -288,21 +292,21 @@ class WorkerLogs:
     # --- watched by the loop ------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        return self._scribe.fileno()
+        return self._writer.fileno()
 
     @property
     def wants_to_write(self) -> bool:
-        return self._scribe.wants_to_write
+        return self._writer.wants_to_write
 
     def on_readable(self) -> None:
-        self._scribe.on_readable()
+        self._writer.on_readable()
 
     def on_writable(self) -> None:
-        self._scribe.on_writable()
+        self._writer.on_writable()
 
 
 def _replaced(number: int) -> TextIO | None:
-    """Return the object that a program has put in the place of ``sys.stdout`` (1) or ``sys.stderr`` (2), or None."""
+    """Return the object that replaced ``sys.stdout`` (1) or ``sys.stderr`` (2), or None."""
     stream = sys.stdout if number == _STDOUT else sys.stderr
     if stream is None:
         return None
@@ -310,7 +314,7 @@ def _replaced(number: int) -> TextIO | None:
         descriptor = stream.fileno()
         if descriptor == number or os.path.samestat(os.fstat(descriptor), os.fstat(number)):
             return None
-    except (AttributeError, OSError, ValueError):  # it is not a file, or the descriptor was closed
+    except (AttributeError, OSError, ValueError):  # not a file, or the descriptor was closed
         pass
     return stream
 
@@ -319,15 +323,9 @@ def _progress_file(error_file: str) -> str:
     return os.path.join(os.path.dirname(error_file), "progress")
 
 
-def _watch_memory() -> OutOfMemoryWatch:
-    from tenax._failures.out_of_memory import OutOfMemoryWatch
-
-    return OutOfMemoryWatch()
-
-
 def _is_in_foreground() -> bool:
-    """A job that the shell runs in the background must not paint over its prompt."""
+    """Return False for a background job of a shell, which must not overwrite its prompt."""
     try:
         return os.tcgetpgrp(_STDERR) == os.getpgrp()
-    except OSError:  # not a terminal, or not ours: then there is no prompt either
+    except OSError:  # no controlling terminal, so no prompt
         return True

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from tenax._node.control_socket import LastRun
+    from tenax._node.control_socket import RunNote
 
 _OF_COORDINATORS, _OF_AGENTS = "coordinator", "journal"
 
@@ -28,7 +28,7 @@ class EndedRun(msgspec.Struct, frozen=True):
 class _Stay(msgspec.Struct, frozen=True):
     """An agent of the run, and how long it was in it, as far as its files tell."""
 
-    note: LastRun
+    note: RunNote
     until: float
     coordinated_until: float
 
@@ -58,7 +58,7 @@ def _together_with(first: _Stay, stays: Iterable[_Stay]) -> list[_Stay]:
     return ours
 
 
-def _stay(note: LastRun) -> _Stay:
+def _stay(note: RunNote) -> _Stay:
     coordinated_until = _last_written(note.log_dir, _OF_COORDINATORS)
     until = max(note.since, coordinated_until, _last_written(note.log_dir, _OF_AGENTS))
     return _Stay(note, until, coordinated_until)

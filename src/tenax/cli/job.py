@@ -321,11 +321,11 @@ def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
     """Every agent of this user on this host, the oldest first. What nobody listens at is removed. Raises ``NoSuchJob``
     if the folder is not ours alone."""
     from tenax._core.requests import AgentRequest
-    from tenax._node.control_socket import doors_of
+    from tenax._node.control_socket import socket_paths
 
     lines: list[tuple[str, int, OperatorLine | OperatorError]] = []
     try:
-        doors = doors_of(environ)
+        doors = socket_paths(environ)
     except OSError as error:
         raise NoSuchJob(f"agents of this host cannot be looked for: {error.strerror or error}") from error
     for path in doors:
@@ -386,9 +386,9 @@ def _is_left(path: str) -> bool:
 
 def _as_noted(door: str) -> AgentHere:
     """Of one that does not answer, what it has noted when it opened its door."""
-    from tenax._node.control_socket import note_beside
+    from tenax._node.control_socket import note_for
 
-    note = note_beside(door)
+    note = note_for(door)
     if note is None:
         return AgentHere()
     return AgentHere(

@@ -78,7 +78,7 @@ def recent(job: Job, choice: Choice, page: Page) -> None:
     if choice.generation > status.generation:
         raise NoSuchJob(f"there is no generation {choice.generation} yet; this run is at {status.generation}")
     if choice.ranks and choice.generation in (0, status.generation) and _are_ranks_known(status):
-        if not RankSet(choice.ranks).meets(0, status.world_size):
+        if not RankSet(choice.ranks).overlaps(0, status.world_size):
             its = f"ranks 0 to {status.world_size - 1}" if status.world_size > 1 else "rank 0 only"
             raise NoSuchJob(f"generation {status.generation} has no rank {choice.ranks}; it has {its}")
         if gone := _ranks_that_are_gone(status, choice):
@@ -267,7 +267,7 @@ def _nodes(status: RunStatus, choice: Choice) -> list[NodeStatus]:
     if not choice.ranks or choice.generation not in (0, status.generation) or not _are_ranks_known(status):
         return list(status.nodes)
     ranks = RankSet(choice.ranks)
-    return [node for node in status.nodes if node.first_rank >= 0 and ranks.meets(node.first_rank, node.slots)]
+    return [node for node in status.nodes if node.first_rank >= 0 and ranks.overlaps(node.first_rank, node.slots)]
 
 
 def _are_ranks_known(status: RunStatus) -> bool:
@@ -282,7 +282,7 @@ def _ranks_that_are_gone(status: RunStatus, choice: Choice) -> str:
     first = 0
     present = sorted((node.first_rank, node.slots) for node in status.nodes if node.first_rank >= 0)
     for start, slots in [*present, (status.world_size, 0)]:
-        if first < start and ranks.meets(first, start - first):
+        if first < start and ranks.overlaps(first, start - first):
             gaps.append((first, start - 1))
         first = max(first, start + slots)
     return " and ".join(f"ranks {low} to {high}" if low < high else f"rank {low}" for low, high in gaps)

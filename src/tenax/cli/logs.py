@@ -150,13 +150,13 @@ def _folders_of_ended_run(run_id: str) -> list[str]:
 
 def choice_of(words: Words) -> Choice:
     """From words to a choice. Raises ``UsageError``."""
-    from tenax._node.log_queries import STREAMS, RankSet, WrongRequest
+    from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
 
     values = words.values
     ranks, stream = values.get("--rank", ""), values.get("--stream", "")
     try:
         RankSet(ranks)
-    except WrongRequest as error:
+    except InvalidRequest as error:
         raise UsageError(f"--rank {error}") from None
     if stream and stream not in STREAMS.values():
         raise UsageError(f"--stream is stdout or stderr, not {stream!r}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from tenax._engines.tcp.linked import LinkedSettings
-    from tenax._node.placements import Places
+    from tenax._node.placements import Placements
     from tenax.cli.options import Options
 
 _RANDOM_ID = "<random>"
@@ -81,7 +81,9 @@ def _count(options: Options) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def _facts(options: Options, places: Places, interpreter: str, cwd: str, environ: Mapping[str, str]) -> Iterable[str]:
+def _facts(
+    options: Options, places: Placements, interpreter: str, cwd: str, environ: Mapping[str, str]
+) -> Iterable[str]:
     yield from _lines("script", [_kind_of_script(options)])
     if not options.no_python:
         origin = "PYTHON_EXEC" if options.python and not options.run_path else "the one that runs tenax"
@@ -338,7 +340,7 @@ def _streams(chosen: int | dict[int, int], workers: int) -> str:
     return ", ".join(named) or _STREAMS[0]
 
 
-def _threads(places: Places, environ: Mapping[str, str]) -> str:
+def _threads(places: Placements, environ: Mapping[str, str]) -> str:
     if "OMP_NUM_THREADS" in environ:
         return f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}, inherited"
     if places.omp_num_threads:
@@ -346,7 +348,7 @@ def _threads(places: Places, environ: Mapping[str, str]) -> str:
     return "OMP_NUM_THREADS is left alone: one worker may use every core"
 
 
-def _environments(options: Options, places: Places, environ: Mapping[str, str]) -> list[dict[str, str]]:
+def _environments(options: Options, places: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
     settings = AgentSettings(
         run_id=options.run_id or _RANDOM_ID,
         role=options.role,

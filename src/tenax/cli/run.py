@@ -55,7 +55,7 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             entrypoint,
             args,
             handler=handler,
-            outlets=outlets,
+            sinks=outlets,
             report_path=options.report,
             colour=colour,
             live_line=options.live_line_allowed,
@@ -78,10 +78,10 @@ def _handler(config: LaunchConfig) -> RendezvousHandler:
 
 
 def _outlets(config: LaunchConfig) -> Sinks:
-    from tenax.launcher.api import outlets_of
+    from tenax.launcher.api import sinks_of
 
     try:
-        return outlets_of(config)
+        return sinks_of(config)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tenax._logs.specs import LogsSpecs
-    from tenax._node.placements import Places
+    from tenax._node.placements import Placements
     from tenax.cli.options import Options
     from tenax.numa.binding import NumaOptions
     from tenax.rendezvous.api import RendezvousParameters
@@ -188,12 +188,12 @@ def numa_options(options: Options) -> NumaOptions | None:
     return NumaOptions(AffinityMode(options.numa_binding))
 
 
-def places_of(options: Options, environ: Mapping[str, str]) -> Places:
+def places_of(options: Options, environ: Mapping[str, str]) -> Placements:
     """Where workers would run on this machine. Raises ``UsageError`` when the binding cannot be had."""
-    from tenax._node.placements import decide_places
+    from tenax._node.placements import decide_placements
     from tenax._processes.placement import PlacementError
 
     try:
-        return decide_places(numa_options(options), options.nproc_per_node, environ)
+        return decide_placements(numa_options(options), options.nproc_per_node, environ)
     except PlacementError as error:
         raise UsageError(str(error).rstrip(".")) from error

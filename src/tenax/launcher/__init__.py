@@ -1,4 +1,4 @@
-"""The launcher's public names, loaded when first used: the command line comes by here on its way to the config."""
+"""The launcher: ``LaunchConfig``, ``elastic_launch`` and ``launch_agent``, loaded on first use to keep startup fast."""
 
 from __future__ import annotations
 

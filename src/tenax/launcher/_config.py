@@ -1,12 +1,11 @@
-"""LaunchConfig: what a launch is to be, in the fields that TorchElastic's users know.
+"""LaunchConfig: the description of a launch, with TorchElastic's fields.
 
-It behaves as the dataclass it is elsewhere: ``dataclasses.replace``, ``fields``, ``asdict`` and ``is_dataclass``
-work on it, and it can be the base of a user's own ``@dataclass``. But it is written by hand, because importing
-``dataclasses`` and generating methods would slow down the start of every job; the machinery is made when somebody
-asks for it.
+It behaves like TorchElastic's dataclass: ``dataclasses.replace``, ``fields``, ``asdict`` and ``is_dataclass`` work on
+it, and a user's ``@dataclass`` can inherit from it. It is written by hand, because importing ``dataclasses`` and
+generating methods would slow down the start of every job; the dataclass attributes are created on first access.
 
-It checks each field by itself and starts nothing. It is the one place below the command line that looks at an
-environment variable: ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, when ``shutdown_timeout`` is None.
+It validates each field and starts nothing. It reads one environment variable, ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, if
+``shutdown_timeout`` is None.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ __all__ = ["LaunchConfig"]
 _START_METHODS = ("spawn", "fork", "forkserver")
 _DEFAULT_RENDEZVOUS_TIMEOUT_S = 900
 _DEFAULT_SHUTDOWN_TIMEOUT_S = 30
-_MADE_BY_DICT = ("rdzv_configs", "metrics_cfg")  # None in the signature, a new dict in the value
+_DICT_FIELDS = ("rdzv_configs", "metrics_cfg")  # None in the signature, a new dict in the value
 
 
-class _DataclassMachinery:
-    """Makes what ``dataclasses`` looks for in the class when it is first looked for, and then gets out of the way."""
+class _DataclassAttribute:
+    """Creates the attributes that ``dataclasses`` reads on first access, and replaces itself with them."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -42,10 +41,10 @@ class _DataclassMachinery:
         required = len(kinds) - len(defaults)
         fields: list[Any] = [(name, kind) for name, kind in kinds[:required]]
         for (name, kind), default in zip(kinds[required:], defaults, strict=True):
-            made = (
-                dataclasses.field(default_factory=dict) if name in _MADE_BY_DICT else dataclasses.field(default=default)
+            field = (
+                dataclasses.field(default_factory=dict) if name in _DICT_FIELDS else dataclasses.field(default=default)
             )
-            fields.append((name, kind, made))
+            fields.append((name, kind, field))
         model = dataclasses.make_dataclass("LaunchConfig", fields)
         for name in ("__dataclass_fields__", "__dataclass_params__"):
             setattr(LaunchConfig, name, getattr(model, name))
@@ -53,46 +52,49 @@ class _DataclassMachinery:
 
 
 class LaunchConfig:
-    """One launch: how many nodes and workers, how they meet, how often they are restarted, where their output goes.
+    """One launch: nodes and workers, rendezvous, restarts, output.
 
-    ``min_nodes``, ``max_nodes``: nodes in the job. More than one meet at ``rdzv_endpoint``.
+    ``min_nodes``, ``max_nodes``: number of nodes. Several nodes meet at ``rdzv_endpoint``.
     ``nproc_per_node``: workers on each node.
-    ``logs_specs``: where output goes. None: ``DefaultLogsSpecs()`` at launch, which makes a temporary folder.
-    ``run_id``: the job's name. Empty: a random one at launch.
-    ``role``: what the workers are, in their environment and in front of their lines.
-    ``rdzv_endpoint``, ``rdzv_backend``, ``rdzv_configs``, ``rdzv_timeout``: how nodes find each other.
-    ``rdzv_timeout`` (seconds, -1: 900) becomes ``rdzv_configs["timeout"]``. One node has nobody to find.
-    ``max_restarts``: failures that are answered with a restart, before the job fails; counted once for all nodes.
-    ``monitor_interval``: without effect; death is heard of at once.
-    ``start_method``: how the process of a function is made: spawn, fork or forkserver.
-    ``log_line_prefix_template``: what stands in front of a worker's line: ``${role_name}``, ``${rank}``,
-    ``${local_rank}``.
-    ``metrics_cfg``: ``{"handlers": "prometheus:9400,statsd"}`` names where metrics go, besides configured handlers.
-    ``local_addr``: the address under which other nodes and workers reach this node.
-    ``event_log_handler``: names of the handlers that events go to, besides configured ones: ``"console,jsonl:PATH"``.
-    ``numa_options``: how to bind workers to CPUs. None: not at all.
-    ``signals_to_handle``: names of signals that stop the job in an orderly way.
-    ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: texts whose lines are copied into one file per node.
-    ``virtual_local_rank``: every worker sees LOCAL_RANK=0 and only its own GPU.
-    ``shutdown_timeout``: seconds that a worker may take to end after it was asked to. None: the variable
+    ``logs_specs``: where output goes. None: ``DefaultLogsSpecs()``, which creates a temporary folder.
+    ``run_id``: the job's id. Empty: a random one.
+    ``role``: role of the workers, in their environment and in the prefix of their lines.
+    ``rdzv_endpoint``, ``rdzv_backend``, ``rdzv_configs``, ``rdzv_timeout``: the rendezvous of the nodes; unused by a
+    single node. ``rdzv_timeout`` (seconds, -1: 900) becomes ``rdzv_configs["timeout"]``.
+    ``max_restarts``: maximum number of restarts after failures, counted once for all nodes.
+    ``monitor_interval``: no effect; exits are detected at once.
+    ``start_method``: how processes of a function are created: spawn, fork or forkserver.
+    ``log_line_prefix_template``: prefix of a worker's line, with ``${role_name}``, ``${rank}``, ``${local_rank}``.
+    ``metrics_cfg``: ``{"handlers": "prometheus:9400,statsd"}`` names metric handlers, besides configured ones.
+    ``local_addr``: the address at which other nodes and workers reach this node.
+    ``event_log_handler``: names of event handlers, besides configured ones: ``"console,jsonl:PATH"``.
+    ``numa_options``: how to bind workers to CPUs. None: no binding.
+    ``signals_to_handle``: names of the signals that stop the job gracefully.
+    ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: lines that contain one of these texts are copied to one
+    file per node.
+    ``virtual_local_rank``: every worker gets LOCAL_RANK=0 and only its own GPU.
+    ``shutdown_timeout``: grace period in seconds between SIGTERM and SIGKILL. None: the variable
     ``TORCH_ELASTIC_SHUTDOWN_TIMEOUT``, or 30.
-    ``restart_policy``: decides what follows a failure; TorchElastic has no such field. None: restart at once while
-    restarts are left. With several nodes that of the node that serves the meeting place decides for all.
-    ``notice_signals``: names of signals with which a scheduler says in advance that it will take this node, and
-    ``notice_s``: how many seconds later it does, None if nobody knows. TorchElastic has neither.
-    ``preload``: modules that are imported once on each node, ``"torch,numpy"``, and workers are forked from there.
-    ``"auto"``: what the script imports. ``"none"``: every worker imports for itself. For Python scripts only;
-    TorchElastic has no such field.
-    ``dashboard``: where the coordinator's node serves the live page of the run, ``"127.0.0.1:8080"``. Empty: nowhere.
-    ``on_hang``: what follows when nothing moves any more for ``hang_after`` seconds: ``"report"``, ``"restart"``, or
-    ``"off"``. ``trace``: where a trace of the run goes, ``"otel"`` or ``"otel:URL"``. TorchElastic has none of them.
+
+    TorchElastic has none of the following fields:
+
+    ``restart_policy``: decides what follows a failure. None: restart at once while restarts are left. With several
+    nodes, the policy of the coordinator's node decides for all.
+    ``notice_signals``: names of the signals with which a scheduler announces that it will take this node.
+    ``notice_s``: how many seconds after the notice it does. None: unknown.
+    ``preload``: modules imported once on each node, ``"torch,numpy"``, in a template that workers are forked from.
+    ``"auto"``: the script's imports. ``"none"``: no template. For Python scripts only.
+    ``dashboard``: address of the dashboard on the coordinator's node, ``"127.0.0.1:8080"``. Empty: no dashboard.
+    ``on_hang``: what follows when no worker makes progress for ``hang_after`` seconds: ``"report"``, ``"restart"``, or
+    ``"off"``.
+    ``trace``: destination of the trace, ``"otel"`` or ``"otel:URL"``. Empty: no trace.
     """
 
     if TYPE_CHECKING:
         __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     else:
-        __dataclass_fields__ = _DataclassMachinery("__dataclass_fields__")
-        __dataclass_params__ = _DataclassMachinery("__dataclass_params__")
+        __dataclass_fields__ = _DataclassAttribute("__dataclass_fields__")
+        __dataclass_params__ = _DataclassAttribute("__dataclass_params__")
 
     def __init__(
         self,
@@ -162,9 +164,9 @@ class LaunchConfig:
         self.__post_init__()
 
     def __post_init__(self) -> None:
-        """Fill in what depends on other fields, and check each of them. A subclass's ``@dataclass`` calls it too."""
+        """Validate the fields and fill in defaults. A subclass's ``@dataclass`` calls it too."""
         self._check()
-        self.rdzv_configs = dict(self.rdzv_configs)  # the caller's own stays as it was
+        self.rdzv_configs = dict(self.rdzv_configs)  # do not change the caller's dict
         if self.rdzv_timeout != -1:
             self.rdzv_configs["timeout"] = self.rdzv_timeout
         else:
@@ -198,18 +200,18 @@ class LaunchConfig:
 
     @property
     def preloads(self) -> str:
-        """What is to be imported for workers in advance; empty: nothing, or there is nobody to gain from it."""
+        """The modules to preload; empty if there are none, or if only one worker would ever start."""
         if self.preload == "none" or (self.nproc_per_node == 1 and not self.may_start_again):
             return ""
         return self.preload
 
     @property
     def may_start_again(self) -> bool:
-        """Whether there can be a second generation: after a failure, or because a node comes or goes."""
+        """Whether there can be a second generation: after a failure, or because a node joins or leaves."""
         return self.max_restarts > 0 or self.max_nodes > 1
 
     def __replace__(self, /, **changes: Any) -> LaunchConfig:
-        """For ``copy.replace`` of Python 3.13 and later."""
+        """Support ``copy.replace`` of Python 3.13 and later."""
         import dataclasses
 
         return dataclasses.replace(self, **changes)
@@ -225,7 +227,7 @@ class LaunchConfig:
             return NotImplemented
         return vars(self) == vars(other)
 
-    __hash__ = None  # type: ignore[assignment]  # it is mutable, as everywhere
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
 
 def _shutdown_timeout(given: int | None) -> int:

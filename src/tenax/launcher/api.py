@@ -1,7 +1,7 @@
-"""The launcher: from a ``LaunchConfig`` and an entrypoint to a finished run.
+"""The launcher: runs an entrypoint as a ``LaunchConfig`` describes.
 
-``elastic_launch`` and ``launch_agent`` are TorchElastic's: they return what the workers returned and raise
-``ChildFailedError``. ``launch`` is the command line's: it tells the story, prints the report and returns an exit code.
+``elastic_launch`` and ``launch_agent`` are TorchElastic's: they return the workers' return values and raise
+``ChildFailedError``. ``launch`` is for the command line: it prints messages and a report, and returns an exit code.
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ def launch_agent(
     args: list[Any],
     health_check_server: Any = None,
 ) -> dict[int, Any]:
-    """Run to the end. Raises ChildFailedError when workers failed, SignalException when the run was stopped."""
+    """Run to the end. Raises ChildFailedError if workers failed, SignalException if a signal stopped the run."""
     if health_check_server is None:
         from tenax._observe.health.port import health_check_port
 
-        health_check_port(os.environ)  # refused before anything has started
+        health_check_port(os.environ)  # raises for an invalid port before anything starts
     handler = rendezvous_handler(config)
-    outlets = outlets_of(config)
+    sinks = sinks_of(config)
     try:
-        return _run_agent(handler, config, entrypoint, args, outlets, health_check_server)
+        return _run_agent(handler, config, entrypoint, args, sinks, health_check_server)
     finally:
-        outlets.close()  # if it did not come to a run
+        sinks.close()  # if the run did not start
 
 
-def outlets_of(config: LaunchConfig) -> Sinks:
-    """Where the run's metrics and events go. Raises ValueError for a name that is nobody's."""
+def sinks_of(config: LaunchConfig) -> Sinks:
+    """Open the sinks of the run's metrics and events. Raises ValueError for an unknown handler."""
     from tenax._node.sinks import Sinks
 
-    _name_run(config)
+    _ensure_run_id(config)
     labels = {"run_id": config.run_id, "role": config.role}
-    settings = getattr(config.metrics_cfg, "params", config.metrics_cfg)  # a MetricsConfig is as good
+    settings = getattr(config.metrics_cfg, "params", config.metrics_cfg)  # a MetricsConfig is accepted too
     return Sinks(config.event_log_handler, settings.get("handlers", ""), labels)
 
 
-def _name_run(config: LaunchConfig) -> None:
+def _ensure_run_id(config: LaunchConfig) -> None:
     if not config.run_id:
         config.run_id = new_run_id()
 
@@ -78,7 +78,7 @@ def _run_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    outlets: Sinks,
+    sinks: Sinks,
     health_check_server: Any = None,
 ) -> dict[int, Any]:
     from tenax.agent.server.api import WorkerSpec
@@ -117,15 +117,15 @@ def _run_agent(
         trace=config.trace,
         on_hang=config.on_hang,
         hang_after=config.hang_after,
-        outlets=outlets,
-        tells_its_end=True,
+        sinks=sinks,
+        records_end=True,
     )
     try:
         result = agent.run()
     except SignalException:
-        leave = getattr(handler, "leave", None)  # a handler of others need not know it
+        leave = getattr(handler, "leave", None)  # a third-party handler may not have it
         if leave is not None:
-            leave()  # this node was told to stop; the run goes on without it
+            leave()  # the run continues without this node
         raise
     except BaseException:
         _shut_down(handler)
@@ -142,28 +142,28 @@ def launch(
     args: list[Any],
     *,
     handler: RendezvousHandler | None = None,
-    outlets: Sinks | None = None,
+    sinks: Sinks | None = None,
     report_path: str = "",
     colour: bool = False,
     live_line: bool = True,
 ) -> int:
-    """Run for a person at a console: story, report, exit code."""
+    """Run with messages and a report on the console. Returns the exit code."""
     from tenax._core.model import AgentSettings
     from tenax._failures.exit_codes import exit_code_for
     from tenax._node.abandonment import abandon_s_from
     from tenax._node.entrypoints import make_entrypoint
     from tenax._node.node import Node, NodePlan
-    from tenax._node.placements import decide_places
+    from tenax._node.placements import decide_placements
     from tenax._node.watchdog import watchdog_plan
     from tenax.rendezvous._engine_handler import EngineRendezvousHandler
 
     if handler is None:
         handler = rendezvous_handler(config)
     run_id = config.run_id
-    if outlets is None:
-        outlets = outlets_of(config)
+    if sinks is None:
+        sinks = sinks_of(config)
     if not isinstance(handler, EngineRendezvousHandler):
-        return _launch_by_asking(handler, config, entrypoint, args, outlets)
+        return _launch_with_polling(handler, config, entrypoint, args, sinks)
     name = entrypoint_name(entrypoint, args)
     node = Node(
         NodePlan(
@@ -191,21 +191,21 @@ def launch(
             virtual_local_rank=config.virtual_local_rank,
             preload=config.preloads if isinstance(entrypoint, str) else "",
             keep_standbys=config.may_start_again,
-            places=decide_places(config.numa_options, config.nproc_per_node),
+            placements=decide_placements(config.numa_options, config.nproc_per_node),
             policy=config.restart_policy,
             watchdog=watchdog_plan(os.environ),
             dashboard=config.dashboard,
             trace=config.trace,
             health=_health_check(),
             rdzv_backend=handler.get_backend(),
-            outlets=outlets,
-            narrate=True,
+            sinks=sinks,
+            show_messages=True,
             live_line=live_line,
-            is_last_act=True,
+            exits_afterwards=True,
         )
     )
-    verdict = node.run(last_words=lambda verdict: _report(verdict, node, config, name, report_path, colour))
-    _pass_on_first_cause(verdict)
+    verdict = node.run(final_text=lambda verdict: _report(verdict, node, config, name, report_path, colour))
+    _forward_first_cause(verdict)
     return exit_code_for(verdict)
 
 
@@ -217,8 +217,8 @@ def _health_check() -> HealthCheck | None:
     return health_check_of(None, os.environ)
 
 
-def _pass_on_first_cause(verdict: Verdict) -> None:
-    """If we are somebody's worker ourselves, the first cause is what we have to say to them."""
+def _forward_first_cause(verdict: Verdict) -> None:
+    """If this process is itself a worker, write the first cause to its own error file."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if not path or not verdict.failures:
         return
@@ -237,14 +237,14 @@ def _pass_on_first_cause(verdict: Verdict) -> None:
         sys.stderr.write(f"tenax: the first cause could not be passed on to {path!r}: {error.strerror}\n")
 
 
-def _launch_by_asking(
+def _launch_with_polling(
     handler: RendezvousHandler,
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
-    outlets: Sinks,
+    sinks: Sinks,
 ) -> int:
-    """With a handler of others: the agent for old hooks asks it, and tells no story; the exit codes are the same."""
+    """Launch with a third-party handler, which the agent polls: no messages, but the same exit codes."""
     import signal
     import sys
 
@@ -252,10 +252,10 @@ def _launch_by_asking(
     from tenax.multiprocessing.api import SignalException
     from tenax.multiprocessing.errors import ChildFailedError
 
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set for the start; this handler may have to clean up
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set during startup; this handler may need to clean up
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        _run_agent(handler, config, entrypoint, args, outlets)
+        _run_agent(handler, config, entrypoint, args, sinks)
     except ChildFailedError as error:
         sys.stderr.write(f"{error}\n")
         code = error.get_first_failure()[1].exitcode
@@ -266,7 +266,7 @@ def _launch_by_asking(
 
 
 def _shut_down(handler: RendezvousHandler) -> None:
-    """Whatever happens here must not stand in front of how the run ended."""
+    """Shut down the handler; an error is only a warning, so that it cannot hide the result of the run."""
     try:
         handler.shutdown()
     except Exception as error:
@@ -276,11 +276,11 @@ def _shut_down(handler: RendezvousHandler) -> None:
 
 
 def rendezvous_handler(config: LaunchConfig) -> RendezvousHandler:
-    """The handler that the config asks for."""
+    """Return the rendezvous handler of the config."""
     from tenax.rendezvous.api import RendezvousParameters
     from tenax.rendezvous.registry import get_rendezvous_handler
 
-    _name_run(config)
+    _ensure_run_id(config)
     return get_rendezvous_handler(
         RendezvousParameters(
             backend=config.rdzv_backend,
@@ -295,23 +295,22 @@ def rendezvous_handler(config: LaunchConfig) -> RendezvousHandler:
 
 
 def new_run_id() -> str:
-    """A name for a run that nobody named."""
+    """Return a random run id."""
     return os.urandom(4).hex()
 
 
 def entrypoint_name(entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> str:
-    """What people call it: the script rather than the interpreter that runs it."""
+    """Return a name for people: the script rather than its interpreter."""
     if not isinstance(entrypoint, str):
         return getattr(entrypoint, "__qualname__", type(entrypoint).__name__)
     if os.path.basename(entrypoint).startswith("python"):
-        words = [word for word in args if isinstance(word, str)]
-        after_flags = [word for word in words if not word.startswith("-")]
-        if after_flags:
-            return after_flags[0]
+        for arg in args:
+            if isinstance(arg, str) and not arg.startswith("-"):
+                return arg
     return entrypoint
 
 
-_get_entrypoint_name = entrypoint_name  # by this name launchers of others import it
+_get_entrypoint_name = entrypoint_name  # the name that third-party launchers import
 
 
 def _grace(config: LaunchConfig) -> int:
@@ -326,7 +325,7 @@ def _default_logs_specs() -> LogsSpecs:
 
 
 def _report(verdict: Verdict, node: Node, config: LaunchConfig, name: str, report_path: str, colour: bool) -> str:
-    """The one report, as text for the console and, if asked for, as JSON in a file."""
+    """Return the report for the console; write it as JSON to ``report_path``, if given."""
     from tenax._core.model import Outcome
 
     if verdict.outcome is Outcome.SUCCEEDED and not report_path:

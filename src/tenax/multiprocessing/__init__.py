@@ -1,7 +1,7 @@
-"""TorchElastic's ``multiprocessing``, its names. The matter lives in ``processes``, ``logs`` and ``failures``.
+"""TorchElastic's ``multiprocessing`` API. The code is in ``_processes``, ``_logs`` and ``_failures``.
 
-Loaded when first used: a worker that only decorates its main function with ``multiprocessing.errors.record`` comes by
-here and must not pay for the rest.
+Loaded on first use: a worker that only uses ``multiprocessing.errors.record`` imports this package and must not pay for
+the rest.
 """
 
 from __future__ import annotations

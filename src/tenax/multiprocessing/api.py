@@ -1,7 +1,7 @@
-"""Processes as TorchElastic's ``multiprocessing`` names them: start a set of them, wait for them, close them.
+"""TorchElastic's ``multiprocessing`` API: start a set of processes, wait for them, close them.
 
-A ``PContext`` is one generation of the agent machine without restarts, run in a thread: the same keeper, the same kill
-ladder, the same evidence, behind blocking methods.
+A ``PContext`` runs one generation of the agent machine, without restarts, in a thread: the same keeper, stop sequence
+and evidence as an agent, behind blocking methods.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tenax._logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from tenax._logs.std import Std, to_map
 from tenax._node.entrypoints import make_entrypoint
 from tenax._node.journal import Journal
-from tenax._node.placements import decide_places
+from tenax._node.placements import decide_placements
 from tenax._node.signals import DEFAULT_SIGNALS, parse_signals
 from tenax._node.supervisor import Supervisor
 from tenax._node.worker_logs import WorkerLogs
-from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - as others import it
+from tenax.multiprocessing.subprocess_handler import SubprocessHandler  # noqa: F401 - third-party code imports it
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -62,7 +62,7 @@ _DEFAULT_GRACE_S = 30.0
 
 
 class SignalException(Exception):
-    """The agent was asked to stop. ``sigval`` says by which signal."""
+    """The agent received the signal ``sigval``."""
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:
         super().__init__(msg)
@@ -75,25 +75,25 @@ def _raise(number: int, _: object) -> None:
 
 
 class _Signals:
-    """While processes run, signals that nobody handles become exceptions: the caller can end them in good order.
+    """Turns signals with a default handler into exceptions while processes run, so that the caller can stop them.
 
-    Only where the main thread starts them, and only signals that are still what Python made of them.
+    Only if the main thread starts the processes.
     """
 
-    _UNTOUCHED = (signal.SIG_DFL, signal.default_int_handler)
+    _DEFAULT_HANDLERS = (signal.SIG_DFL, signal.default_int_handler)
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
 
-    def take(self) -> None:
+    def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in parse_signals(DEFAULT_SIGNALS):
             handler = signal.getsignal(number)
-            if handler in self._UNTOUCHED:
+            if handler in self._DEFAULT_HANDLERS:
                 self._before[number] = signal.signal(number, _raise)
 
-    def give_back(self) -> None:
+    def restore(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         for number, handler in self._before.items():
@@ -104,7 +104,7 @@ class _Signals:
 
 @contextmanager
 def signals_as_exceptions(numbers: list[signal.Signals]) -> Iterator[None]:
-    """For the old hooks, which block wherever they are: there a signal becomes a ``SignalException``."""
+    """Raise ``SignalException`` on these signals: TorchElastic's hooks block, so nothing else can interrupt them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -118,7 +118,7 @@ def signals_as_exceptions(numbers: list[signal.Signals]) -> Iterator[None]:
 
 @dataclass
 class RunProcsResult:
-    """How a set of processes ended, by local rank."""
+    """The result of a set of processes, by local rank."""
 
     return_values: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, ProcessFailure] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class RunProcsResult:
 
 
 class PContext(ABC):
-    """A set of processes that succeed together or fail together."""
+    """A set of processes that succeed or fail together."""
 
     def __init__(
         self,
@@ -153,13 +153,13 @@ class PContext(ABC):
         self._logs = WorkerLogs(
             logs_specs,
             role=name,
-            prefixes=self._whole(log_line_prefixes),
+            prefixes=self._all_prefixes(log_line_prefixes),
             stdout_filters=duplicate_stdout_filters,
             stderr_filters=duplicate_stderr_filters,
-            narrate=False,
+            show_messages=False,
         )
-        self.grace_s = _DEFAULT_GRACE_S  # what the others have when one fails
-        self.scopes: ScopeWatch | None = None  # which processes must leave in time
+        self.grace_s = _DEFAULT_GRACE_S  # grace period of the others when one fails
+        self.scopes: ScopeWatch | None = None  # None: scopes are not watched
         self._loop: Loop | None = None
         self._numa_options: NumaOptions | None = None
         self._machine: AgentMachine | None = None
@@ -170,18 +170,18 @@ class PContext(ABC):
         self._is_ended = False
         self._signals = _Signals()
 
-    def _whole(self, prefixes: dict[int, str] | None) -> dict[int, str] | None:
-        """Whom nobody gave a prefix has the usual one."""
+    def _all_prefixes(self, prefixes: dict[int, str] | None) -> dict[int, str] | None:
+        """Return a prefix for every rank. Ranks without a custom prefix get the default."""
         if not prefixes:
             return None
-        usual = (line_prefix(None, role_name=self.name, rank=rank, local_rank=rank) for rank in range(self.nprocs))
-        return {**dict(enumerate(usual)), **prefixes}
+        defaults = (line_prefix(None, role_name=self.name, rank=rank, local_rank=rank) for rank in range(self.nprocs))
+        return {**dict(enumerate(defaults)), **prefixes}
 
     @abstractmethod
     def _start_method(self) -> str:
-        """How the process of a function is made."""
+        """Return how processes of a function are created."""
 
-    # --- what the log specs chose; known once started -----------------------------------------------------------------
+    # --- log files, set once started ----------------------------------------------------------------------------------
 
     @property
     def stdouts(self) -> dict[int, str]:
@@ -203,19 +203,19 @@ class PContext(ABC):
     def filtered_stderr(self) -> str:
         return self._logs.destination.filtered_stderr
 
-    # --- life ---------------------------------------------------------------------------------------------------------
+    # --- start, wait, close -------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start all processes. Returns when each of them was started or could not be."""
+        """Start all processes. Returns when each has started or failed to start."""
         if self._thread is not None or self._is_ended:
             raise RuntimeError(f"the processes {self.name!r} were started already; make a new context instead")
-        self._signals.take()  # before there is a process that would be lost
-        places = decide_places(self._numa_options, self.nprocs)
+        self._signals.install()  # before there is a process that a signal could orphan
+        placements = decide_placements(self._numa_options, self.nprocs)
         entrypoint = make_entrypoint(self.entrypoint, self.args, self._start_method(), self._entrypoint_name())
         keeper = entrypoint.keeper()
         loop = self._loop = Loop()
         try:
-            keeper.spawn()  # in this thread: it may be a fork
+            keeper.spawn()  # in this thread, because it may fork
             self._logs.open()
             supervisor = Supervisor(
                 AgentSettings(self.name, self.name, self.nprocs, max_restarts=0, grace_s=self.grace_s),
@@ -226,18 +226,18 @@ class PContext(ABC):
                 logs=self._logs,
                 journal=Journal(),
                 environments=lambda _: self.envs,
-                place=places.place,
+                bind=placements.bind,
                 observe=self._on_step,
                 scopes=self.scopes,
             )
             self._machine = supervisor.machine
-            # A daemon: a program that ends without closing us ends, and then the keeper ends the processes.
+            # A daemon thread: if the program exits without closing this context, the keeper kills the processes.
             self._thread = threading.Thread(
                 target=self._run, args=(supervisor, entrypoint), name=f"tenax {self.name}", daemon=True
             )
             self._thread.start()
         except BaseException:
-            self._signals.give_back()
+            self._signals.restore()
             self._thread = None
             keeper.close()
             self._logs.close()
@@ -246,11 +246,11 @@ class PContext(ABC):
             loop.close()
             raise
         with self._changed:
-            self._changed.wait_for(lambda: self._is_ended or self._all_are_started())
+            self._changed.wait_for(lambda: self._is_ended or self._are_all_started())
         if self._broken is not None:
             raise self._broken
 
-    def _all_are_started(self) -> bool:
+    def _are_all_started(self) -> bool:
         workers = self._machine.state.workers if self._machine is not None else {}
         return bool(workers) and all(worker.phase is not WorkerPhase.REQUESTED for worker in workers.values())
 
@@ -260,20 +260,20 @@ class PContext(ABC):
         return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002 - nothing is polled
-        """The result once all succeeded or one failed (then the others are ended first); None if that took longer.
+        """Return the result once all succeeded, or one failed and the others are stopped; None after the timeout.
 
-        A negative ``timeout`` waits for ever, 0 only looks.
+        A negative ``timeout`` waits without limit; 0 does not wait.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._is_ended, None if timeout < 0 else timeout)
             if self._is_ended:
-                self._signals.give_back()
+                self._signals.restore()
             if self._broken is not None:
                 raise self._broken
             return self._outcome
 
     def pids(self) -> dict[int, int]:
-        """Local rank -> pid."""
+        """Return the pids by local rank."""
         if self._machine is None:
             return {}
         return {rank: worker.pid for rank, worker in self._machine.state.workers.items()}
@@ -283,14 +283,14 @@ class PContext(ABC):
         return worker.exit_code if worker is not None and worker.phase is WorkerPhase.ENDED else None
 
     def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        """End everything: the signal, the grace period, SIGKILL. Returns when nothing is left or it is stuck."""
+        """Stop all processes: signal, grace period, SIGKILL. Returns when none is left, or the rest is stuck."""
         if self._thread is None:
             return
         with self._changed:
             if self._loop is not None:
                 self._loop.post_from_anywhere(SignalReceived(int(death_sig or signal.SIGTERM), timeout))
         self._thread.join()
-        self._signals.give_back()
+        self._signals.restore()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -327,7 +327,7 @@ class PContext(ABC):
             result.failures[failure.local_rank] = ProcessFailure.from_failure(
                 failure, wall_to_agent_clock=to_agent_clock
             )
-        if not result.failures:  # closed by us: what became of each
+        if not result.failures:  # stopped by ``close``: report how each one ended
             for ended in verdict.stopped:
                 result.failures[ended.local_rank] = ProcessFailure(ended.local_rank, ended.pid, ended.exit_code, "")
         for local_rank, pid in self.pids().items():
@@ -402,12 +402,12 @@ class SubprocessContext(PContext):
 
     @property
     def subprocess_handlers(self) -> dict[int, _Handle]:
-        """By local rank, for those who look at ``handler.proc`` themselves."""
+        """Handlers by local rank, for code that reads ``handler.proc``."""
         return {rank: _Handle(rank, _Process(self, rank)) for rank in self.pids()}
 
 
 class _Process:
-    """As much of a ``subprocess.Popen`` as can be said of a process that the keeper started."""
+    """The part of ``subprocess.Popen`` that exists for a process started by the keeper."""
 
     def __init__(self, context: PContext, local_rank: int) -> None:
         self._context = context
@@ -422,7 +422,7 @@ class _Process:
         return self.poll()
 
     def poll(self) -> int | None:
-        """The exit code; None while it runs."""
+        """Return the exit code; None while it runs."""
         return self._context._exit_code(self._local_rank)
 
 
@@ -449,8 +449,8 @@ def start_processes(
 ) -> PContext:
     """Start one process per entry of ``args`` and ``envs`` (keys 0 to n-1): a program if ``entrypoint`` is a string.
 
-    When one fails the others are asked to end and have ``grace_s`` for it. ``scopes``: watches whether they leave their
-    scopes in time, and is closed at the end.
+    When one fails, the others are stopped with a grace period of ``grace_s``. ``scopes`` watches whether they leave
+    their scopes in time, and is closed at the end.
     """
     common = {
         "name": name,
@@ -478,11 +478,11 @@ def start_processes(
 
 
 def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
-    """Redirect a standard stream to the file, if there is one and the system can."""
+    """Return a context that redirects a standard stream to the file, if one is given and the system supports it."""
     return redirect_fn(std_rd) if std_rd and os.name == "posix" else nullcontext()
 
 
 def _validate_full_rank(d: dict[int, Any], nprocs: int, what: str) -> None:
-    """Raise RuntimeError unless there is an entry for each local rank and no other."""
+    """Raise RuntimeError unless the keys are exactly the local ranks."""
     if set(d) != set(range(nprocs)):
         raise RuntimeError(f"{what} has the keys {sorted(d)}; expected the local ranks 0 to {nprocs - 1}")

@@ -1,7 +1,7 @@
-"""Redirects: send this process's stdout or stderr to a file for a while, below Python, so that C code's goes too.
+"""Redirects: temporarily redirect this process's stdout or stderr to a file, including the output of C code.
 
-The stream is flushed before and after, in Python and in C, so that every byte lands on the side where it was written;
-and it is put back whatever happens inside.
+The stream is flushed before and after, in Python and in C, so that every byte goes to the right destination. It is
+always restored, also after an exception.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def get_libc() -> ctypes.CDLL:
-    """The C library this process runs with, whichever it is."""
+    """Return the C library of this process."""
     import ctypes
 
     return ctypes.CDLL(None)
@@ -26,7 +26,7 @@ def get_libc() -> ctypes.CDLL:
 
 @contextmanager
 def redirect(std: str, to_file: str) -> Iterator[None]:
-    """Within the context, ``std`` ("stdout" or "stderr") goes to the file, which is made or emptied."""
+    """Redirect ``std`` ("stdout" or "stderr") to the file, which is created or truncated."""
     if std not in ("stdout", "stderr"):
         raise ValueError(f"There is no standard stream {std!r} to redirect: use 'stdout' or 'stderr'.")
     number = 1 if std == "stdout" else 2

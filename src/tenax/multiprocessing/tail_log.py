@@ -1,13 +1,11 @@
-"""Tail log: follow files that others write and copy their lines, with a header, to one text stream.
+"""TorchElastic's ``TailLog``: follows files and copies their lines, with a header, to one text stream.
 
-tenax does not follow files itself: worker output reaches the console through pipes (``tenax._logs.writer``). This
-module
-is for launchers that use TorchElastic's ``TailLog`` directly. It looks at the files every ``interval_sec``, because
-that is what its users ask for by name.
+For launchers that use it directly; tenax itself shows worker output through pipes (``tenax._logs.writer``). Polls the
+files every ``interval_sec``.
 
-1. Only whole lines are copied, except for an unfinished last one when the following ends; it then gets its newline.
-2. Lines of several files never mix: a destination is written by one follower at a time.
-3. All that a file holds when ``stop`` is called has been copied when ``stop`` returns.
+1. Copies only whole lines. An unfinished last line is copied at the end, with a newline added.
+2. Lines of several files never mix: one follower writes to a destination at a time.
+3. Everything in a file when ``stop`` is called has been copied when ``stop`` returns.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 1 << 20
 _locks: WeakKeyDictionary[TextIO, threading.Lock] = WeakKeyDictionary()
-_lock_for_others = threading.Lock()  # makes the locks above, and stands in where a destination cannot have its own
+_shared_lock = threading.Lock()  # guards ``_locks``, and is the lock of destinations that cannot be its keys
 
 
 def tail_logfile(
@@ -36,7 +34,7 @@ def tail_logfile(
 ) -> None:
     """Copy the file's lines to ``dst`` until ``finished`` is set and the file is read to its end.
 
-    The file may appear later; if it never does, nothing is copied. Without a filter every line is copied.
+    The file may be created later; if it never is, nothing is copied. Without a filter, every line is copied.
     """
     while not os.path.exists(file):
         if finished.wait(interval_sec):
@@ -45,11 +43,11 @@ def tail_logfile(
         return
     with open(file, "rb") as source:
         rest = b""
-        is_last_look = False
-        while not is_last_look:
-            is_last_look = finished.is_set()  # before reading: what was written before it was set is read
+        is_last_read = False
+        while not is_last_read:
+            is_last_read = finished.is_set()  # before reading, so that everything written before it is read
             rest = _copy_whole_lines(source, rest, header, dst, log_line_filter)
-            if not is_last_look:
+            if not is_last_read:
                 finished.wait(interval_sec)
         if rest:
             _write_lines([rest], header, dst, log_line_filter)
@@ -58,7 +56,7 @@ def tail_logfile(
 def _copy_whole_lines(
     source: BinaryIO, rest: bytes, header: str, dst: TextIO, log_line_filter: Callable[[str], bool] | None
 ) -> bytes:
-    """Copy what is there now; returns the unfinished end."""
+    """Copy the whole lines available now; return the unfinished rest."""
     while data := source.read(_READ_BYTES):
         *lines, rest = (rest + data).split(b"\n")
         if lines:
@@ -77,14 +75,14 @@ def _write_lines(lines: list[bytes], header: str, dst: TextIO, log_line_filter: 
 
 def _lock_of(dst: TextIO) -> threading.Lock:
     try:
-        with _lock_for_others:
+        with _shared_lock:
             return _locks.setdefault(dst, threading.Lock())
-    except TypeError:  # a destination that cannot be referred to weakly, or not hashed
-        return _lock_for_others
+    except TypeError:  # not weakly referenceable, or not hashable
+        return _shared_lock
 
 
 class TailLog:
-    """Follows one file per local rank, each in a thread of its own, until it is stopped."""
+    """Follows one file per local rank, each in its own thread, until stopped."""
 
     def __init__(
         self,
@@ -122,7 +120,7 @@ class TailLog:
         return self
 
     def stop(self) -> None:
-        """Copy what is left and end the threads."""
+        """Copy the remaining lines and join the threads."""
         self._finished.set()
         for thread in self._threads:
             if thread.ident is not None:

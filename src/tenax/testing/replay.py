@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tenax._core.agent import AgentMachine
-from tenax._node.messages import tell
+from tenax._node.messages import lines_for
 from tenax.testing.agent_invariants import InvariantBroken, InvariantChecker
 
 TYPE_CHECKING = False
@@ -53,7 +53,7 @@ def replay(header: Header, steps: list[Step], footer: Footer | None) -> Replayed
             checker.check(machine.state, step.event, commands)
         except InvariantBroken as broken:
             differences.append(f"step {number}, {type(step.event).__name__}: a promise is broken: {broken}")
-        story += [Told(step.at - header.at, line.text) for line in tell(step.event, commands, machine.state)]
+        story += [Told(step.at - header.at, line.text) for line in lines_for(step.event, commands, machine.state)]
     is_complete = footer is not None and footer.steps_not_written == 0
     return Replayed(story, differences, machine.state.verdict, is_complete)
 

@@ -1,4 +1,4 @@
-"""The agent's public names, where TorchElastic's users look for them."""
+"""TorchElastic's agent API."""
 
 from tenax.agent.server.api import (
     ElasticAgent,

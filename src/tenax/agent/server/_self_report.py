@@ -1,8 +1,8 @@
-"""SelfReport: what an agent with hooks says about itself, in TorchElastic's events and metrics.
+"""SelfReport: TorchElastic's events and metrics of an agent with hooks.
 
-An agent that is run by events has a journal, from which the same is derived (``tenax._node.sinks.Views``). Hooks keep
-no journal, so here it is said where it happens. Nothing is built when nobody listens, and no handler can hold up or
-harm the agent: each stands behind an outlet.
+For a ``Node`` they are derived from its steps (``tenax._node.sinks.Views``). An agent with hooks has no steps, so the
+hooks record them. Nothing is built without a handler, and no handler can block or fail the agent: each runs behind a
+sink.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _GROUP = "torchelastic"
 
 
 def measured(hook: Hook) -> Hook:
-    """A metric for each call of this hook: whether it succeeded, and how long it took."""
+    """Emit metrics for each call of this hook: success or failure, and the duration."""
     return measured_as(hook.__qualname__)(hook)
 
 
 def measured_as(name: str) -> Callable[[Hook], Hook]:
-    """The same under another name."""
+    """Do the same as ``measured``, under another name."""
 
     def decorate(hook: Hook) -> Hook:
         @wraps(hook)
@@ -64,67 +64,67 @@ class SelfReport:
     _worker_group: WorkerGroup
     _remaining_restarts: int
 
-    def __init__(self, outlets: Sinks | None = None, tells_its_end: bool = False) -> None:
-        self._outlets = outlets
+    def __init__(self, sinks: Sinks | None = None, records_end: bool = False) -> None:
+        self._sinks = sinks
         self._at_exit: weakref.finalize[..., Any] | None = None
-        self._tells_its_end = tells_its_end
+        self._records_end = records_end
         self._began_at = time.monotonic()
 
-    # --- outlets ------------------------------------------------------------------------------------------------------
+    # --- sinks --------------------------------------------------------------------------------------------------------
 
-    def _open_outlets(self) -> Sinks:
-        """When the first thing is said. An agent with a ``run`` of its own may never close them: then the exit does."""
-        if self._outlets is None:
-            self._outlets = Sinks(self._worker_group.spec.event_log_handler)
-            self._at_exit = weakref.finalize(self, self._outlets.close)
-        return self._outlets
+    def _open_sinks(self) -> Sinks:
+        """Open the sinks on first use. If a subclass's ``run`` never closes them, the interpreter's exit does."""
+        if self._sinks is None:
+            self._sinks = Sinks(self._worker_group.spec.event_log_handler)
+            self._at_exit = weakref.finalize(self, self._sinks.close)
+        return self._sinks
 
-    def _close_outlets(self) -> None:
-        outlets = self._forget_outlets()
-        for line in outlets.close() if outlets is not None else []:
-            self._say(line)
+    def _close_sinks(self) -> None:
+        sinks = self._forget_sinks()
+        for line in sinks.close() if sinks is not None else []:
+            self._warn(line)
 
-    def _forget_outlets(self) -> Sinks | None:
-        outlets, self._outlets = self._outlets, None
+    def _forget_sinks(self) -> Sinks | None:
+        sinks, self._sinks = self._sinks, None
         if self._at_exit is not None:
             self._at_exit.detach()
-        return outlets
+        return sinks
 
-    def _say(self, line: str) -> None:
-        """These agents have no console of their own; a handler that lost something is worth a line all the same."""
+    def _warn(self, line: str) -> None:
+        """Print a warning; an agent with hooks has no console messages of its own."""
         from tenax._failures.plain_text import one_line
 
         sys.stderr.write(f"tenax: {one_line(line)}\n")
 
     def _measure(self, name: str, value: int) -> None:
-        outlets = self._open_outlets()
-        if not outlets.has_metrics:
+        sinks = self._open_sinks()
+        if not sinks.has_metrics:
             return
         from tenax.metrics import MetricData
 
-        outlets.emit(MetricData(time.time(), _GROUP, name, value))
-        for line in outlets.troubles():
-            self._say(line)
+        sinks.emit(MetricData(time.time(), _GROUP, name, value))
+        for line in sinks.new_errors():
+            self._warn(line)
 
     def _record(self, make: Callable[[], Event]) -> None:
-        outlets = self._open_outlets()
-        if not outlets.has_events:
+        sinks = self._open_sinks()
+        if not sinks.has_events:
             return
-        outlets.record(make())
-        for line in outlets.troubles():
-            self._say(line)
+        sinks.record(make())
+        for line in sinks.new_errors():
+            self._warn(line)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def get_event_succeeded(self) -> Event:
-        """That this agent has come to its end. For a launcher to record."""
+        """Return the event that this agent succeeded, for a launcher to record."""
         from tenax.events import EventSource
 
         return self._construct_event("SUCCEEDED", EventSource.AGENT)
 
     @property
     def _total_execution_time(self) -> int:
-        """Seconds that this agent has existed."""
+        """Seconds since this agent was created."""
         return int(time.monotonic() - self._began_at)
 
     def _record_end_of_agent(self, result: RunResult) -> None:
@@ -136,7 +136,7 @@ class SelfReport:
             self._record(self.get_event_succeeded)
 
     def get_event_failed(self) -> Event:
-        """That this agent cannot go on, with the exception that is being handled. For a launcher to record."""
+        """Return the event that this agent failed, with the exception being handled, for a launcher to record."""
         import traceback
 
         from tenax.events import EventSource
@@ -145,7 +145,7 @@ class SelfReport:
 
     @contextmanager
     def record_duration(self, state: str) -> Iterator[None]:
-        """An event about how long this took, also when it failed."""
+        """Record an event with the duration of the block, also when it raises."""
         began_at = time.perf_counter()
         try:
             yield
@@ -163,7 +163,7 @@ class SelfReport:
         exit_code: int | None = None,
         worker_pid: int | None = None,
     ) -> Event:
-        """An event in TorchElastic's form. ``source`` follows from whether there is a worker."""
+        """Return an event in TorchElastic's form. ``source`` is ignored: it follows from ``worker``."""
         del source
         from tenax.events._status import WorkerOfGroup, agent_event, worker_event
 
@@ -204,7 +204,7 @@ class SelfReport:
         return origin, moment
 
     def _record_watchdog(self, name: str, about: ScopeExpired | EndWorker | None) -> None:
-        """What the watchdog of the workers sees and does. Comes from the thread that watches them."""
+        """Record an event of the watchdog. Called in the thread that watches the workers."""
 
         def make() -> Event:
             from tenax.events._status import agent_event
@@ -218,12 +218,12 @@ class SelfReport:
         self._record(lambda: self._construct_event("START", _source("WORKER"), worker))
 
     def _backend_name(self) -> str:
-        """A handler of others need not have one."""
+        """Return the backend's name; a third-party handler may have none."""
         get_backend = getattr(self._worker_group.spec.rdzv_handler, "get_backend", None)
         return str(get_backend()) if get_backend is not None else ""
 
     def _record_worker_events(self, result: RunResult) -> None:
-        """How each worker ended, from the final result."""
+        """Record how each worker ended, from the final result."""
         for worker in self._worker_group.workers:
             failure = result.failures.get(worker.global_rank)
             state = "TERMINATED" if result.failures and failure is None else result.state.value
@@ -243,14 +243,14 @@ class SelfReport:
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
-    def _record_look(self, state: str) -> None:
-        """After every look at the workers."""
+    def _record_poll(self, state: str) -> None:
+        """Emit metrics after each poll of the workers."""
         role = self._worker_group.spec.role
         self._measure(f"workers.{role}.remaining_restarts", self._remaining_restarts)
         self._measure(f"workers.{role}.{state.lower()}", 1)
 
     def _record_metrics(self, result: RunResult) -> None:
-        """When the workers are done."""
+        """Emit the metrics of a finished run."""
         spec = self._worker_group.spec
         has_failed, has_retried = result.is_failed(), self._remaining_restarts < spec.max_restarts
         self._record_flakiness_metric(has_failed)
@@ -260,7 +260,7 @@ class SelfReport:
             self._measure(f"workers.{spec.role}.run_{end}_no_retries", int(is_so and not has_retried))
 
     def _record_flakiness_metric(self, is_failed: bool = False) -> None:
-        """0: no restart was needed. 100: it failed."""
+        """Emit flakiness: 0 without restarts, 100 for a failed run."""
         spec = self._worker_group.spec
         flakiness = 100 - 100 * (self._remaining_restarts + 1) / (spec.max_restarts + 1)
         self._measure(f"workers.{spec.role}.flakiness", 100 if is_failed else int(flakiness))

@@ -1,9 +1,8 @@
-"""The agent as TorchElastic's documents name it: what to run, the group of workers, the result, and the base agents.
+"""TorchElastic's agent API: worker spec, worker group, run result and the base agents.
 
-``SimpleElasticAgent`` is the adapter for the old hooks: a subclass that overrides ``_start_workers``,
-``_stop_workers``, ``_monitor_workers``, ``_shutdown`` and friends is run by the polling loop below. It is one of the
-two places in tenax that poll, because the hooks ask for it. ``LocalElasticAgent`` does not come by here unless a hook
-of it is overridden.
+``SimpleElasticAgent`` is the adapter for TorchElastic's hooks: the polling loop below runs a subclass that overrides
+``_start_workers``, ``_stop_workers``, ``_monitor_workers``, ``_shutdown`` and so on. The hooks can only be polled.
+``LocalElasticAgent`` uses this loop only if one of its hooks is overridden.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ __all__ = [
     "WorkerState",
 ]
 
-_MEETING_S = 300.0  # how long the nodes of a group may take to tell each other their roles
-_LOOK_EVERY_S = 1.0
+_EXCHANGE_TIMEOUT_S = 300.0  # for the nodes of a group to exchange their roles
+_POLL_INTERVAL_S = 1.0
 DEFAULT_ROLE = "default"
 
 
@@ -52,20 +51,21 @@ DEFAULT_ROLE = "default"
 class WorkerSpec:
     """What the workers of one node run, and how many of them.
 
-    ``role``: what they are, in their environment and in front of their lines.
-    ``local_world_size``: how many.
-    ``rdzv_handler``: where nodes meet. None: one node.
+    ``role``: role of the workers, in their environment and in the prefix of their lines.
+    ``local_world_size``: number of workers.
+    ``rdzv_handler``: the rendezvous. None: a single node.
     ``entrypoint``: a function, or the path of a program. ``fn`` is its old name.
     ``args``: its arguments; ``${local_rank}`` in a program's argument becomes the worker's local rank.
-    ``max_restarts``: failures that are answered with a restart.
-    ``monitor_interval``: seconds between two looks at workers of a subclass with its own hooks. Otherwise unused.
-    ``master_addr``, ``master_port``: where rank 0 hosts the store; None: chosen anew for every generation.
-    ``local_addr``: the address under which this node is reached.
-    ``event_log_handler``: names of the handlers that events go to, besides configured ones: ``"console,jsonl:PATH"``.
+    ``max_restarts``: maximum number of restarts after failures.
+    ``monitor_interval``: seconds between two polls of a subclass with its own hooks. Otherwise unused.
+    ``master_addr``, ``master_port``: where rank 0 hosts the store; None: chosen for each generation.
+    ``local_addr``: the address of this node.
+    ``event_log_handler``: names of event handlers, besides configured ones: ``"console,jsonl:PATH"``.
     ``numa_options``: how workers are bound to CPUs.
-    ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: texts whose teed lines go into one file per node too.
-    ``virtual_local_rank``: every worker sees LOCAL_RANK=0 and only its own GPU.
-    ``redirects``, ``tee``: where output goes, for a ``LocalElasticAgent`` that is given no ``logs_specs``.
+    ``duplicate_stdout_filters``, ``duplicate_stderr_filters``: teed lines that contain one of these texts are copied
+    to one file per node.
+    ``virtual_local_rank``: every worker gets LOCAL_RANK=0 and only its own GPU.
+    ``redirects``, ``tee``: where output goes, for a ``LocalElasticAgent`` without ``logs_specs``.
     """
 
     role: str = DEFAULT_ROLE
@@ -103,14 +103,14 @@ class WorkerSpec:
             raise AssertionError("a WorkerSpec needs an entrypoint: a function or the path of a program")
 
     def get_entrypoint_name(self) -> str:
-        """The function's name, or the last part of the program's path."""
+        """Return the function's name, or the last part of the program's path."""
         if isinstance(self.entrypoint, str):
             return self.entrypoint.rpartition("/")[2]
         return getattr(self.entrypoint, "__qualname__", type(self.entrypoint).__name__)
 
 
 class Worker:
-    """One worker of a group. ``id`` is what the agent started it as; a local agent uses the pid."""
+    """One worker of a group. The agent chooses its ``id``; a local agent uses the pid."""
 
     __slots__ = ("global_rank", "id", "local_rank", "role_rank", "role_world_size", "world_size")
 
@@ -149,7 +149,7 @@ class WorkerState(str, Enum):
 
     @staticmethod
     def is_running(state: WorkerState) -> bool:
-        """Whether processes of the group are alive."""
+        """Return whether processes of the group are alive."""
         return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
 
 
@@ -171,19 +171,19 @@ class WorkerGroup:
 
 @dataclass
 class RunResult:
-    """How a run ended. ``return_values`` and ``failures`` are keyed by global rank; exactly one of them is filled."""
+    """The result of a run. ``return_values`` and ``failures`` are keyed by global rank; exactly one of them is set."""
 
     state: WorkerState
     return_values: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, ProcessFailure] = field(default_factory=dict)
 
     def is_failed(self) -> bool:
-        """True for every end that is not a success, also for a worker that could not be ended."""
+        """Return True unless the run succeeded, also if a worker could not be killed."""
         return self.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
 
 
 class _RoleInstanceInfo:
-    """What one agent tells the others of its workers. Launchers of others that assign ranks themselves use it."""
+    """The workers of one agent, as sent to the other agents. Third-party launchers that assign ranks use it."""
 
     __slots__ = ("local_world_size", "rank", "role")
 
@@ -197,24 +197,24 @@ class _RoleInstanceInfo:
 
     @staticmethod
     def deserialize(data: bytes) -> _RoleInstanceInfo:
-        told = json.loads(data)
-        return _RoleInstanceInfo(told["role"], told["rank"], told["local_world_size"])
+        fields = json.loads(data)
+        return _RoleInstanceInfo(fields["role"], fields["rank"], fields["local_world_size"])
 
     @staticmethod
     def compare(obj1: _RoleInstanceInfo, obj2: _RoleInstanceInfo) -> int:
-        """By role, then by rank: -1, 0 or 1."""
+        """Compare by role, then by rank; return -1, 0 or 1."""
         one, other = (obj1.role, obj1.rank), (obj2.role, obj2.rank)
         return (one > other) - (one < other)
 
     @staticmethod
     def find_role_boundaries(roles_infos: list[_RoleInstanceInfo], role: str) -> tuple[int, int]:
-        """The first and the last place of this role in a sorted list; (-1, -2) if it is not there."""
-        places = [place for place, info in enumerate(roles_infos) if info.role == role]
-        return (places[0], places[-1]) if places else (-1, -2)
+        """Return the first and last index of this role in a sorted list; (-1, -2) if it is missing."""
+        found = [index for index, info in enumerate(roles_infos) if info.role == role]
+        return (found[0], found[-1]) if found else (-1, -2)
 
 
 class _GroupChanged(Exception):
-    """A node came or went while we were learning our ranks."""
+    """A node joined or left while ranks were being assigned."""
 
 
 class ElasticAgent(ABC):
@@ -222,15 +222,15 @@ class ElasticAgent(ABC):
 
     @abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run to the end. Returns for success and for failure of workers; raises when the agent itself cannot go on."""
+        """Run to the end. Returns a result when workers succeed or fail; raises when the agent itself fails."""
 
     @abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """The group, to look at. It changes while the agent runs."""
+        """Return the group, which changes while the agent runs."""
 
 
 class SimpleElasticAgent(SelfReport, ElasticAgent):
-    """An agent for one role whose hooks a subclass provides."""
+    """An agent for one role; a subclass provides the hooks."""
 
     def __init__(
         self,
@@ -240,14 +240,14 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
         *,
         restart_policy: RestartPolicy | None = None,
         signals_to_handle: str = DEFAULT_SIGNALS,
-        outlets: Sinks | None = None,
-        tells_its_end: bool = False,
+        sinks: Sinks | None = None,
+        records_end: bool = False,
     ) -> None:
-        """``outlets``: where metrics and events go; None: ``spec.event_log_handler``, and the configured handlers.
+        """``sinks``: where metrics and events go; None: ``spec.event_log_handler`` and the configured handlers.
 
-        ``tells_its_end``: whether the end of this agent is recorded as an event; a launcher may do that itself.
+        ``records_end``: whether to record the end of this agent as an event; a launcher may do that itself.
         """
-        super().__init__(outlets, tells_its_end)
+        super().__init__(sinks, records_end)
         self._worker_group = WorkerGroup(spec)
         self._signals = signals_to_handle
         self._remaining_restarts = spec.max_restarts
@@ -264,33 +264,33 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
     @abstractmethod
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        """Start them; returns local rank -> id."""
+        """Start the workers. Returns their ids by local rank."""
 
     @abstractmethod
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop them; must not fail if some are gone already."""
+        """Stop the workers. Must not fail if some have exited already."""
 
     @abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Look at them, without waiting."""
+        """Return the state of the workers without blocking."""
 
     @abstractmethod
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """Release everything; called once at the end of ``run``, with the signal that ended it if there was one."""
+        """Release all resources. Called once at the end of ``run``, with the signal that stopped it, if any."""
 
-    # --- hooks with a body --------------------------------------------------------------------------------------------
+    # --- hooks with a default -----------------------------------------------------------------------------------------
 
     @measured
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Meet the other nodes and learn our ranks. Should one be lost meanwhile, meet again."""
+        """Join the other nodes and assign ranks. Repeat if a node is lost meanwhile."""
         while True:
             try:
-                self._meet(worker_group)
+                self._join_group(worker_group)
             except _GroupChanged:
                 continue
             return
 
-    def _meet(self, worker_group: WorkerGroup) -> None:
+    def _join_group(self, worker_group: WorkerGroup) -> None:
         spec = worker_group.spec
         with self.record_duration("RENDEZVOUS"):
             info = self._handler(spec).next_rendezvous()
@@ -319,7 +319,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     def _agree_on_master(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> Any:
         from tenax.rendezvous.api import RendezvousStoreInfo
 
-        if group_world_size == 1:  # nobody else must find it, and a name server need not be asked
+        if group_world_size == 1:  # no other node connects, so no name lookup is needed
             from tenax._engines.free_port import free_port
             from tenax._engines.local import LOOPBACK
 
@@ -337,16 +337,16 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """Global ranks in the order of group ranks; role ranks count the workers of the same role only."""
-        mine = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size)
-        everybody = [mine]
+        """Assign global ranks in the order of group ranks; role ranks count only workers of the same role."""
+        own = _RoleInstanceInfo(spec.role, group_rank, spec.local_world_size)
+        infos = [own]
         if group_world_size > 1:
             key = "torchelastic/role_info/"
-            store.set(f"{key}{group_rank}", mine.serialize())
-            told = (self._await(store, f"{key}{rank}", spec) for rank in range(group_world_size))
-            everybody = [_RoleInstanceInfo.deserialize(each) for each in told]
-        before = everybody[:group_rank]
-        same_role = [info for info in everybody if info.role == spec.role]
+            store.set(f"{key}{group_rank}", own.serialize())
+            values = (self._await(store, f"{key}{rank}", spec) for rank in range(group_world_size))
+            infos = [_RoleInstanceInfo.deserialize(value) for value in values]
+        before = infos[:group_rank]
+        same_role = [info for info in infos if info.role == spec.role]
         first_rank = sum(info.local_world_size for info in before)
         first_role_rank = sum(info.local_world_size for info in before if info.role == spec.role)
         return [
@@ -354,31 +354,31 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                 local_rank=local_rank,
                 global_rank=first_rank + local_rank,
                 role_rank=first_role_rank + local_rank,
-                world_size=sum(info.local_world_size for info in everybody),
+                world_size=sum(info.local_world_size for info in infos),
                 role_world_size=sum(info.local_world_size for info in same_role),
             )
             for local_rank in range(spec.local_world_size)
         ]
 
     def _await(self, store: Any, key: str, spec: WorkerSpec) -> bytes:
-        """What another node of the group writes; a node that dies instead would be waited for in vain."""
+        """Return the value that another node sets. Raises _GroupChanged if a node died and the others rejoin."""
         from datetime import timedelta
 
-        give_up_at = time.monotonic() + _MEETING_S
-        while time.monotonic() < give_up_at:
+        deadline = time.monotonic() + _EXCHANGE_TIMEOUT_S
+        while time.monotonic() < deadline:
             try:
-                store.wait([key], timedelta(seconds=_LOOK_EVERY_S))
-            except (RuntimeError, TimeoutError, LookupError):  # as stores say that it is not there yet
+                store.wait([key], timedelta(seconds=_POLL_INTERVAL_S))
+            except (RuntimeError, TimeoutError, LookupError):  # stores differ in what they raise for a missing key
                 if self._handler(spec).num_nodes_waiting() > 0:
                     raise _GroupChanged from None
                 continue
             break
-        value: bytes = store.get(key)  # and if it is still not there, the store's own words about it
+        value: bytes = store.get(key)  # if it is still missing, the store raises its own error
         return value
 
     @measured
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Meet, then start."""
+        """Run the rendezvous, then start the workers."""
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
@@ -389,13 +389,13 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
     @measured
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop, meet again, start."""
+        """Stop the workers, run the rendezvous again, and start them."""
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
         self._initialize_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Wait for the other nodes before leaving, so that nobody loses a store that is still in use."""
+        """Wait for the other nodes before leaving, so that a store in use stays up."""
         group = self._worker_group
         if self._store is None or (group.group_world_size or 1) == 1:
             return
@@ -408,24 +408,24 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
             self._store.wait([f"{prefix}/last_member"], timedelta(seconds=self._exit_barrier_timeout))
         except SignalException:
             raise
-        except Exception as error:  # a peer that does not come is no failure of ours
+        except Exception as error:  # a missing peer is not a failure of this node
             warnings.warn(f"the other nodes did not finish with us: {error}", RuntimeWarning, stacklevel=2)
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        self._open_outlets()
+        self._open_sinks()
         try:
             result = self._run_and_shut_down(role)
-            if self._tells_its_end:
+            if self._records_end:
                 self._record_end_of_agent(result)
             return result
         except Exception:
-            if self._tells_its_end:
+            if self._records_end:
                 self._record(self.get_event_failed)
             raise
         finally:
-            self._close_outlets()
+            self._close_sinks()
 
     @measured_as("SimpleElasticAgent.run")
     def _run_and_shut_down(self, role: str) -> RunResult:
@@ -440,7 +440,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
             self._shutdown(caught.sigval, self._shutdown_timeout)
             is_shut_down = True
             raise
-        except RendezvousGracefulExitError:  # the others do not need this node: no failure
+        except RendezvousGracefulExitError:  # the other nodes do not need this one: not a failure
             return RunResult(WorkerState.SUCCEEDED)
         finally:
             if not is_shut_down:
@@ -449,14 +449,14 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:  # noqa: ARG002 - one role
         group = self._worker_group
         spec = group.spec
-        self._come_round("the other nodes")
+        self._report_health("the other nodes")
         self._initialize_workers(group)
         while True:
-            time.sleep(spec.monitor_interval)  # these hooks can only be asked, they cannot tell
+            time.sleep(spec.monitor_interval)  # these hooks can only be polled
             result = self._monitor_workers(group)
             group.state = result.state
-            self._come_round("" if result.state is WorkerState.HEALTHY else "the other nodes")
-            self._record_look(result.state.value)
+            self._report_health("" if result.state is WorkerState.HEALTHY else "the other nodes")
+            self._record_poll(result.state.value)
             match result.state:
                 case WorkerState.SUCCEEDED:
                     self._exit_barrier()
@@ -469,16 +469,16 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
                     self._restart_workers(group)
                 case WorkerState.HEALTHY:
                     if self._handler(spec).num_nodes_waiting() > 0:
-                        self._come_round("the other nodes")
+                        self._report_health("the other nodes")
                         self._restart_workers(group)
                 case _:
                     raise RuntimeError(f"[{spec.role}] the workers are in the state {result.state.value}")
 
-    def _come_round(self, waits_for: str = "") -> None:
-        """The loop makes progress, or is about to wait for somebody, for as long as that takes. For a health check."""
+    def _report_health(self, waits_for: str = "") -> None:
+        """Report to the health check that the loop makes progress, or is about to wait for ``waits_for``."""
 
     def _may_restart(self, result: RunResult) -> bool:
-        """Ask the policy, and pay for the restart."""
+        """Call the restart policy, and count the restart that it grants."""
         spec = self._worker_group.spec
         failure = _as_core_failure(result)
         history = History(spec.max_restarts - self._remaining_restarts, spec.max_restarts, tuple(self._earlier))
@@ -493,7 +493,7 @@ class SimpleElasticAgent(SelfReport, ElasticAgent):
 
 
 def _as_core_failure(result: RunResult) -> Failure:
-    """What a policy looks at, from what the hooks told us."""
+    """Return the first failure of a result in the form that policies take."""
     if not result.failures:
         return Failure(0, 0, 0, 0, 1, time.monotonic(), reason="the workers are unhealthy")
     rank = min(result.failures, key=lambda each: result.failures[each].timestamp)
@@ -502,7 +502,7 @@ def _as_core_failure(result: RunResult) -> Failure:
 
 
 def _get_fq_hostname() -> str:
-    """The full name of this host. torch.distributed.checkpoint takes it from here, under ``tenax.compat`` too."""
+    """Return the full name of this host. torch.distributed.checkpoint imports it, also under ``tenax.compat``."""
     import socket
 
     return socket.getfqdn(socket.gethostname())

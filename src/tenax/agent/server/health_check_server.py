@@ -1,4 +1,4 @@
-"""The health check server, where TorchElastic's users look for it. It lives in ``tenax._observe.health``."""
+"""The health check server, at TorchElastic's module path. The code is in ``tenax._observe.health``."""
 
 from tenax._observe.health.gpu_server import GPUHealthCheckServer, create_gpu_healthcheck_server
 from tenax._observe.health.server import HealthCheckServer, create_healthcheck_server

@@ -1,7 +1,7 @@
 """LocalElasticAgent: the agent that runs workers on its own host.
 
-``run`` hands the spec to a node (``tenax._node.node``): events, no polling. A subclass that overrides one of the old
-hooks is run by ``SimpleElasticAgent``'s polling loop instead, and the hooks it leaves alone have bodies here.
+``run`` passes the spec to a ``Node`` (``tenax._node.node``), which is driven by events. A subclass that overrides one
+of TorchElastic's hooks is run by ``SimpleElasticAgent``'s polling loop instead; the other hooks are implemented here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tenax._core.environment import WorkerEnvironment, worker_environment
 from tenax._core.model import AgentSettings, Assignment, Outcome
 from tenax._logs.specs import DefaultLogsSpecs
 from tenax._node.abandonment import TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT, abandon_s_from
-from tenax._node.placements import decide_places
+from tenax._node.placements import decide_placements
 from tenax._node.signals import DEFAULT_SIGNALS
 from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TIMER_FILE, watchdog_note, watchdog_plan
 from tenax._observe.health.check import health_check_of
@@ -46,7 +46,7 @@ __all__ = [
     "LocalElasticAgent",
 ]
 
-_OLD_HOOKS = (
+_HOOKS = (
     "_start_workers",
     "_stop_workers",
     "_monitor_workers",
@@ -65,23 +65,23 @@ _OLD_HOOKS = (
 class LocalElasticAgent(SimpleElasticAgent):
     """Runs the workers of one node.
 
-    ``logs_specs``: where their output goes; None: shown as it is, with files only for errors and the journal.
-    ``start_method``: how the process of a function is made: spawn, fork or forkserver.
-    ``exit_barrier_timeout``: for subclasses with hooks of their own; a run of ours needs no barrier.
-    ``log_line_prefix_template``: what stands in front of a teed line.
-    ``shutdown_timeout``: seconds that a worker may take to end after it was asked to, on every path.
-    ``health_check_server``: started before the nodes meet and stopped last; None: one of ours, where the variable
-    ``TORCHELASTIC_HEALTH_CHECK_PORT`` asks for it.
-    ``uninterruptible_state_timeout``: seconds after which a process that even SIGKILL does not end is abandoned; None:
-    the variable ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, or 10.
+    ``logs_specs``: where their output goes; None: to the console, with files only for errors and the journal.
+    ``start_method``: how processes of a function are created: spawn, fork or forkserver.
+    ``exit_barrier_timeout``: for subclasses with their own hooks; otherwise unused.
+    ``log_line_prefix_template``: prefix of a teed line.
+    ``shutdown_timeout``: grace period in seconds between SIGTERM and SIGKILL.
+    ``health_check_server``: started before the rendezvous and stopped last; None: tenax's own, if
+    ``TORCHELASTIC_HEALTH_CHECK_PORT`` is set.
+    ``uninterruptible_state_timeout``: seconds after which a process that survives SIGKILL is abandoned; None: the
+    variable ``TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT``, or 10.
     ``restart_policy``: decides what follows a failure; None: restart at once while restarts are left.
-    ``signals_to_handle``: names of the signals that stop the run in an orderly way.
-    ``notice_signals``, ``notice_s``: names of the signals that announce such a stop, and how long before.
-    ``preload``: modules that are imported once for all workers of a Python script, or "auto"; empty: none.
-    ``dashboard``, ``trace``, ``on_hang``, ``hang_after``: how the run is watched, as ``LaunchConfig`` says.
-    ``log_dir``: an older way to say ``logs_specs``.
-    ``outlets``: where metrics and events go; None: ``spec.event_log_handler`` and the handlers that are configured.
-    ``tells_its_end``: whether the agent's own end is an event. A launcher that records it itself leaves it out.
+    ``signals_to_handle``: names of the signals that stop the run gracefully.
+    ``notice_signals``, ``notice_s``: names of the signals that announce such a stop, and how many seconds before.
+    ``preload``: modules imported once for all workers of a Python script, or "auto"; empty: none.
+    ``dashboard``, ``trace``, ``on_hang``, ``hang_after``: as in ``LaunchConfig``.
+    ``log_dir``: an older alternative to ``logs_specs``.
+    ``sinks``: where metrics and events go; None: ``spec.event_log_handler`` and the configured handlers.
+    ``records_end``: whether to record the agent's end as an event; False for a launcher that records it itself.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         on_hang: str = "off",
         hang_after: float = 300.0,
         log_dir: str | None = None,
-        outlets: Sinks | None = None,
-        tells_its_end: bool = False,
+        sinks: Sinks | None = None,
+        records_end: bool = False,
     ) -> None:
         super().__init__(
             spec,
@@ -114,10 +114,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             shutdown_timeout,
             restart_policy=restart_policy,
             signals_to_handle=signals_to_handle,
-            outlets=outlets,
-            tells_its_end=tells_its_end,
+            sinks=sinks,
+            records_end=records_end,
         )
-        if isinstance(logs_specs, str):  # as the oldest documents call it: LocalElasticAgent(spec, "spawn")
+        if isinstance(logs_specs, str):  # the oldest documented form: LocalElasticAgent(spec, "spawn")
             start_method, logs_specs = logs_specs, None
         self._logs_specs = logs_specs if logs_specs is not None else _specs_of(spec, log_dir)
         self._start_method = start_method
@@ -128,18 +128,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._on_hang, self._hang_after = on_hang, hang_after
         self._log_line_prefix_template = log_line_prefix_template
         self._health = health_check_of(health_check_server, os.environ)
-        self._sockets: WorkerSockets | None = None  # where workers of the old hooks can be asked
+        self._sockets: WorkerSockets | None = None  # with hooks: the workers' control plane
         self._abandon_s = abandon_s_from(os.environ, uninterruptible_state_timeout)
         self._pcontext: PContext | None = None
-        self._generation = 0  # of the old hooks
+        self._generation = 0  # with hooks: the current generation
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         spec = self._worker_group.spec
         handler = self._handler(spec)
-        if isinstance(handler, EngineRendezvousHandler) and not self._has_old_hooks():
+        if isinstance(handler, EngineRendezvousHandler) and not self._overrides_hooks():
             return self._run_node(handler.engine(spec.master_addr or spec.local_addr, spec.master_port))
         if self._health is not None:
-            self._health.open(warn=self._say)
+            self._health.open(warn=self._warn)
         try:
             if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
                 from tenax.control_plane._sockets import open_sockets
@@ -150,13 +150,13 @@ class LocalElasticAgent(SimpleElasticAgent):
             if self._sockets is not None:
                 self._sockets.close()
             if self._health is not None:
-                self._health.close(self._say)
+                self._health.close(self._warn)
 
-    def _has_old_hooks(self) -> bool:
-        """Overridden by a subclass, in this object, or in the class itself (as tests of others do)."""
-        return any(name in vars(self) or getattr(type(self), name) is not _OWN_HOOKS[name] for name in _OLD_HOOKS)
+    def _overrides_hooks(self) -> bool:
+        """Return whether a hook is overridden: by a subclass, on this object, or by patching this class."""
+        return any(name in vars(self) or getattr(type(self), name) is not _OWN_HOOKS[name] for name in _HOOKS)
 
-    # --- with events --------------------------------------------------------------------------------------------------
+    # --- without overridden hooks: a node -----------------------------------------------------------------------------
 
     def _run_node(self, control: Any) -> RunResult:
         from tenax._node.node import Node, NodePlan
@@ -176,21 +176,21 @@ class LocalElasticAgent(SimpleElasticAgent):
                 notice_s=self._notice_s,
                 preload=self._preload,
                 virtual_local_rank=spec.virtual_local_rank,
-                places=decide_places(spec.numa_options, spec.local_world_size),
+                placements=decide_placements(spec.numa_options, spec.local_world_size),
                 policy=self._policy,
                 watchdog=watchdog_plan(os.environ),
                 dashboard=self._dashboard,
                 trace=self._trace,
                 health=self._health,
                 rdzv_backend=self._backend_name(),
-                outlets=self._open_outlets(),
-                tells_its_end=self._tells_its_end,
+                sinks=self._open_sinks(),
+                records_end=self._records_end,
             )
         )
         try:
             return self._result(node.run(observe=self._mirror), node)
         finally:
-            self._forget_outlets()  # the node has closed them; a next run has its own
+            self._forget_sinks()  # the node has closed them; another run opens its own
 
     def _settings(self) -> AgentSettings:
         spec = self._worker_group.spec
@@ -206,7 +206,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
     def _mirror(self, _: Step, state: AgentState) -> None:
-        """Keep the public worker group in step with the machine, for those who look at it."""
+        """Copy the machine's state to the public worker group."""
         from tenax._core.agent import Phase
 
         group = self._worker_group
@@ -248,7 +248,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 group.state = WorkerState.FAILED
                 return RunResult(group.state, failures=_process_failures(verdict))
 
-    # --- bodies of the old hooks, for subclasses that keep some of them -----------------------------------------------
+    # --- with overridden hooks: defaults for the others ---------------------------------------------------------------
 
     @measured
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -269,7 +269,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             use_agent_store=bool(getattr(handler, "use_agent_store", False)),
             restarts_used=spec.max_restarts - self._remaining_restarts,
         )
-        threads = decide_places(spec.numa_options, spec.local_world_size).omp_num_threads
+        threads = decide_placements(spec.numa_options, spec.local_world_size).omp_num_threads
         options = WorkerEnvironment(spec.virtual_local_rank, threads)
         ranks = range(spec.local_world_size)
         envs = {rank: worker_environment(self._settings(), part, rank, os.environ, options) for rank in ranks}
@@ -305,12 +305,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._pcontext.pids()
 
     def _watch_scopes(self, envs: dict[int, dict[str, str]]) -> WatchdogPipe | None:
-        """A pipe for the workers of this generation, where the environment asks for it."""
+        """Open a watchdog pipe for the workers of this generation, if the environment enables the watchdog."""
         plan = watchdog_plan(os.environ)
         if plan is None:
             note = watchdog_note(os.environ)
             if note and self._generation == 1:
-                self._say(note)
+                self._warn(note)
             return None
         from tenax._processes.stacks import stacks_env
         from tenax.timer._watchdog_pipe import WatchdogPipe
@@ -323,7 +323,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._health.ask_watchdog(pipe.last_progress_time)
         return pipe
 
-    def _come_round(self, waits_for: str = "") -> None:
+    def _report_health(self, waits_for: str = "") -> None:
         if self._health is not None:
             state = self._worker_group.state
             is_ready = state is WorkerState.SUCCEEDED or (state is WorkerState.HEALTHY and not waits_for)
@@ -355,7 +355,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
 
 
-_OWN_HOOKS = {name: getattr(LocalElasticAgent, name) for name in _OLD_HOOKS}
+_OWN_HOOKS = {name: getattr(LocalElasticAgent, name) for name in _HOOKS}
 
 
 def _specs_of(spec: WorkerSpec, log_dir: str | None) -> LogsSpecs:
@@ -378,7 +378,7 @@ def _process_failures(verdict: Verdict) -> dict[int, ProcessFailure]:
         failure.global_rank: ProcessFailure.from_failure(failure, wall_to_agent_clock=to_agent_clock)
         for failure in verdict.failures
     }
-    if not failures:  # nobody failed, but somebody would not end
+    if not failures:  # no worker failed, but one could not be killed
         stuck = verdict.stuck_pids[0] if verdict.stuck_pids else 0
         failures[0] = ProcessFailure(0, stuck, -signal.SIGKILL, "")
         failures[0].message = verdict.why

@@ -1,7 +1,7 @@
-"""TorchElastic's module path for recording and reporting errors. The code lives in ``tenax._failures``.
+"""TorchElastic's module path for recording and reporting errors. The code is in ``tenax._failures``.
 
-``record`` and ``ErrorHandler`` come at once; the rest is loaded when it is first used, so that a worker which only
-decorates its main function pays for nothing else.
+``record`` and ``ErrorHandler`` are imported at once; the rest is loaded on first use, so that a worker that only uses
+``record`` does not pay for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""TorchElastic's module path for the error handler. The code lives in ``tenax._failures.error_handler``."""
+"""TorchElastic's module path for the error handler. The code is in ``tenax._failures.error_handler``."""
 
 from __future__ import annotations
 

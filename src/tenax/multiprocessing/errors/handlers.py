@@ -1,4 +1,4 @@
-"""Which error handler a worker has, under the path where TorchElastic's users look for it."""
+"""TorchElastic's module path for ``get_error_handler``. The code is in ``tenax._failures.error_handler``."""
 
 from __future__ import annotations
 

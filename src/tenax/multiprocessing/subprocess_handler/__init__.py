@@ -1,4 +1,4 @@
-"""One program in one process."""
+"""TorchElastic's ``SubprocessHandler``: one program in one process."""
 
 from tenax.multiprocessing.subprocess_handler.handlers import get_subprocess_handler
 from tenax.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler

@@ -1,4 +1,4 @@
-"""The factory that TorchElastic's users call."""
+"""TorchElastic's factory for ``SubprocessHandler``."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ def get_subprocess_handler(
     local_rank_id: int,
     numa_options: NumaOptions | None = None,
 ) -> SubprocessHandler:
-    """Start the program."""
+    """Start the program and return its handler."""
     return SubprocessHandler(entrypoint, args, env, stdout, stderr, local_rank_id, numa_options)

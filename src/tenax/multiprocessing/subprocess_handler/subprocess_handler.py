@@ -1,6 +1,6 @@
 """SubprocessHandler: one program in one process, for callers that manage processes themselves.
 
-tenax's own workers do not come by here: the keeper starts them.
+tenax does not use it for its own workers, which the keeper starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["SubprocessHandler"]
 
 
 class SubprocessHandler:
-    """Starts the program at once, in a session of its own. ``proc`` is the ``subprocess.Popen``."""
+    """Starts the program at once, in its own session. ``proc`` is the ``subprocess.Popen``."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class SubprocessHandler:
             start_new_session=True,
         )
         if numa_options is not None:
-            from tenax._node.placements import decide_places
+            from tenax._node.placements import decide_placements
 
             size = int(env.get("LOCAL_WORLD_SIZE", self.local_rank_id + 1))
-            placement = decide_places(numa_options, size).placement
+            placement = decide_placements(numa_options, size).placement
             if placement is not None and placement.bindings:
                 os.sched_setaffinity(process.pid, placement.bindings[self.local_rank_id].cpus)
         return process
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Signal the whole group of the process (SIGTERM unless told otherwise) and close its files."""
+        """Signal the process group (by default SIGTERM) and close the files."""
         with suppress(ProcessLookupError):
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
         self._files.close()
