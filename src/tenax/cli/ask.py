@@ -59,7 +59,7 @@ def ask_command(argv: Sequence[str]) -> int:
     """Do what ``tenax ask ARGV`` asks, and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
@@ -67,13 +67,13 @@ def ask_command(argv: Sequence[str]) -> int:
         question = parse_question(argv)
         paths = sockets_at(question.place)
     except WrongQuestion as error:
-        tell(f"tenax ask: {error}\ntry: tenax ask --help")
+        print_stderr(f"tenax ask: {error}\ntry: tenax ask --help")
         return WRONG_USAGE
     answers = _ask_all(paths, question)
     printed = print_page(_page(paths, answers, is_folder=os.path.isdir(question.place)))
     for path, answer in zip(paths, answers, strict=True):
         if not answer.is_good:
-            tell(f"tenax ask: {os.path.basename(path)}: {harmless(answer.text.strip())}")
+            print_stderr(f"tenax ask: {os.path.basename(path)}: {harmless(answer.text.strip())}")
     return printed or (SUCCEEDED if all(answer.is_good for answer in answers) else FAILED)
 
 

@@ -10,11 +10,11 @@ needed, and any node of the run will do. At an endpoint the settings are those o
 
 For commands::
 
-    words = read_words(argv, switches=("--json",), values=("--why",))  # raises UsageError
-    with find_job(wanted(words, run_id)) as job:  # raises UsageError, NoSuchJob
+    arguments = parse_arguments(argv, switches=("--json",), values=("--why",))  # raises UsageError
+    with find_job(job_selector(arguments, run_id)) as job:  # raises UsageError, NoSuchJob
         answer = job.ask(StatusRequest(), RunStatus)  # raises Declined, LineLost
 
-``guarded`` turns what is raised into a sentence and an exit code.
+``run_operator_command`` turns what is raised into a sentence and an exit code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tenax._engines.tcp.operator import (
     at_door,
     at_endpoint,
 )
-from tenax.cli.flags import UsageError
+from tenax.cli.flags import UsageError, closest_flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,21 +46,21 @@ if TYPE_CHECKING:
     from tenax.cli.ended_run import EndedRun
 
 __all__ = [
-    "PLACE_HELP",
-    "AgentHere",
-    "CannotBeAsked",
+    "SELECTOR_HELP",
+    "Arguments",
     "Declined",
     "Job",
     "JobSelector",
     "LineLost",
+    "LocalAgent",
     "NoSuchJob",
+    "NotResponding",
     "UsageError",
-    "Words",
-    "agents_here",
     "find_job",
-    "guarded",
-    "read_words",
-    "wanted",
+    "job_selector",
+    "local_agents",
+    "parse_arguments",
+    "run_operator_command",
 ]
 
 A = TypeVar("A")
@@ -76,7 +76,7 @@ _MAX_SAID = 8
 _MAX_SILENT = 3  # of which it is said
 _STOPPED, _TRACED = "T", "t"  # states of a process, as the system writes them
 
-PLACE_HELP = """\
+SELECTOR_HELP = """\
 Which run: on a host of the run its id is enough, and if there is only one run not even that. The pid of its agent
 names it too. From elsewhere, name the place where its nodes meet, as 'tenax run' was told it, and the job's secret:
 
@@ -90,7 +90,7 @@ class NoSuchJob(Exception):
     """There is no such run, or it cannot be asked. The text is one sentence."""
 
 
-class CannotBeAsked(NoSuchJob):
+class NotResponding(NoSuchJob):
     """It is there, but nobody of it could say anything just now."""
 
 
@@ -108,15 +108,15 @@ class JobSelector(msgspec.Struct, frozen=True):
         return concealed_repr(self)
 
 
-class Words(msgspec.Struct):
+class Arguments(msgspec.Struct):
     """A command line, taken apart."""
 
-    plain: list[str] = []
+    positional: list[str] = []
     switches: set[str] = set()
     values: dict[str, str] = {}
 
 
-class AgentHere(msgspec.Struct, frozen=True):
+class LocalAgent(msgspec.Struct, frozen=True):
     """An agent of this user on this host, as it says itself."""
 
     run_id: str = ""
@@ -154,43 +154,41 @@ class AgentHere(msgspec.Struct, frozen=True):
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def read_words(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Words:
+def parse_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Arguments:
     """Flags may stand anywhere. Those that say where a job is are known already. Raises ``UsageError``."""
-    words = Words()
+    arguments = Arguments()
     known_switches, known_values = set(switches), {*values, *_PLACE_FLAGS}
     left = iter(argv)
     for word in left:
         if word == "--":
-            words.plain += left
+            arguments.positional += left
             break
         flag, equals, written = word.partition("=")
         flag = flag.replace("_", "-")
         if not word.startswith("-") or word == "-":
-            words.plain.append(word)
+            arguments.positional.append(word)
         elif flag in known_switches and not equals:
-            words.switches.add(flag)
+            arguments.switches.add(flag)
         elif flag in known_values:
             value = written if equals else next(left, "")
             if not value:
                 raise UsageError(f"{flag} needs a value")
-            words.values[_PLACE_FLAGS.get(flag, flag)] = value
+            arguments.values[_PLACE_FLAGS.get(flag, flag)] = value
         elif flag in known_switches:
             raise UsageError(f"{flag} takes no value")
         else:
             raise UsageError(_unknown_flag(word, flag, {*known_switches, *known_values}))
-    return words
+    return arguments
 
 
 def _unknown_flag(word: str, flag: str, known: set[str]) -> str:
-    from tenax.cli.near_names import near_flag
-
-    near = near_flag(flag, known)
-    return f"there is no flag {word!r}" + (f"; did you mean {near!r}?" if near else "")
+    close = closest_flag(flag, known)
+    return f"there is no flag {word!r}" + (f"; did you mean {close!r}?" if close else "")
 
 
-def wanted(words: Words, run_id: str = "") -> JobSelector:
-    """Which job these words mean. Raises ``UsageError``."""
-    values = words.values
+def job_selector(arguments: Arguments, run_id: str = "") -> JobSelector:
+    """Which job these arguments mean. Raises ``UsageError``."""
+    values = arguments.values
     meant = JobSelector(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
     if not meant.endpoint and (meant.backend or meant.conf):
         raise UsageError("--rdzv-backend and --rdzv-conf are for a run elsewhere; add --endpoint HOST:PORT")
@@ -199,30 +197,30 @@ def wanted(words: Words, run_id: str = "") -> JobSelector:
     return meant
 
 
-def only_word(words: Words, what: str) -> str:
+def single_argument(arguments: Arguments, what: str) -> str:
     """The one word that may stand there, or nothing. Raises ``UsageError``."""
-    if len(words.plain) > 1:
-        raise UsageError(f"one {what} at a time, not {len(words.plain)}")
-    return words.plain[0] if words.plain else ""
+    if len(arguments.positional) > 1:
+        raise UsageError(f"one {what} at a time, not {len(arguments.positional)}")
+    return arguments.positional[0] if arguments.positional else ""
 
 
-def guarded(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
+def run_operator_command(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
     """Do it; what is wrong becomes one sentence and an exit code: 2 for wrong usage, 1 for everything else."""
     from tenax._failures.exit_codes import FAILED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(usage)
     try:
         return command(argv)
     except UsageError as error:
-        tell(f"tenax {name}: {harmless(str(error))}\ntry: tenax {name} --help")
+        print_stderr(f"tenax {name}: {harmless(str(error))}\ntry: tenax {name} --help")
         return WRONG_USAGE
     except (NoSuchJob, Declined) as error:
-        tell(f"tenax {name}: {harmless(str(error))}")
+        print_stderr(f"tenax {name}: {harmless(str(error))}")
     except OperatorError as error:
-        tell(f"tenax {name}: the run did not answer: {harmless(str(error))}")
+        print_stderr(f"tenax {name}: the run did not answer: {harmless(str(error))}")
     return FAILED
 
 
@@ -232,7 +230,7 @@ def guarded(name: str, argv: Sequence[str], usage: str, command: Callable[[Seque
 class Job:
     """A run that can be asked. ``agent`` is who is asked, if that is an agent on this host."""
 
-    def __init__(self, run_id: str, line: OperatorLine, agent: AgentHere | None = None) -> None:
+    def __init__(self, run_id: str, line: OperatorLine, agent: LocalAgent | None = None) -> None:
         self.run_id = run_id
         self.agent = agent
         self._line = line
@@ -265,7 +263,7 @@ def find_job(meant: JobSelector) -> Job:
     """The job that is meant, with a line to it. Raises ``UsageError`` and ``NoSuchJob``."""
     if meant.endpoint:
         return _job_at_endpoint(meant)
-    agents = agents_here()
+    agents = local_agents()
     mine = [agent for agent in agents if _is_meant(agent, meant.run_id)]
     runs = {agent.which_run for agent in mine}
     if not mine:
@@ -275,12 +273,12 @@ def find_job(meant: JobSelector) -> Job:
     return _job_of(mine)
 
 
-def _is_meant(agent: AgentHere, run_id: str) -> bool:
+def _is_meant(agent: LocalAgent, run_id: str) -> bool:
     """Also one that does not answer: its run goes on."""
     return not run_id or run_id in (agent.run_id, str(agent.pid))
 
 
-def _job_of(agents: list[AgentHere]) -> Job:
+def _job_of(agents: list[LocalAgent]) -> Job:
     """Through whichever agent has a way to the coordinator; that where it lives first."""
     from tenax._core.requests import StatusRequest
 
@@ -303,8 +301,8 @@ def _job_of(agents: list[AgentHere]) -> Job:
             continue
         return Job(agent.run_id, line, agent)
     if silent:  # it may be the coordinator's, or the only one
-        raise CannotBeAsked("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
-    raise CannotBeAsked(f"the run {agents[0].run_id!r} cannot be asked: {why}")
+        raise NotResponding("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
+    raise NotResponding(f"the run {agents[0].run_id!r} cannot be asked: {why}")
 
 
 def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
@@ -317,7 +315,7 @@ def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
 # --- on this host -----------------------------------------------------------------------------------------------------
 
 
-def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
+def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
     """Every agent of this user on this host, the oldest first. What nobody listens at is removed. Raises ``NoSuchJob``
     if the folder is not ours alone."""
     from tenax._core.requests import AgentRequest
@@ -341,7 +339,7 @@ def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
     return sorted((agent for agent in found if agent is not None), key=lambda agent: (agent.since, agent.pid))
 
 
-def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> AgentHere | None:
+def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> LocalAgent | None:
     """None: it has ended meanwhile."""
     name = os.path.basename(path).partition(".")[0].partition("-")[0]
     pid = int(name) if name.isdecimal() else 0
@@ -360,14 +358,14 @@ def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> AgentH
     return msgspec.structs.replace(told, path=path, since=since, trouble=trouble, pid=told.pid or pid)
 
 
-def _told(number: int, line: OperatorLine | OperatorError) -> tuple[AgentHere, OperatorError | None]:
+def _told(number: int, line: OperatorLine | OperatorError) -> tuple[LocalAgent, OperatorError | None]:
     """What it says of itself, or why it does not."""
     if isinstance(line, OperatorError):
-        return AgentHere(), line
+        return LocalAgent(), line
     try:
-        return _typed(line.answer(number, _DOOR_S), AgentHere), None
+        return _typed(line.answer(number, _DOOR_S), LocalAgent), None
     except OperatorError as error:
-        return AgentHere(), error
+        return LocalAgent(), error
     finally:
         line.close()
 
@@ -384,14 +382,14 @@ def _is_left(path: str) -> bool:
     return False
 
 
-def _as_noted(door: str) -> AgentHere:
+def _as_noted(door: str) -> LocalAgent:
     """Of one that does not answer, what it has noted when it opened its door."""
     from tenax._node.control_socket import note_beside
 
     note = note_beside(door)
     if note is None:
-        return AgentHere()
-    return AgentHere(
+        return LocalAgent()
+    return LocalAgent(
         run_id=note.run_id,
         pid=note.pid,
         entrypoint=note.entrypoint,
@@ -420,7 +418,7 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _nothing_found(run_id: str, agents: list[AgentHere]) -> str:
+def _nothing_found(run_id: str, agents: list[LocalAgent]) -> str:
     from tenax.cli.ended_run import ended_run
 
     elsewhere = "if it runs elsewhere, add --endpoint HOST:PORT, where its nodes meet"
@@ -440,18 +438,18 @@ def _where_its_end_is(ended: EndedRun) -> str:
     return f"its logs were in {ended.noted[0]}, which is not there any more" if ended.noted else "it has kept no logs"
 
 
-def _name(agent: AgentHere) -> str:
+def _name(agent: LocalAgent) -> str:
     name = repr(agent.run_id) if agent.run_id else f"pid {agent.pid}"
     return f"{name} (its agent, pid {agent.pid}, does not answer)" if agent.trouble else name
 
 
-def _names(agents: list[AgentHere]) -> str:
+def _names(agents: list[LocalAgent]) -> str:
     names = list(dict.fromkeys(map(_name, agents)))
     return ", ".join(names[:_MAX_SAID]) + (f" and {len(names) - _MAX_SAID} more" if len(names) > _MAX_SAID else "")
 
 
-def _several_found(run_id: str, agents: list[AgentHere]) -> str:
-    by_run: dict[tuple[str, str], AgentHere] = {}
+def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
+    by_run: dict[tuple[str, str], LocalAgent] = {}
     for agent in agents:
         by_run.setdefault(agent.which_run, agent)
     if run_id:
@@ -465,9 +463,9 @@ def _several_found(run_id: str, agents: list[AgentHere]) -> str:
 
 def _job_at_endpoint(meant: JobSelector) -> Job:
     from tenax.cli.arguments import parse
+    from tenax.cli.host_checks import rendezvous_parameters
     from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
-    from tenax.cli.run import tell
-    from tenax.cli.world import rendezvous_parameters
+    from tenax.cli.run import print_stderr
 
     backend = meant.backend or "tcp"
     if backend not in MANY_NODES_BACKENDS:
@@ -478,7 +476,7 @@ def _job_at_endpoint(meant: JobSelector) -> Job:
     flags |= {"--rdzv-conf": meant.conf} if meant.conf else {}
     options = parse([f"{flag}={value}" for flag, value in flags.items()] + ["--nnodes=1:2", "operator"], {})
     for note in options.notes:
-        tell(f"tenax: note: {note}")
+        print_stderr(f"tenax: note: {note}")
     parameters = rendezvous_parameters(options)
     try:
         if backend in ETCD_BACKENDS:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tenax._view.log_lines import LeftOut, LogLine
-    from tenax.cli.job import Words
+    from tenax.cli.job import Arguments
 
 USAGE = """\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
@@ -66,31 +66,31 @@ class Choice(msgspec.Struct, frozen=True):
 
 def logs_command(argv: Sequence[str]) -> int:
     """Do what ``tenax logs ARGV`` asks, and return the exit code."""
-    from tenax.cli.job import PLACE_HELP, guarded
+    from tenax.cli.job import SELECTOR_HELP, run_operator_command
 
-    return guarded("logs", argv, USAGE + PLACE_HELP + _EXIT_CODES, _logs)
+    return run_operator_command("logs", argv, USAGE + SELECTOR_HELP + _EXIT_CODES, _logs)
 
 
 def _logs(argv: Sequence[str]) -> int:
-    from tenax.cli.job import NoSuchJob, find_job, only_word, read_words, wanted
+    from tenax.cli.job import NoSuchJob, find_job, job_selector, parse_arguments, single_argument
 
-    words = read_words(
+    arguments = parse_arguments(
         argv,
         switches=("--follow", "-f", "--times"),
         values=("--rank", "--generation", "--stream", "--grep", "--last", "-n", "--since"),
     )
-    choice = choice_of(words)
-    follows = bool(words.switches & {"--follow", "-f"})
-    page = Page(has_times="--times" in words.switches, begins_with_divider=choice.generation < 0)
-    folders = [word for word in words.plain if is_folder(word)] if "endpoint" not in words.values else []
-    missing = [word for word in words.plain if word not in folders and os.sep in word]
-    if missing and len(words.plain) > 1 and "endpoint" not in words.values:
+    choice = choice_of(arguments)
+    follows = bool(arguments.switches & {"--follow", "-f"})
+    page = Page(has_times="--times" in arguments.switches, begins_with_divider=choice.generation < 0)
+    folders = [word for word in arguments.positional if is_folder(word)] if "endpoint" not in arguments.values else []
+    missing = [word for word in arguments.positional if word not in folders and os.sep in word]
+    if missing and len(arguments.positional) > 1 and "endpoint" not in arguments.values:
         raise UsageError(f"there is no folder {missing[0]!r}")
     if folders:
-        if len(folders) < len(words.plain):
+        if len(folders) < len(arguments.positional):
             raise UsageError("either folders or a run that is running, not both")
         return _from_folders(folders, choice, page, follows)
-    meant = wanted(words, only_word(words, "run"))
+    meant = job_selector(arguments, single_argument(arguments, "run"))
     try:
         job = find_job(meant)
     except NoSuchJob as error:
@@ -104,7 +104,7 @@ def _logs(argv: Sequence[str]) -> int:
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
         page.note(f"the run {meant.run_id!r} is over; this is from {where}")
         return _from_folders(folders, choice, page, follows=False)
-    from tenax.cli.live_lines import follow, recent
+    from tenax.cli.live_logs import follow, recent
 
     with job:
         try:
@@ -148,11 +148,11 @@ def _folders_of_ended_run(run_id: str) -> list[str]:
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-def choice_of(words: Words) -> Choice:
-    """From words to a choice. Raises ``UsageError``."""
+def choice_of(arguments: Arguments) -> Choice:
+    """From arguments to a choice. Raises ``UsageError``."""
     from tenax._node.log_queries import STREAMS, RankSet, WrongRequest
 
-    values = words.values
+    values = arguments.values
     ranks, stream = values.get("--rank", ""), values.get("--stream", "")
     try:
         RankSet(ranks)
@@ -251,18 +251,18 @@ class Page:
 
     def note(self, sentence: str) -> None:
         from tenax._failures.plain_text import harmless
-        from tenax.cli.run import tell
+        from tenax.cli.run import print_stderr
 
-        tell(f"tenax logs: {harmless(sentence)}")
+        print_stderr(f"tenax logs: {harmless(sentence)}")
 
     def end_line(self) -> None:
         """Where a terminal shows that somebody has pressed Ctrl-C: what it shows next begins a line."""
-        from tenax.cli.run import print_page, tell
+        from tenax.cli.run import print_page, print_stderr
 
         if sys.stdout is not None and sys.stdout.isatty():
             print_page("\n")
         elif sys.stderr is not None and sys.stderr.isatty():
-            tell("")
+            print_stderr("")
 
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:
         """Remember what is missing, to be told in the end."""

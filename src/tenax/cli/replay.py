@@ -72,9 +72,9 @@ def _replay_coordinator(path: str) -> int:
 
 
 def _complain(sentence: str, code: int) -> int:
-    from tenax.cli.run import tell
+    from tenax.cli.run import print_stderr
 
-    tell(f"tenax replay: {sentence}\ntry: tenax replay --help")
+    print_stderr(f"tenax replay: {sentence}\ntry: tenax replay --help")
     return code
 
 

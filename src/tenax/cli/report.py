@@ -46,21 +46,21 @@ def report_command(argv: Sequence[str]) -> int:
     """Do what ``tenax report ARGV`` asks, and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
         wish = parse(argv)
     except WrongUse as error:
-        tell(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
+        print_stderr(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
         return WRONG_USAGE
     from tenax._view.summary import summary_in_words, summary_of
     from tenax.cli.journals import read_histories
 
     found = read_histories(wish.places)
     for trouble in found.troubles:
-        tell(f"tenax report: {harmless(trouble)}")
+        print_stderr(f"tenax report: {harmless(trouble)}")
     if not found.histories:
         return WRONG_USAGE
     summary = summary_of(found.histories)
@@ -76,7 +76,7 @@ def report_command(argv: Sequence[str]) -> int:
         with create_named(wish.output) as file:
             file.write(report_page(summary, found.histories, found.troubles).encode())
     except OSError as error:
-        tell(f"tenax report: {wish.output!r} cannot be written: {error.strerror}")
+        print_stderr(f"tenax report: {wish.output!r} cannot be written: {error.strerror}")
         return WRONG_USAGE
     print_page(harmless(summary_in_words(summary, [f"the page: {os.path.abspath(wish.output)}"])))
     return FAILED if found.troubles else SUCCEEDED

@@ -7,18 +7,18 @@ import sys
 from contextlib import suppress
 
 from tenax.cli.job import (
-    PLACE_HELP,
-    CannotBeAsked,
+    SELECTOR_HELP,
     Declined,
     Job,
     JobSelector,
     LineLost,
     NoSuchJob,
+    NotResponding,
     find_job,
-    guarded,
-    only_word,
-    read_words,
-    wanted,
+    job_selector,
+    parse_arguments,
+    run_operator_command,
+    single_argument,
 )
 
 TYPE_CHECKING = False
@@ -40,7 +40,7 @@ failed, and what happened last.
   tenax status llama --endpoint host0:29400 --rdzv-conf token_file=FILE
                                               from a machine that is not one of its nodes
 
-{PLACE_HELP}
+{SELECTOR_HELP}
 Exit code 0: it was shown. 1: there is no such run, or it does not answer. 2: the command line cannot be followed.
 """
 
@@ -52,17 +52,17 @@ _ENDS = {"cancelled": "was cancelled", "broken": "could not go on", "abandoned":
 
 def status_command(argv: Sequence[str]) -> int:
     """Do what ``tenax status ARGV`` asks, and return the exit code."""
-    return guarded("status", argv, USAGE, _status)
+    return run_operator_command("status", argv, USAGE, _status)
 
 
 def _status(argv: Sequence[str]) -> int:
     from tenax.cli.run import print_page
 
-    words = read_words(argv, switches=("--watch", "--json"))
-    meant = wanted(words, only_word(words, "run"))
-    shown = _Json() if "--json" in words.switches else _Screen() if _is_terminal() else _Lines()
+    arguments = parse_arguments(argv, switches=("--watch", "--json"))
+    meant = job_selector(arguments, single_argument(arguments, "run"))
+    shown = _Json() if "--json" in arguments.switches else _Screen() if _is_terminal() else _Lines()
     with find_job(meant) as job:
-        if "--watch" in words.switches:
+        if "--watch" in arguments.switches:
             try:
                 return _Watch(meant, job, shown).run()
             except KeyboardInterrupt:
@@ -114,15 +114,15 @@ class _Lines:
 
     def once(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import render
+        from tenax.cli.status_screen import render
 
         return print_page(render(status, max(80, terminal_size()[0])))
 
     def again(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import told_as_lines
+        from tenax.cli.status_screen import event_lines
 
-        lines = told_as_lines(status, self._since)
+        lines = event_lines(status, self._since)
         self._since = max((self._since, *(event.at for event in status.events)))
         return print_page("".join(f"{line}\n" for line in lines))
 
@@ -136,13 +136,13 @@ class _Screen(_Lines):
 
     def once(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import render
+        from tenax.cli.status_screen import render
 
         return print_page(render(status, terminal_size()[0], colour=allows_colour()), is_styled=True)
 
     def again(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import render
+        from tenax.cli.status_screen import render
 
         width, height = terminal_size()
         text = render(status, width, height - 1, colour=allows_colour())
@@ -208,7 +208,7 @@ class _Watch:
 
     def _end(self, status: RunStatus) -> int:
         if not isinstance(self._shown, _Json):
-            self._say(end_in_words(status))
+            self._say(outcome_message(status))
         return 0
 
     def _find_again(self) -> bool:
@@ -220,7 +220,7 @@ class _Watch:
                 self._job = find_job(self._meant)
             except NoSuchJob as error:
                 self._say(str(error))
-                if not self._meant.endpoint and not isinstance(error, CannotBeAsked):
+                if not self._meant.endpoint and not isinstance(error, NotResponding):
                     return False
                 if is_reader_gone(_AGAIN_S):
                     return False
@@ -231,14 +231,14 @@ class _Watch:
     def _say(self, text: str) -> None:
         """Once, however often it is so."""
         from tenax._failures.plain_text import harmless
-        from tenax.cli.run import tell
+        from tenax.cli.run import print_stderr
 
         if text != self._said:
             self._said = text
-            tell(f"tenax status: {harmless(text)}")
+            print_stderr(f"tenax status: {harmless(text)}")
 
 
-def end_in_words(status: RunStatus) -> str:
+def outcome_message(status: RunStatus) -> str:
     """How a run ended that is over."""
     ended = _ENDS.get(status.outcome, status.outcome) or "is over"
     return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")

@@ -49,36 +49,36 @@ def timeline_command(argv: Sequence[str]) -> int:
     """Do what ``tenax timeline ARGV`` asks, and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
         wish = parse(argv)
     except WrongUse as error:
-        tell(f"tenax timeline: {harmless(str(error))}\ntry: tenax timeline --help")
+        print_stderr(f"tenax timeline: {harmless(str(error))}\ntry: tenax timeline --help")
         return WRONG_USAGE
     from tenax.cli.journals import read_histories
 
     found = read_histories(wish.places)
     for trouble in found.troubles:
-        tell(f"tenax timeline: {harmless(trouble)}")
+        print_stderr(f"tenax timeline: {harmless(trouble)}")
     if len(found.histories) != 1:
         if found.histories:
             runs = ", ".join(each.run_id for each in found.histories[:5])
             more = ", ..." if len(found.histories) > 5 else ""
-            tell(
+            print_stderr(
                 f"tenax timeline: there are {len(found.histories)} runs there ({harmless(runs)}{more}); "
                 "name the journals of one, or use tenax report"
             )
         return WRONG_USAGE
     (history,) = found.histories
     for sentence in history.missing:
-        tell(f"tenax timeline: note: {harmless(sentence)}")
+        print_stderr(f"tenax timeline: note: {harmless(sentence)}")
     try:
         written = [_write(path, history, form) for path, form in _files(wish, history)]
     except OSError as error:
-        tell(f"tenax timeline: {error.filename!r} cannot be written: {error.strerror}")
+        print_stderr(f"tenax timeline: {error.filename!r} cannot be written: {error.strerror}")
         return WRONG_USAGE
     print_page("".join(f"{path}\n" for path in written))
     return FAILED if found.troubles else SUCCEEDED

@@ -9,7 +9,16 @@ from __future__ import annotations
 import os
 import sys
 
-from tenax.cli.job import PLACE_HELP, Job, UsageError, find_job, guarded, only_word, read_words, wanted
+from tenax.cli.job import (
+    SELECTOR_HELP,
+    Job,
+    UsageError,
+    find_job,
+    job_selector,
+    parse_arguments,
+    run_operator_command,
+    single_argument,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,14 +26,14 @@ if TYPE_CHECKING:
 
     from tenax._core.requests import AnyRequest
     from tenax._view.status import NodeStatus, RunStatus
-    from tenax.cli.job import Words
+    from tenax.cli.job import Arguments
 
     Plan = Callable[[RunStatus], str]
 
 _COMMON = f"""\
 --yes does not ask first. --why TEXT says why, for the report and the journal.
 
-{PLACE_HELP}
+{SELECTOR_HELP}
 Exit code 0: it is being done. 1: it was refused, or there is no such run. 2: the command line cannot be followed.
 """
 
@@ -68,25 +77,25 @@ _AT_WORK = ("starting", "working", "stopping", "draining")  # states of a node w
 
 def stop_command(argv: Sequence[str]) -> int:
     """Do what ``tenax stop ARGV`` asks, and return the exit code."""
-    return guarded("stop", argv, STOP_USAGE, _stop)
+    return run_operator_command("stop", argv, STOP_USAGE, _stop)
 
 
 def restart_command(argv: Sequence[str]) -> int:
     """Do what ``tenax restart ARGV`` asks, and return the exit code."""
-    return guarded("restart", argv, RESTART_USAGE, _restart)
+    return run_operator_command("restart", argv, RESTART_USAGE, _restart)
 
 
 def drain_command(argv: Sequence[str]) -> int:
     """Do what ``tenax drain ARGV`` asks, and return the exit code."""
-    return guarded("drain", argv, DRAIN_USAGE, _drain)
+    return run_operator_command("drain", argv, DRAIN_USAGE, _drain)
 
 
 def _stop(argv: Sequence[str]) -> int:
     from tenax._core.requests import StopRequest
 
-    words = read_words(argv, switches=("--yes", "--wait"), values=("--why",))
-    request = StopRequest(_why(words, "stopped"))
-    with find_job(wanted(words, only_word(words, "run"))) as job:
+    arguments = parse_arguments(argv, switches=("--yes", "--wait"), values=("--why",))
+    request = StopRequest(_why(arguments, "stopped"))
+    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
             at_work = [node for node in status.nodes if node.state in _AT_WORK]
@@ -94,11 +103,11 @@ def _stop(argv: Sequence[str]) -> int:
                 return f"ends the run {status.run_id!r}, of which no worker runs"
             return f"ends the run {status.run_id!r}: {_size(at_work)} will be asked to end"
 
-        if "--wait" not in words.switches:
-            return _do(words, job, request, plan)
+        if "--wait" not in arguments.switches:
+            return _do(arguments, job, request, plan)
         agent = _handle_of(job)  # before it can end, and its number be another's
         try:
-            begun = _do(words, job, request, plan)
+            begun = _do(arguments, job, request, plan)
             if begun == 0:
                 _wait(job, agent)
             return begun
@@ -110,27 +119,27 @@ def _stop(argv: Sequence[str]) -> int:
 def _restart(argv: Sequence[str]) -> int:
     from tenax._core.requests import RestartRequest
 
-    words = read_words(argv, switches=("--yes",), values=("--why",))
-    request = RestartRequest(_why(words, "restarted"))
-    with find_job(wanted(words, only_word(words, "run"))) as job:
+    arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
+    request = RestartRequest(_why(arguments, "restarted"))
+    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
             again = _size([node for node in status.nodes if node.state != "spare"])
             return f"ends generation {status.generation} of the run {status.run_id!r} and starts {again} again"
 
-        return _do(words, job, request, plan)
+        return _do(arguments, job, request, plan)
 
 
 def _drain(argv: Sequence[str]) -> int:
     from tenax._core.requests import DrainRequest
 
-    words = read_words(argv, switches=("--yes",), values=("--why",))
-    if not words.plain:
+    arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
+    if not arguments.positional:
         raise UsageError("say which node is to leave: its name or rank, as 'tenax status' shows them")
-    node = words.plain.pop(0)
-    request = DrainRequest(node, _why(words, "drained"))
-    with find_job(wanted(words, only_word(words, "run"))) as job:
-        return _do(words, job, request, lambda status: _plan_of_drain(job, status, node))
+    node = arguments.positional.pop(0)
+    request = DrainRequest(node, _why(arguments, "drained"))
+    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
+        return _do(arguments, job, request, lambda status: _plan_of_drain(job, status, node))
 
 
 def _plan_of_drain(job: Job, status: RunStatus, name: str) -> str:
@@ -169,19 +178,19 @@ def _meant(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
     return next((node for node in status.nodes if node.node_id == node_id), None)
 
 
-def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
+def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
     from tenax._core.requests import StatusRequest
     from tenax._failures.exit_codes import FAILED
     from tenax._failures.plain_text import harmless
     from tenax._view.status import RunStatus
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
-    if "--yes" not in words.switches:
+    if "--yes" not in arguments.switches:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError("nobody can be asked here whether this is really wanted; add --yes")
         status = job.ask(StatusRequest(), RunStatus)
         if not _agrees(f"This {plan(status)}."):
-            tell("tenax: nothing was done")
+            print_stderr("tenax: nothing was done")
             return FAILED
     said = job.ask(request, str)
     return print_page(f"{harmless(said)}\n")
@@ -230,8 +239,8 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _why(words: Words, done: str) -> str:
-    why = words.values.get("--why", "").strip()
+def _why(arguments: Arguments, done: str) -> str:
+    why = arguments.values.get("--why", "").strip()
     if len(why.encode(errors="surrogateescape")) > _MAX_WHY:
         raise UsageError(f"--why takes at most {_MAX_WHY} bytes")
     return why or f"{done} by {_operator()}"

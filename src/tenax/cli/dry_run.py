@@ -18,10 +18,10 @@ from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TI
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.cli.flags import UsageError
-from tenax.cli.meeting import ORDER_VARIABLE, TOKEN_VARIABLE
+from tenax.cli.host_checks import decide_placements, rendezvous_parameters
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
+from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import places_of, rendezvous_parameters
 from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
 
@@ -41,7 +41,7 @@ _TITLE_WIDTH = 12
 
 def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[str, str]) -> str:
     """The whole plan as text. Raises ``UsageError`` where a real run would refuse to start."""
-    places = places_of(options, environ)
+    places = decide_placements(options, environ)
     environments = _environments(options, places, environ)
     shared = {
         name: value

@@ -135,11 +135,11 @@ class Follower:
         if self._status.phase == "over":
             self._take_last_words()
         if self._status.phase == "over" and not page.is_closed:
-            from tenax.cli.status import end_in_words
+            from tenax.cli.status import outcome_message
 
             if self._behind - self._over:
                 page.note("the run ended before all of its lines were shown; what was kept in files is there")
-            page.note(end_in_words(self._status))
+            page.note(outcome_message(self._status))
 
     @property
     def _is_over(self) -> bool:

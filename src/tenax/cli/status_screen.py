@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from tenax._view.goodput_text import duration_in_words, goodput_in_words
-from tenax.cli.cells import Column, cut, plain, table, wrapped
+from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def render(status: RunStatus, width: int = 80, height: int | None = None, *, col
     return "".join(f"{line}\n" for line in lines[: max(1, height)])
 
 
-def told_as_lines(status: RunStatus, since: float) -> list[str]:
+def event_lines(status: RunStatus, since: float) -> list[str]:
     """What has happened since then, a line for each, for a pipe."""
     return [_event(event) for event in status.events if event.at > since]
 
