@@ -188,7 +188,7 @@ def test_text_is_cut_and_wrapped_by_what_it_takes_on_a_terminal() -> None:
 
 
 def test_a_table_loses_what_is_wanted_least() -> None:
-    columns = (Column("A", 2), Column("B", 1), Column("C", 3, least=4), Column("D", 9))
+    columns = (Column("A", 2), Column("B", 1), Column("C", 3, min_width=4), Column("D", 9))
     rows = [("1", "22", "three-three", ""), ("4", "55", "six", "")]
     assert table(columns, rows, None) == ["A  B   C", "1  22  three-three", "4  55  six"]
     assert table(columns, rows, 12) == ["A  B   C", "1  22  th...", "4  55  six"]
@@ -197,9 +197,9 @@ def test_a_table_loses_what_is_wanted_least() -> None:
 
 
 def test_a_column_that_may_shrink_never_grows() -> None:
-    columns = (Column("RUN", 9, least=12), Column("LOGS", 3))
+    columns = (Column("RUN", 9, min_width=12), Column("LOGS", 3))
     assert table(columns, [("a", "/logs/a")], 8) == ["RUN", "a"]
-    assert table((Column("RUN", 9, least=12), Column("S", 3, least=4)), [("a", "long-long")], 10) == [
+    assert table((Column("RUN", 9, min_width=12), Column("S", 3, min_width=4)), [("a", "long-long")], 10) == [
         "RUN  S",
         "a    lo...",
     ]

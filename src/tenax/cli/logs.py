@@ -90,19 +90,19 @@ def _logs(argv: Sequence[str]) -> int:
         if len(folders) < len(arguments.positional):
             raise UsageError("either folders or a run that is running, not both")
         return _from_folders(folders, choice, page, follows)
-    meant = job_selector(arguments, single_argument(arguments, "run"))
+    selector = job_selector(arguments, single_argument(arguments, "run"))
     try:
-        job = find_job(meant)
+        job = find_job(selector)
     except NoSuchJob as error:
-        folders = [] if meant.endpoint else _folders_of_ended_run(meant.run_id)
-        if not folders and os.path.isdir(meant.run_id):
-            raise NoSuchJob(f"{error}; if the folder is meant, write ./{meant.run_id}") from error
-        if not folders and os.sep in meant.run_id and not meant.endpoint:
-            raise UsageError(f"there is no folder {meant.run_id!r}, nor a run of that name") from error
+        folders = [] if selector.endpoint else _folders_of_ended_run(selector.run_id)
+        if not folders and os.path.isdir(selector.run_id):
+            raise NoSuchJob(f"{error}; if the folder is meant, write ./{selector.run_id}") from error
+        if not folders and os.sep in selector.run_id and not selector.endpoint:
+            raise UsageError(f"there is no folder {selector.run_id!r}, nor a run of that name") from error
         if not folders:
             raise
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
-        page.note(f"the run {meant.run_id!r} is over; this is from {where}")
+        page.note(f"the run {selector.run_id!r} is over; this is from {where}")
         return _from_folders(folders, choice, page, follows=False)
     from tenax.cli.live_logs import follow, recent
 

@@ -1,4 +1,4 @@
-"""``tenax ps``: the runs that have an agent of this user on this host, a line for each."""
+"""``tenax ps``: lists the runs that have an agent of this user on this host."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SILENT = "silent"  # its agent does not answer
 
 
 class LocalRun(msgspec.Struct, frozen=True):
-    """A run, as its agents on this host and its coordinator say."""
+    """A run, as reported by its agents on this host and its coordinator."""
 
     run_id: str
     script: str
@@ -54,7 +54,7 @@ class LocalRun(msgspec.Struct, frozen=True):
 
 
 def ps_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax ps ARGV`` asks, and return the exit code."""
+    """Execute ``tenax ps ARGV`` and return the exit code."""
     return run_operator_command("ps", argv, USAGE, _ps)
 
 
@@ -75,16 +75,16 @@ def _ps(argv: Sequence[str]) -> int:
     failed = print_page("".join(f"{line}\n" for line in _table(runs)))
     for run in runs:
         if run.trouble:
-            told = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} cannot be asked: {run.trouble}"
-            print_stderr(f"tenax ps: {harmless(told)}")
+            text = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} cannot be asked: {run.trouble}"
+            print_stderr(f"tenax ps: {harmless(text)}")
     return failed
 
 
 def local_runs() -> list[LocalRun]:
-    """The oldest first."""
+    """Return the runs on this host, oldest first."""
     by_run: dict[tuple[str, str], list[LocalAgent]] = {}
     for agent in local_agents():
-        # One that does not answer has a line of its own, so that it is seen beside others of its run.
+        # An agent that does not answer gets its own line, beside the other agents of its run.
         by_run.setdefault(agent.which_run if not agent.trouble else ("silent", agent.path), []).append(agent)
     now = time.time()
     return [_run(agents, now) for agents in by_run.values()]
@@ -112,12 +112,12 @@ def _run(agents: list[LocalAgent], now: float) -> LocalRun:
 
 
 def _coordinator(agent: LocalAgent) -> str:
-    """One alone is where its agent is; of one that does not answer that is not known."""
+    """Return where the coordinator runs; empty if unknown."""
     return agent.coordinator.removeprefix("the coordinator ") or ("" if agent.trouble else "here")
 
 
 def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
-    """From whichever of them knows."""
+    """Return the status from the first agent that has it, or None and the reason."""
     from tenax._core.requests import StatusRequest
     from tenax._view.status import RunStatus
 
@@ -149,8 +149,8 @@ def _table(runs: list[LocalRun]) -> list[str]:
     from tenax.cli.terminal_table import Column, plain, table
 
     columns = (
-        Column("RUN", 9, least=12),
-        Column("SCRIPT", 6, least=10),
+        Column("RUN", 9, min_width=12),
+        Column("SCRIPT", 6, min_width=10),
         Column("PHASE", 8),
         Column("GENERATION", 4, is_right=True),
         Column("NODES", 5, is_right=True),
@@ -158,7 +158,7 @@ def _table(runs: list[LocalRun]) -> list[str]:
         Column("AGE", 7, is_right=True),
         Column("COORDINATOR", 2),
         Column("PID", 1, is_right=True),
-        Column("LOGS", 3),  # whole or not at all: it is there to be copied
+        Column("LOGS", 3),  # never cut, because users copy it
     )
     rows = [
         (
