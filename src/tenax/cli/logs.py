@@ -1,7 +1,7 @@
-"""``tenax logs [RUN_ID or FOLDER]``: lines of any worker, of a run that goes on or of one that is over.
+"""``tenax logs [RUN_ID or FOLDER]``: shows the output of any worker of a running or ended run.
 
-Of a running job the nodes are asked (``live_lines``), of one that is over the files are read (``log_folders``); both
-give the same lines, and here they are shown.
+The lines of a running job come from its nodes (``live_logs``), those of an ended run from files (``log_folders``). This
+module parses the command line and prints the lines.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ or --tee 3 of 'tenax run' everything is there. What is not there any more is sai
 
 """
 
-_END_OF_TIME = 1e11  # seconds since the epoch, as far as calendars go
+_MAX_TIME = 1e11  # seconds since the epoch that a calendar can show
 _EXIT_CODES = """\
 
 Exit code 0: there were lines. 1: there were none, or nobody could be asked. 2: wrong usage.
@@ -54,7 +54,7 @@ _RESET = "\x1b[0m"
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which lines are wanted."""
+    """Which lines to show."""
 
     ranks: str = ""
     generation: int = 0
@@ -65,7 +65,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def logs_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax logs ARGV`` asks, and return the exit code."""
+    """Execute ``tenax logs ARGV`` and return the exit code."""
     from tenax.cli.job import SELECTOR_HELP, run_operator_command
 
     return run_operator_command("logs", argv, USAGE + SELECTOR_HELP + _EXIT_CODES, _logs)
@@ -125,7 +125,7 @@ def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool)
 
 
 def is_folder(word: str) -> bool:
-    """Whether a folder is meant rather than a run."""
+    """Return True if the argument is a folder rather than a run."""
     if not os.path.isdir(word):
         return False
     is_path = os.sep in word or word in (os.curdir, os.pardir)
@@ -133,23 +133,23 @@ def is_folder(word: str) -> bool:
 
 
 def _folders_of_ended_run(run_id: str) -> list[str]:
-    """Where its agents left their files, if they ran here and it is over."""
+    """Return the log folders of an ended run on this host."""
     from tenax.cli.ended_run import ended_run
 
     if not run_id:
         return []
     try:
         ended = ended_run(run_id)
-    except OSError:  # no folder of ours: then nobody has noted anything
+    except OSError:  # the folder with the notes of ended runs does not exist, or is not private
         return []
     return list(ended.folders) if ended is not None else []
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 
 
 def choice_of(arguments: Arguments) -> Choice:
-    """From arguments to a choice. Raises ``UsageError``."""
+    """Convert the arguments to a choice. Raises ``UsageError``."""
     from tenax._node.log_queries import STREAMS, RankSet, WrongRequest
 
     values = arguments.values
@@ -193,11 +193,11 @@ def _since(written: str) -> float:
     return max(1.0, time.time() - seconds)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 class Page:
-    """Where lines are printed, and what is to be said about them."""
+    """Prints lines, and notes about missing ones."""
 
     def __init__(self, *, has_times: bool = False, begins_with_divider: bool = False) -> None:
         self._has_times = has_times
@@ -206,12 +206,12 @@ class Page:
         self._width = 1
         self._lines = 0
         self._left_out: dict[str, tuple[set[tuple[int, str, int]], int]] = {}
-        self.is_closed = False  # nobody reads on
+        self.is_closed = False  # the reader has closed the pipe, or printing failed
         self.if_nothing = "there are no such lines"
         self._is_failed = False
 
     def show(self, lines: Iterable[LogLine]) -> None:
-        """Print them, in this order."""
+        """Print the lines in this order."""
         from tenax._failures.plain_text import one_line
 
         text: list[str] = []
@@ -225,17 +225,17 @@ class Page:
             name = f"{self._time(line.at)}rank {rank:>{self._width}} |"
             if self._has_colours:
                 name = f"\x1b[{_COLOURS[line.rank % len(_COLOURS)]}m{name}{_RESET}"
-            # What comes from a node is a stranger's word, whatever that node should have done with it.
+            # Escape here too: the text comes from a node and is untrusted.
             text.append(f"{name} {one_line(line.text)}".rstrip(" ") + "\n")
         if text:
             self._print("".join(text))
 
     def _print(self, text: str) -> None:
-        """A reader that has seen enough (``| head``) is no failure, but there is no point in going on."""
+        """Print text, and set ``is_closed`` if no more output is possible."""
         from tenax.cli.run import print_page
         from tenax.cli.status import is_reader_gone
 
-        # Before the page is printed, which does not tell a reader that is gone from one that reads.
+        # Checked first, because print_page ignores a closed pipe.
         is_gone = is_reader_gone()
         self._is_failed = not is_gone and bool(print_page(text, is_styled=True))
         self.is_closed = is_gone or self._is_failed
@@ -245,18 +245,18 @@ class Page:
             return ""
         import time
 
-        if not 0 < at < _END_OF_TIME:  # not known; or a node says nonsense
+        if not 0 < at < _MAX_TIME:  # unknown, or an invalid time from a node
             return " " * 23 + " "
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d} "
 
-    def note(self, sentence: str) -> None:
+    def note(self, message: str) -> None:
         from tenax._failures.plain_text import harmless
         from tenax.cli.run import print_stderr
 
-        print_stderr(f"tenax logs: {harmless(sentence)}")
+        print_stderr(f"tenax logs: {harmless(message)}")
 
     def end_line(self) -> None:
-        """Where a terminal shows that somebody has pressed Ctrl-C: what it shows next begins a line."""
+        """Start a new line on the terminal, after the ``^C`` that it shows for Ctrl-C."""
         from tenax.cli.run import print_page, print_stderr
 
         if sys.stdout is not None and sys.stdout.isatty():
@@ -265,14 +265,14 @@ class Page:
             print_stderr("")
 
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:
-        """Remember what is missing, to be told in the end."""
+        """Collect lines that are missing, for ``note_left_out``."""
         for each in left_out:
             streams, count = self._left_out.get(each.why, (set(), 0))
             streams.add((each.rank, each.stream, each.generation))
             self._left_out[each.why] = (streams, count + each.bytes)
 
-    def tell_left_out(self) -> None:
-        """Say it now, and once."""
+    def note_left_out(self) -> None:
+        """Print the collected notes about missing lines, once."""
         for why, (streams, count) in self._left_out.items():
             rank, stream, generation = min(streams)
             whose = f"{stream} of rank {rank} in generation {generation}"
@@ -281,7 +281,7 @@ class Page:
         self._left_out.clear()
 
     def exit_code(self, if_nothing: int) -> int:
-        self.tell_left_out()
+        self.note_left_out()
         if self.is_closed:
             return int(self._is_failed)
         if not self._lines and if_nothing:
