@@ -13,11 +13,11 @@ import sys
 from tenax._failures.record import record
 from tenax.cli.arguments import HelpRequested, read
 from tenax.cli.flags import FLAGS, OutOfRange, UsageError, convert
+from tenax.cli.host_checks import check_host, current_folder
 from tenax.cli.main import main as cli_main
 from tenax.cli.options import decide
-from tenax.cli.run import complain, launch_of, print_plan, tell_notes
+from tenax.cli.run import launch_arguments, print_dry_run, print_notes, print_usage_error
 from tenax.cli.script import run_script_path
-from tenax.cli.world import check_world, current_folder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
     except OutOfRange:
         raise
     except UsageError as error:
-        raise SystemExit(complain(error)) from None
+        raise SystemExit(print_usage_error(error)) from None
     values = {dest: list(value) if isinstance(value, tuple) else value for dest, value in reading.values.items()}
     return argparse.Namespace(**values, training_script=reading.script, training_script_args=list(reading.script_args))
 
@@ -144,7 +144,7 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Entrypoint
 
     Raises ValueError if the namespace contradicts itself.
     """
-    return launch_of(_options(args), sys.executable)
+    return launch_arguments(_options(args), sys.executable)
 
 
 def _options(args: argparse.Namespace) -> Options:
@@ -169,14 +169,14 @@ def run(args: argparse.Namespace) -> None:
     from tenax.launcher.api import elastic_launch
 
     options = _options(args)
-    check_world(options, current_folder(), os.environ)
-    tell_notes(options)
+    check_host(options, current_folder(), os.environ)
+    print_notes(options)
     if options.report:
         raise UsageError("--report is for the command line; called from Python, catch ChildFailedError instead")
     if options.dry_run:
-        print_plan(options, os.environ)
+        print_dry_run(options, os.environ)
         return
-    config, entrypoint, cmd_args = launch_of(options, sys.executable)
+    config, entrypoint, cmd_args = launch_arguments(options, sys.executable)
     elastic_launch(config, entrypoint)(*cmd_args)
 
 

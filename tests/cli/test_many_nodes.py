@@ -9,8 +9,8 @@ from tenax._core.model import Evidence, Failure
 from tenax._core.policy import GiveUp, History, Restart
 from tenax.cli.arguments import parse
 from tenax.cli.flags import UsageError
-from tenax.cli.run import launch_of
-from tenax.cli.world import check_world
+from tenax.cli.host_checks import check_host
+from tenax.cli.run import launch_arguments
 
 REFUSALS = """
 $ --nnodes 2 train.py
@@ -229,7 +229,7 @@ def test_all_of_it_reaches_the_launcher(tmp_path) -> None:
         "--nnodes 2:4 --rdzv-endpoint h0:7 --rdzv-conf join_timeout=9 --max-restarts 3 --fatal-exit-codes 3,64,3 "
         "--fatal-errors ConfigError --notice-signals SIGUSR1 --notice-seconds 60 train.py"
     )
-    config, _, _ = launch_of(parse(line.split(), {}), "python")
+    config, _, _ = launch_arguments(parse(line.split(), {}), "python")
     assert (config.min_nodes, config.max_nodes, config.run_id) == (2, 4, "none")
     assert (config.rdzv_backend, config.rdzv_endpoint) == ("tcp", "h0:7")
     assert config.rdzv_configs["join_timeout"] == "9"
@@ -250,7 +250,7 @@ def _failure(exit_code: int, error: str = "") -> Failure:
 
 def test_without_anything_fatal_the_launchers_own_policy_decides() -> None:
     """Nothing is made that was not asked for."""
-    config, _, _ = launch_of(parse(["train.py"], {}), "python")
+    config, _, _ = launch_arguments(parse(["train.py"], {}), "python")
     assert (config.restart_policy, config.notice_signals, config.notice_s) == (None, "", None)
 
 
@@ -272,7 +272,7 @@ def test_wrong_settings_are_refused_before_anything_starts(settings, sentence, t
     (tmp_path / "t.py").touch()
     options = parse(["--nnodes=2", "--rdzv-endpoint=h0", f"--rdzv-conf={settings}", "t.py"], {})
     with pytest.raises(UsageError) as refusal:
-        check_world(options, str(tmp_path), {})
+        check_host(options, str(tmp_path), {})
     assert str(refusal.value).startswith(sentence)
 
 
@@ -281,21 +281,21 @@ def test_two_secrets_are_refused(tmp_path) -> None:
     (tmp_path / "t.py").touch()
     environ = {"PET_RDZV_CONF": "token=a,token_file=b"}
     with pytest.raises(UsageError, match="both rendezvous options 'token' and 'token_file' are given; expected one"):
-        check_world(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), str(tmp_path), {})
+        check_host(parse(["--nnodes=2", "--rdzv-endpoint=h0", "t.py"], environ), str(tmp_path), {})
 
 
 def test_a_setting_that_one_node_reads_is_checked_too(tmp_path) -> None:
     """use_agent_store matters to one node as well."""
     (tmp_path / "t.py").touch()
     with pytest.raises(UsageError, match="'use_agent_store' is 'maybe'; expected yes or no"):
-        check_world(parse(["--rdzv-conf=use_agent_store=maybe", "t.py"], {}), str(tmp_path), {})
+        check_host(parse(["--rdzv-conf=use_agent_store=maybe", "t.py"], {}), str(tmp_path), {})
 
 
 def test_a_backend_for_several_nodes_that_is_not_installed(tmp_path) -> None:
     """The sentence lists what can join several nodes."""
     (tmp_path / "t.py").touch()
     with pytest.raises(UsageError, match=r"nor installed; there are: c10d, etcd, etcd-v2, static, tcp$"):
-        check_world(parse(["--nnodes=2", "--rdzv-backend=mine", "t.py"], {}), str(tmp_path), {})
+        check_host(parse(["--nnodes=2", "--rdzv-backend=mine", "t.py"], {}), str(tmp_path), {})
 
 
 def test_good_settings_touch_nothing(tmp_path) -> None:
@@ -305,5 +305,5 @@ def test_good_settings_touch_nothing(tmp_path) -> None:
     secret.write_text("a secret of tests\n")
     secret.chmod(0o600)
     words = ["--nnodes=1:3", "--rdzv-endpoint=no-such-host.invalid", f"--rdzv-conf=token_file={secret},join_timeout=3"]
-    check_world(parse([*words, "t.py"], {}), str(tmp_path), {})
+    check_host(parse([*words, "t.py"], {}), str(tmp_path), {})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["secret", "t.py"]

@@ -7,8 +7,8 @@ import shlex
 import pytest
 
 from tenax.cli.arguments import parse
+from tenax.cli.dry_run import describe
 from tenax.cli.flags import UsageError
-from tenax.cli.plan import describe
 
 
 def plan(words: list[str], **environ: str) -> str:

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.process
 
 HEAVY = {
     *("argparse", "asyncio", "dataclasses", "logging", "subprocess", "tempfile", "pathlib", "importlib.metadata"),
-    *("shutil", "json", "difflib", "torch", "numpy", "multiprocessing", "tenax.cli.help", "tenax.cli.plan"),
-    *("tenax.cli.meeting", "tenax.rendezvous.api", "tenax._engines.tcp"),  # one node has nobody to find
+    *("shutil", "json", "difflib", "torch", "numpy", "multiprocessing", "tenax.cli.help", "tenax.cli.dry_run"),
+    *("tenax.cli.rendezvous_options", "tenax.rendezvous.api", "tenax._engines.tcp"),  # one node has nobody to find
 }
 
 
@@ -222,11 +222,11 @@ def test_the_start_imports_nothing_heavy(tmp_path) -> None:
         "import sys, msgspec; before = set(sys.modules)\n"
         "from tenax.cli.main import main\n"
         "from tenax.cli.arguments import parse\n"
-        "from tenax.cli.run import launch_of\n"
-        "from tenax.cli.world import check_world\n"
+        "from tenax.cli.run import launch_arguments\n"
+        "from tenax.cli.host_checks import check_host\n"
         "options = parse('--nproc-per-node 2 --max-restarts 3 --log-dir logs --tee 3 t.py --x'.split(), {})\n"
-        "check_world(options, '.', {})\n"
-        "launch_of(options, sys.executable)\n"
+        "check_host(options, '.', {})\n"
+        "launch_arguments(options, sys.executable)\n"
         "print(*sorted(set(sys.modules) - before))\n"
     )
     done = start(["-c", code], tmp_path)

@@ -8,12 +8,12 @@ import pytest
 
 from tenax.cli.arguments import parse
 from tenax.cli.flags import UsageError
-from tenax.cli.world import check_world
+from tenax.cli.host_checks import check_host
 
 
 def refusal(words: list[str], cwd: object, **environ: str) -> str:
     with pytest.raises(UsageError) as error:
-        check_world(parse([*words, "t.py"], environ), str(cwd), environ)
+        check_host(parse([*words, "t.py"], environ), str(cwd), environ)
     return str(error.value)
 
 
@@ -33,7 +33,7 @@ def test_what_is_here(project) -> None:
         "--numa-binding=node",
     ]
     for line in ([], ["--log-dir=/dev/null"], words):
-        check_world(parse([*line, "t.py"], {}), str(project), {})
+        check_host(parse([*line, "t.py"], {}), str(project), {})
     assert os.listdir(project) == ["t.py"]
 
 

@@ -79,7 +79,7 @@ def test_a_killed_scribe_costs_lines_not_the_job(bench: Bench) -> None:
     script = bench.script("from worker_kit import *; ready(); wait_for('go'); print('still here'); note('printed')")
     job = bench.start("--tee", "3", "--log-dir", "logs", script)
     bench.pids(1)
-    (scribe,) = (pid for pid, command in bench.alive().items() if "scribe_main" in command)
+    (scribe,) = (pid for pid, command in bench.alive().items() if "writer_main" in command)
     os.kill(scribe, signal.SIGKILL)
     job.until_said("was started again")
     bench.tell("go")

@@ -18,7 +18,7 @@ from tenax._engines.tcp.operator import at_door
 from tenax._view.log_lines import LogAnswer, LogLine
 from tenax._view.status import NodeStatus, RunStatus
 from tenax.cli.job import Job
-from tenax.cli.live_lines import follow
+from tenax.cli.live_logs import follow
 from tenax.cli.logs import Choice, Page
 
 Told = tuple[object, str] | None  # a value, or why there is none; None: not yet

@@ -9,8 +9,8 @@ import pytest
 
 from tenax._core.ledger import Goodput, Mean, Spent
 from tenax._view.status import EventStatus, FailureStatus, GenerationStatus, NodeStatus, RunStatus
-from tenax.cli.cells import Column, cells, cut, plain, table, wrapped
-from tenax.cli.screen import render, told_as_lines
+from tenax.cli.status_screen import event_lines, render
+from tenax.cli.terminal_table import Column, cells, cut, plain, table, wrapped
 
 NOW = 1_700_000_000.0
 _COLOURS = re.compile(r"\x1b\[[0-9]*m")
@@ -160,18 +160,18 @@ def test_what_others_wrote_does_nothing_to_a_terminal() -> None:
         events=(EventStatus(NOW, evil),),
         generations=(GenerationStatus(2, evil, 2, 16, NOW, ended_why=evil),),
     )
-    text = render(told) + "\n".join(told_as_lines(told, 0.0))
+    text = render(told) + "\n".join(event_lines(told, 0.0))
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
     assert "owned" in text
 
 
 def test_a_pipe_gets_each_event_once() -> None:
     told = status()
-    first = told_as_lines(told, 0.0)
+    first = event_lines(told, 0.0)
     assert len(first) == 30
     assert first[0].endswith(" event 0")
-    assert [line.split()[-1] for line in told_as_lines(told, NOW - 72)] == ["29"]
-    assert told_as_lines(told, NOW) == []
+    assert [line.split()[-1] for line in event_lines(told, NOW - 72)] == ["29"]
+    assert event_lines(told, NOW) == []
 
 
 def test_text_is_cut_and_wrapped_by_what_it_takes_on_a_terminal() -> None:
@@ -188,7 +188,7 @@ def test_text_is_cut_and_wrapped_by_what_it_takes_on_a_terminal() -> None:
 
 
 def test_a_table_loses_what_is_wanted_least() -> None:
-    columns = (Column("A", 2), Column("B", 1), Column("C", 3, least=4), Column("D", 9))
+    columns = (Column("A", 2), Column("B", 1), Column("C", 3, min_width=4), Column("D", 9))
     rows = [("1", "22", "three-three", ""), ("4", "55", "six", "")]
     assert table(columns, rows, None) == ["A  B   C", "1  22  three-three", "4  55  six"]
     assert table(columns, rows, 12) == ["A  B   C", "1  22  th...", "4  55  six"]
@@ -197,9 +197,9 @@ def test_a_table_loses_what_is_wanted_least() -> None:
 
 
 def test_a_column_that_may_shrink_never_grows() -> None:
-    columns = (Column("RUN", 9, least=12), Column("LOGS", 3))
+    columns = (Column("RUN", 9, min_width=12), Column("LOGS", 3))
     assert table(columns, [("a", "/logs/a")], 8) == ["RUN", "a"]
-    assert table((Column("RUN", 9, least=12), Column("S", 3, least=4)), [("a", "long-long")], 10) == [
+    assert table((Column("RUN", 9, min_width=12), Column("S", 3, min_width=4)), [("a", "long-long")], 10) == [
         "RUN  S",
         "a    lo...",
     ]

@@ -1,10 +1,10 @@
-"""The whole run as a page for Prometheus: what the coordinator knows, at this moment.
+"""Renders a run's status for Prometheus. Pure.
 
-Pure: a status in, text out. The page of a single agent (``prometheus.py``) tells of its own node; this one tells of the
-run, under names that begin with ``tenax_run_`` and ``tenax_node_``. Every line has the label ``run_id``.
+An agent's own page (``tenax.metrics``) covers its node. This one covers the run, with names that begin with
+``tenax_run_`` and ``tenax_node_``. Every line has the label ``run_id``.
 
-Seconds are gauges, not counters: what a script says about its steps can move some from ``training`` to ``lost``, and a
-counter that shrinks would be taken for one that began anew.
+Seconds are gauges, not counters: a script's progress reports can move seconds from ``training`` to ``lost``, and
+Prometheus would take a counter that decreases for a restarted one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ PHASES = ("gathering", "recovering", "running", "ending", "paused", "over")
 STATES = ("joined", "waiting", "spare", "starting", "working", "stopping", "draining", "done")
 OUTCOMES = ("succeeded", "failed", "cancelled", "abandoned", "broken")
 KINDS_OF_TIME = ("waiting", "starting", "training", "stopping", "lost")
-MAX_NODES = 2000  # that have lines of their own
+MAX_NODES = 2000  # with lines of their own
 _MAX_CAUSES = 50
 
 
 def render(status: RunStatus) -> str:
-    """The page."""
+    """Return the page."""
     page = _Page(status.run_id)
-    _the_run(page, status)
-    _its_time(page, status)
-    _its_failures(page, status)
-    _its_nodes(page, status.nodes)
+    _add_run(page, status)
+    _add_time(page, status)
+    _add_failures(page, status)
+    _add_nodes(page, status.nodes)
     return page.text()
 
 
@@ -52,11 +52,11 @@ class _Page:
         self._lines.append(f"{name}{{{self._run}{pairs}}} {in_text(value)}")
 
     def values(self, name: str, found: Iterable[tuple[str, int]]) -> None:
-        """Many lines; the labels are written already."""
+        """Add many lines whose labels are already formatted."""
         self._lines += [f"{name}{{{self._run},{labels}}} {value}" for labels, value in found]
 
     def gauge(self, name: str, meaning: str, value: float | None) -> None:
-        """None: not known, and then there is no such line."""
+        """Add a gauge; None is unknown and adds no line."""
         if value is not None:
             self.family(name, "gauge", meaning)
             self.value(name, value)
@@ -66,7 +66,7 @@ class _Page:
         self.value(name, value)
 
     def one_of(self, name: str, label: str, names: Iterable[str], current: str, meaning: str) -> None:
-        """1 for the one that is so, 0 for the others."""
+        """Add a line per name: 1 for the current one, 0 for the others."""
         self.family(name, "gauge", meaning)
         for each in names:
             self.value(name, int(each == current), **{label: each})
@@ -80,7 +80,7 @@ class _Page:
         return "\n".join(self._lines) + "\n"
 
 
-def _the_run(page: _Page, status: RunStatus) -> None:
+def _add_run(page: _Page, status: RunStatus) -> None:
     page.family("tenax_run_info", "gauge", "Always 1; what the run was started with stands in the labels.")
     limits = {"min_nodes": str(status.min_nodes), "max_nodes": str(status.max_nodes)}
     page.value("tenax_run_info", 1, **limits, max_restarts=str(status.max_restarts))
@@ -97,7 +97,7 @@ def _the_run(page: _Page, status: RunStatus) -> None:
     page.counter("tenax_run_requests_total", f"{ended} an operator wanted a restart.", status.requests)
 
 
-def _its_time(page: _Page, status: RunStatus) -> None:
+def _add_time(page: _Page, status: RunStatus) -> None:
     goodput = status.goodput
     name = "tenax_run_spent_seconds"
     page.family(name, "gauge", "Seconds since the first node came, by what they were spent on.")
@@ -114,7 +114,7 @@ def _its_time(page: _Page, status: RunStatus) -> None:
     page.counter("tenax_run_lost_steps_total", "Steps that were done again.", goodput.lost_steps)
 
 
-def _its_failures(page: _Page, status: RunStatus) -> None:
+def _add_failures(page: _Page, status: RunStatus) -> None:
     now = "Workers of the last generation that failed, by cause."
     _by_cause(page, "tenax_run_failed_workers", now, status.failures)
     _by_cause(
@@ -137,14 +137,14 @@ def _by_cause(page: _Page, name: str, meaning: str, failures: tuple[FailureStatu
         page.value(name, count, cause=kind)
 
 
-def _its_nodes(page: _Page, nodes: tuple[NodeStatus, ...]) -> None:
+def _add_nodes(page: _Page, nodes: tuple[NodeStatus, ...]) -> None:
     counted = dict.fromkeys(STATES, 0)
     for node in nodes:
         counted[node.state] = counted.get(node.state, 0) + 1
     page.family("tenax_run_nodes", "gauge", "Nodes that are here, by what they do.")
     for state, count in counted.items():
         page.value("tenax_run_nodes", count, state=state)
-    # A thousand lines each: written without a detour, since somebody waits for them every few seconds.
+    # Up to MAX_NODES lines per family, on every scrape: format the labels once.
     shown = [(node, f'node="{escaped(node.name)}",host="{escaped(node.host)}"') for node in nodes[:MAX_NODES]]
     page.family("tenax_node_state", "gauge", f"1; what a node does stands in a label. At most {MAX_NODES} nodes.")
     page.values("tenax_node_state", ((f'{labels},state="{node.state}"', 1) for node, labels in shown))

@@ -1,4 +1,4 @@
-"""Views of a run: pure functions from the coordinator's state and its journal to what people look at.
+"""Views of a run: pure functions from the coordinator's state or journal to values and text for people.
 
-Whatever shows a run (the terminal, the page, the metrics, a report) shows one of these, so no two can disagree.
+The terminal, the dashboard, the metrics and the reports all show these views, so they cannot disagree.
 """

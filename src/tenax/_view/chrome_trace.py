@@ -1,8 +1,8 @@
-"""A run as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the Trace Event Format. Pure.
+"""A run in the Trace Event Format, for Perfetto (ui.perfetto.dev) and chrome://tracing. Pure.
 
-The run is the first process: its generations, and what each spent its time on. Every node is a process; its first
-thread is what the node did, the others are its workers. Failures and nodes that were lost are instants, a hang that was
-only reported is a span of the run. Times are microseconds since the beginning of the run.
+The run is the first process, with its generations and how their time was spent. Every node is a process; its first
+thread is the node itself, the others are its workers. Failures and lost nodes are instants; a hang that was only
+reported is a span of the run. Times are microseconds since the start of the run.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tenax._view.status import GenerationStatus
 
 _RUN_PID = 1
-_LONGEST_S = 1e12  # a broken journal may say any number; microseconds must be one that JSON's readers can hold
-_COLOURS = {  # names that the format reserves
+_MAX_S = 1e12  # a damaged journal may contain any number; JSON readers must be able to represent the microseconds
+_COLOURS = {  # reserved names of the format
     "waiting": "yellow",
     "starting": "thread_state_runnable",
     "training": "good",
@@ -29,11 +29,11 @@ _COLOURS = {  # names that the format reserves
     "draining": "thread_state_iowait",
     "failed": "terrible",
 }
-_MARKS = {"failed": " failed", "": ", end not known"}  # how a worker ended, where that must catch the eye
+_SUFFIXES = {"failed": " failed", "": ", end not known"}  # of a worker's name, by how it ended
 
 
 def trace_of(history: RunHistory) -> dict[str, Any]:
-    """The whole trace, as JSON can hold it."""
+    """Return the trace as values that JSON can represent."""
     trace = _Trace(history)
     trace.run()
     for pid, node in enumerate(history.nodes, _RUN_PID + 1):
@@ -61,7 +61,7 @@ class _Trace:
         self.events: list[dict[str, Any]] = []
 
     def _us(self, at: float) -> int:
-        return round(min(max(0.0, at - self._history.began_at), _LONGEST_S) * 1e6)
+        return round(min(max(0.0, at - self._history.began_at), _MAX_S) * 1e6)
 
     def _name(self, pid: int, tid: int, thread: str, process: str = "") -> None:
         if process:
@@ -141,7 +141,7 @@ class _Trace:
             self._name(pid, 1 + local_rank, f"worker {local_rank}")
         for worker in node.workers:
             self._span(
-                f"rank {worker.rank}{_MARKS.get(worker.ended, '')}",
+                f"rank {worker.rank}{_SUFFIXES.get(worker.ended, '')}",
                 worker.ended or "worker",
                 pid,
                 1 + worker.local_rank,
@@ -177,15 +177,15 @@ class _Trace:
 
 
 def phases_of(history: RunHistory) -> list[tuple[float, float, str, int]]:
-    """Since, until, what for, and in which generation: the run's time, one after the other.
+    """Return start, end, kind and generation of every phase of the run, without gaps.
 
-    What was lost is drawn at the end of its generation's training, where it was.
+    Lost time is placed at the end of its generation's training.
     """
     found: list[tuple[float, float, str, int]] = []
     at = history.began_at
     end = history.ended_at if history.sums_until is None else history.sums_until
 
-    def until(moment: float, kind: str, number: int = 0) -> None:
+    def advance(moment: float, kind: str, number: int = 0) -> None:
         nonlocal at
         moment = min(max(moment, at), end)
         if moment > at:
@@ -193,14 +193,14 @@ def phases_of(history: RunHistory) -> list[tuple[float, float, str, int]]:
         at = moment
 
     for each in history.generations:
-        until(each.formed_at, "waiting")
+        advance(each.formed_at, "waiting")
         trained = each.formed_at + each.spent.starting_s
         ended = each.ended_at if each.ended_at is not None else end
-        until(trained, "starting", each.number)
-        until(ended - each.spent.lost_s, "training", each.number)
-        until(ended, "lost", each.number)
+        advance(trained, "starting", each.number)
+        advance(ended - each.spent.lost_s, "training", each.number)
+        advance(ended, "lost", each.number)
         if each.ended_at is not None:
-            until(each.settled_at if each.settled_at is not None else end, "stopping", each.number)
+            advance(each.settled_at if each.settled_at is not None else end, "stopping", each.number)
     if history.generations or history.goodput is not None:
-        until(end, "waiting")
+        advance(end, "waiting")
     return found

@@ -1,4 +1,4 @@
-"""The history of a run from the journal of its coordinator: the machine is told everything again, and watched. Pure."""
+"""The history of a run from its coordinator's journal: replays the events and records the machine's states. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Receiv
 from tenax._core.messages import NodeDraining, NodeJoined, NodeLeft
 from tenax._core.model import by_cause
 from tenax._core.policy import GiveUp
-from tenax._view.history import NO_END, HangSpan, NodeHistory, RunHistory, RunPart, Span, one_by_one, who_hung
+from tenax._view.history import NO_END, HangSpan, NodeHistory, RunHistory, RunPart, Span, odd_ranks, without_overlaps
 from tenax._view.status import failure_status, generation_status, state_of_node
 
 TYPE_CHECKING = False
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tenax._core.run_state import Suspicion
 
     class RunHeader(Protocol):
-        """The first line of a coordinator's journal, as far as it is needed here."""
+        """The first line of a coordinator's journal, as far as it is used here."""
 
         @property
         def settings(self) -> RunSettings: ...
@@ -44,35 +44,39 @@ if TYPE_CHECKING:
 def history_of_run(
     header: RunHeader, steps: Sequence[RunStep], *, is_whole: bool = True, not_written: int = 0, folder: str = ""
 ) -> RunPart:
-    """``is_whole``: the journal has its last line. ``not_written``: steps that it only counts. ``folder``: of it."""
-    watch = _RunWatch(header)
-    trouble = watch.hear(steps)
+    """Return the history of a run as one coordinator saw it.
+
+    ``is_whole``: the journal has its last line. ``not_written``: the number of steps that were not written.
+    ``folder``: of the journal.
+    """
+    replay = _Replay(header)
+    trouble = replay.run(steps)
     missing = [trouble] if trouble else []
     if not_written:
         missing.append(f"the last {not_written} steps of the coordinator on {header.host} were not written")
-    elif not is_whole and watch.state.verdict is None:
+    elif not is_whole and replay.state.verdict is None:
         missing.append(NO_END.format(f"the coordinator on {header.host}"))
-    history = watch.history(tuple(missing), folder)
-    is_left = is_whole and bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
-    return RunPart(history, watch.ranks, watch.is_heir, is_left)
+    history = replay.history(tuple(missing), folder)
+    all_left = is_whole and bool(history.nodes) and all(node.gone_at is not None for node in history.nodes)
+    return RunPart(history, replay.ranks, replay.has_predecessor, all_left)
 
 
-class _AsDecided:
-    """Stands for the policy: it answers what it answered then."""
+class _RecordedPolicy:
+    """A restart policy that returns the decisions in the journal."""
 
     def __init__(self, steps: Sequence[RunStep]) -> None:
         self._decisions = [step.decision for step in steps if step.decision is not None]
         self._next = 0
 
-    def decide(self, failure: Failure, history: History) -> AnyDecision:  # noqa: ARG002 - the seam's signature
+    def decide(self, failure: Failure, history: History) -> AnyDecision:  # noqa: ARG002 - a policy's signature
         self._next += 1
         if self._next > len(self._decisions):
             return GiveUp("the journal holds no further decision")
         return self._decisions[self._next - 1]
 
 
-class _NodeWatch:
-    """One node while its spans are being collected."""
+class _NodeSpans:
+    """The spans of one node so far."""
 
     def __init__(self, record: NodeRecord, at: float) -> None:
         self.record = record
@@ -83,7 +87,8 @@ class _NodeWatch:
         self.gone_how = self.gone_why = ""
         self.times_lost = 0
 
-    def be(self, what: str, generation: int, at: float) -> None:
+    def begin(self, what: str, generation: int, at: float) -> None:
+        """Begin a span unless the current one is the same."""
         if (what, generation) != (self.what, self.generation):
             self.end(at)
             self.what, self.generation, self.since = what, generation, at
@@ -94,8 +99,8 @@ class _NodeWatch:
         self.what = ""
 
 
-class _RunWatch:
-    """A machine that is told everything again, and what is seen of it."""
+class _Replay:
+    """A coordinator machine that receives the events of the journal, and what was observed of its states."""
 
     def __init__(self, header: RunHeader) -> None:
         self._settings = header.settings
@@ -103,61 +108,61 @@ class _RunWatch:
         self._machine: CoordinatorMachine
         self._began_at = self._at = header.at
         self._entries: list[GenerationEntry] = []
-        self._nodes: dict[str, _NodeWatch] = {}
+        self._nodes: dict[str, _NodeSpans] = {}
         self._failures: list[Failure] = []
         self._found: dict[tuple[int, int], Failure] = {}  # by generation and rank
         self.ranks: dict[tuple[int, int], str] = {}  # generation and group rank -> node id
-        self.is_heir = False  # an earlier coordinator has left a record
-        self._hang: tuple[Suspicion, int] | None = None  # that was reported, and its generation
+        self.has_predecessor = False  # took over the record of an earlier coordinator
+        self._hang: tuple[Suspicion, int] | None = None  # the current reported hang, and its generation
         self._hangs: list[HangSpan] = []
 
     @property
     def state(self) -> CoordinatorState:
         return self._machine.state
 
-    def hear(self, steps: Sequence[RunStep]) -> str:
-        """Returns why it could not go on to the end; empty: it could."""
-        self._machine = CoordinatorMachine(self._settings, _AsDecided(steps))
+    def run(self, steps: Sequence[RunStep]) -> str:
+        """Replay all steps. Return why the replay stopped early; empty if it did not."""
+        self._machine = CoordinatorMachine(self._settings, _RecordedPolicy(steps))
         for number, step in enumerate(steps, 1):
             before = self._mark()
             try:
                 self._machine.step(step.event, step.at)
-            except Exception as error:  # facts that no coordinator of ours can have heard: a journal that was changed
+            except Exception as error:  # events that no coordinator can have received: the journal was modified
                 return f"step {number} cannot be replayed ({type(error).__name__}: {error}); what follows is not shown"
             self._at = step.at
-            self._look(step.event, is_everybody=before != self._mark())
-        self._keep_failures()
+            self._observe(step.event, all_nodes=before != self._mark())
+        self._add_failures()
         return ""
 
     def _mark(self) -> tuple[object, ...]:
-        """When this changes, every node may be in another state."""
+        """Return a value that changes whenever the state of every node may have changed."""
         state = self._machine.state
         entry = state.ledger.current
         return state.phase, state.generation, entry.running_at if entry is not None else None
 
-    def _look(self, event: AnyCoordinatorEvent, *, is_everybody: bool) -> None:
+    def _observe(self, event: AnyCoordinatorEvent, *, all_nodes: bool) -> None:
         state = self.state
         if isinstance(event, Opened):
-            self.is_heir |= event.record is not None
+            self.has_predecessor |= event.record is not None
         entry = state.ledger.current
         if entry is not None and (not self._entries or self._entries[-1] is not entry):
             self._entries.append(entry)
-        if state.failures is not self._failures:  # the list of the one before, which nobody touches any more
-            self._keep_failures()
+        if state.failures is not self._failures:  # a new generation: the previous list is final
+            self._add_failures()
             self._failures = state.failures
-        self._look_for_a_hang()
+        self._observe_hang()
         if isinstance(event, Received | NodeLost):
-            self._meet(event.node_id)
-            self._see_off(event)
-        if is_everybody:
+            self._add_node(event.node_id)
+            self._observe_leaving(event)
+        if all_nodes:
             for node_id, rank in state.members.items():
                 self.ranks[state.generation, rank] = node_id
             for node_id in self._nodes.keys() & state.nodes.keys():
-                self._look_at(node_id)
+                self._observe_node(node_id)
             for node_id in [each for each, node in self._nodes.items() if node.what and each not in state.nodes]:
                 self._nodes[node_id].end(self._at)
 
-    def _look_for_a_hang(self) -> None:
+    def _observe_hang(self) -> None:
         hang = self.state.hang
         if self._hang is not None and hang is not self._hang[0]:
             self._end_hang()
@@ -168,21 +173,21 @@ class _RunWatch:
         if self._hang is None:
             return
         (hang, generation), self._hang = self._hang, None
-        who = who_hung(hang.report) if hang.report is not None else ""
+        who = odd_ranks(hang.report) if hang.report is not None else ""
         self._hangs.append(HangSpan(generation, hang.since + self._offset, self._at + self._offset, who))
 
-    def _keep_failures(self) -> None:
+    def _add_failures(self) -> None:
         self._found.update({(each.generation, each.global_rank): each for each in self._failures})
 
-    def _meet(self, node_id: str) -> None:
+    def _add_node(self, node_id: str) -> None:
         record = self.state.nodes.get(node_id)
         if record is None:
             return
         if node_id not in self._nodes:
-            self._nodes[node_id] = _NodeWatch(record, self._at)
-        self._look_at(node_id)
+            self._nodes[node_id] = _NodeSpans(record, self._at)
+        self._observe_node(node_id)
 
-    def _look_at(self, node_id: str) -> None:
+    def _observe_node(self, node_id: str) -> None:
         state, node = self.state, self._nodes[node_id]
         record = state.nodes[node_id]
         if node.record is not record:  # it came back
@@ -191,9 +196,9 @@ class _RunWatch:
             node.end(self._at)
         else:
             in_generation = node_id in state.members and node_id not in state.gone and node_id not in state.ready
-            node.be(state_of_node(state, record), state.generation if in_generation else 0, self._at)
+            node.begin(state_of_node(state, record), state.generation if in_generation else 0, self._at)
 
-    def _see_off(self, event: Received | NodeLost) -> None:
+    def _observe_leaving(self, event: Received | NodeLost) -> None:
         node = self._nodes.get(event.node_id)
         if node is None:
             return
@@ -241,12 +246,12 @@ class _RunWatch:
             drains=state.drains,
             requests=state.requests,
             missing=missing,
-            hangs=one_by_one(self._hangs),
+            hangs=without_overlaps(self._hangs),
             folder=folder,
         )
 
 
-def _node_history(node_id: str, node: _NodeWatch, offset: float) -> NodeHistory:
+def _node_history(node_id: str, node: _NodeSpans, offset: float) -> NodeHistory:
     info = node.record.info
     return NodeHistory(
         node_id=node_id,

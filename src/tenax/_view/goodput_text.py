@@ -1,6 +1,6 @@
-"""Goodput in words: what the time of a run was spent on, in one line for people. Pure.
+"""Formats goodput and durations for people. Pure.
 
-The same sentence stands under a run in the terminal, in a report and on a page.
+The terminal, the reports and the pages show the same line.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tenax._core.ledger import Goodput
 
-_SHORT_S = 10.0  # of a run that took no longer, and in which nothing failed, only the first part is said
+_SHORT_S = 10.0  # a shorter run without failures gets only the first part of the line
 _AT_ONCE_S = 0.0005
-_ENDLESS = float("inf")  # what a broken journal may come to
-_NEARLY_NONE = "under 1 %"
+_INFINITE = float("inf")  # possible in a damaged journal
+_ALMOST_NONE = "under 1 %"
 _PARTS = (
     ("starting_s", "starting"),
     ("waiting_s", "waiting"),
@@ -22,53 +22,55 @@ _PARTS = (
 
 
 def goodput_in_words(goodput: Goodput) -> str:
-    """One line without a full stop. Empty: no time has passed, so there is nothing to say."""
+    """Return one line without a full stop; empty if no time has passed."""
     spent = goodput.spent
     total_s = spent.total_s
-    if not 0 < total_s < _ENDLESS:
+    if not 0 < total_s < _INFINITE:
         return ""
     line = f"{percent(spent.training_s, total_s)} of {duration_in_words(total_s)} was training"
     had_trouble = bool(goodput.to_detect.count or goodput.to_recover.count or goodput.lost_steps or spent.lost_s > 0)
     if total_s < _SHORT_S and not had_trouble:
         return line
     parts = []
-    for name, words in _PARTS:
+    for name, label in _PARTS:
         seconds: float = getattr(spent, name)
         steps = _steps(goodput.lost_steps) if name == "lost_s" else ""
         if round(100 * seconds / total_s):
-            parts.append(f"{words} {percent(seconds, total_s)}{steps}")
-        elif steps:  # they took some time, however little of it is known
-            parts.append(f"{words} {_NEARLY_NONE}{steps}")
+            parts.append(f"{label} {percent(seconds, total_s)}{steps}")
+        elif steps:  # they took some time, even if it rounds to 0 %
+            parts.append(f"{label} {_ALMOST_NONE}{steps}")
     return "; ".join(each for each in (line, ", ".join(parts), failures_in_words(goodput)) if each)
 
 
 def failures_in_words(goodput: Goodput) -> str:
-    """How fast failures were noticed and got over. Empty: there were none."""
-    said = []
+    """Return how fast failures were detected and recovered from; empty if there were none."""
+    parts = []
     if (to_detect_s := goodput.to_detect.seconds) is not None:
-        said.append("detected at once" if to_detect_s < _AT_ONCE_S else f"detected in {duration_in_words(to_detect_s)}")
+        parts.append(
+            "detected at once" if to_detect_s < _AT_ONCE_S else f"detected in {duration_in_words(to_detect_s)}"
+        )
     if (to_recover_s := goodput.to_recover.seconds) is not None:
-        said.append(f"recovered in {duration_in_words(to_recover_s)}")
-    if not said:
+        parts.append(f"recovered in {duration_in_words(to_recover_s)}")
+    if not parts:
         return ""
     count = max(goodput.to_detect.count, goodput.to_recover.count)
-    return f"{'the failure' if count == 1 else 'failures'} {' and '.join(said)}{' on average' if count > 1 else ''}"
+    return f"{'the failure' if count == 1 else 'failures'} {' and '.join(parts)}{' on average' if count > 1 else ''}"
 
 
 def percent(part: float, whole: float) -> str:
-    """In whole percent. Nearly all is not all: then it has a decimal, and is rounded down."""
+    """Return whole percent, or one decimal rounded down above 99.5 %, so that 100 % means all."""
     share = 100 * part / whole if whole > 0 else 0.0
     if 99.5 <= share < 100:
         return f"{int(share * 10) / 10:.1f} %"
     if 0 < share < 0.5:
-        return _NEARLY_NONE
+        return _ALMOST_NONE
     return f"{share:.0f} %"
 
 
 def duration_in_words(seconds: float) -> str:
-    """The two units that matter: ``140 ms``, ``2.5 s``, ``12 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
+    """Return at most two units: ``140 ms``, ``2.5 s``, ``12 s``, ``2 min 3 s``, ``2 h 3 min``, ``3 d 4 h``."""
     seconds = max(0.0, seconds)
-    if seconds == _ENDLESS:
+    if seconds == _INFINITE:
         return "?"
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
@@ -76,7 +78,7 @@ def duration_in_words(seconds: float) -> str:
         return f"{seconds:.1f} s"
     if round(seconds) < 60:
         return f"{seconds:.0f} s"
-    # Rounded first: 59 minutes and 59 seconds and a half are an hour, not 60 minutes.
+    # Round before choosing the unit: 59 min 59.5 s is 1 h, not 60 min.
     minutes, hours = round(seconds / 60), round(seconds / 3600)
     if round(seconds) < 3600:
         return _two(round(seconds), 60, "min", "s")

@@ -1,17 +1,17 @@
-"""The history of a run: what became of it, from its journals, when it is over or while it goes on. Pure.
+"""The history of a run, ended or running, merged from its journals. Pure.
 
-A coordinator's journal holds the facts that its machine was told: they are told to a machine again, and what that
-machine knows after each of them is written down here. So a page made of a journal cannot disagree with the page that
-was served while the run went on. An agent's journal adds what only that node saw: its workers, from start to end.
+A coordinator's journal contains the events that its machine received. They are replayed, and the machine's states are
+recorded, so a page made from a journal cannot disagree with the live page. An agent's journal adds the workers of its
+node.
 
-Laws (tests cite the numbers):
+Invariants (tests cite the numbers):
 
-H1  Whatever is missing (a journal without an end, steps that were not written, a coordinator that was elsewhere) is
-    said in ``missing``; what is there is shown.
-H2  Times are seconds since the epoch. Hosts agree on them as well as their clocks do, and no better.
-H3  The spans of one node do not overlap, and neither do those of one worker, nor hangs.
-H4  How a run ended is taken from wherever it is known. A verdict that all were told is the end of the run; one that a
-    node came to by itself, because it left, only if nobody was left behind.
+H1  Everything that is missing (a journal without an end, steps that were not written, a coordinator on another host) is
+    named in ``missing``; the rest is shown.
+H2  Times are seconds since the epoch. Those of different hosts agree only as well as the hosts' clocks.
+H3  The spans of one node do not overlap, nor do those of one worker, nor hangs.
+H4  The outcome comes from any journal that has it. A verdict of the coordinator is final. The verdict of a node that
+    left by itself counts only if no node stayed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 
 from tenax._core.ledger import Goodput, Mean
 from tenax._core.model import Outcome, Verdict
-from tenax._view.exit_summary import how_it_ended
+from tenax._view.failure_kind import exit_summary
 from tenax._view.goodput_text import duration_in_words
 from tenax._view.status import FailureStatus, GenerationStatus, Value
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from tenax._core.messages import HangReport
 
 
-_SLACK_S = 60.0  # by which the clocks of two hosts, and the beginnings of two journals, may differ
+_SLACK_S = 60.0  # maximum difference between two hosts' clocks, or between the starts of two journals
 
 
 class Span(Value, frozen=True):
-    """What a node did for a while: joined, waiting, spare, starting, working, stopping, draining, done."""
+    """A period in one state of a node: joined, waiting, spare, starting, working, stopping, draining, done."""
 
     what: str
     since: float
@@ -44,7 +44,7 @@ class Span(Value, frozen=True):
 
 
 class WorkerSpan(Value, frozen=True):
-    """The life of one worker process, as its agent saw it."""
+    """The lifetime of one worker process, as recorded by its agent."""
 
     generation: int
     local_rank: int
@@ -57,12 +57,12 @@ class WorkerSpan(Value, frozen=True):
 
 
 class HangSpan(Value, frozen=True):
-    """Nothing moved on any node, and that was reported and nothing else: the workers were left alone."""
+    """A hang that was only reported: the workers were not restarted."""
 
     generation: int
     since: float
-    until: float  # something moved again, or the generation ended
-    who: str = ""  # was elsewhere than the others, and where
+    until: float  # progress again, or the end of the generation
+    who: str = ""  # ranks whose stacks differ from the others', and where they are
 
     @property
     def in_words(self) -> str:
@@ -70,8 +70,8 @@ class HangSpan(Value, frozen=True):
         return f"nothing moved for {duration_in_words(self.until - self.since)} in generation {self.generation}{who}"
 
 
-def who_hung(report: HangReport) -> str:
-    """Those at the rarest place, and where that is."""
+def odd_ranks(report: HangReport) -> str:
+    """Return the ranks at the rarest location in the code, and that location."""
     from tenax._core.hang_report import ranks_in_words, where_in_words
 
     if not report.places:
@@ -81,8 +81,8 @@ def who_hung(report: HangReport) -> str:
     return f"{unsure}{ranks_in_words(odd.ranks)}{f' on {odd.host}' if odd.host else ''}: {where_in_words(odd)}"
 
 
-def one_by_one(hangs: Sequence[HangSpan]) -> tuple[HangSpan, ...]:
-    """In order and apart: nodes say by their own clocks since when nothing moved (H3)."""
+def without_overlaps(hangs: Sequence[HangSpan]) -> tuple[HangSpan, ...]:
+    """Sort hangs and remove overlaps, which come from different clocks of nodes (H3)."""
     found: list[HangSpan] = []
     for hang in sorted(hangs, key=lambda each: each.until):
         since = max(hang.since, found[-1].until) if found else hang.since
@@ -93,29 +93,29 @@ def one_by_one(hangs: Sequence[HangSpan]) -> tuple[HangSpan, ...]:
 
 class NodeHistory(Value, frozen=True):
     node_id: str
-    name: str  # what people call it
+    name: str  # for display
     host: str
     slots: int
     came_at: float
     gone_at: float | None = None  # before the end of the run
     gone_how: str = ""  # lost, drained, left
     gone_why: str = ""
-    times_lost: int = 0  # also if it came back
+    times_lost: int = 0  # including losses after which it came back
     spans: tuple[Span, ...] = ()
     workers: tuple[WorkerSpan, ...] = ()
 
 
 class RunHistory(Value, frozen=True):
-    """One run, or what one node or one coordinator knows of it."""
+    """One run, or the part of it in some of its journals."""
 
     run_id: str
     began_at: float
-    ended_at: float  # or the last that is known
+    ended_at: float  # or the last known time
     nodes: tuple[NodeHistory, ...]
     generations: tuple[GenerationStatus, ...] = ()
-    failures: tuple[FailureStatus, ...] = ()  # all, generation by generation, first cause first
-    goodput: Goodput | None = None  # None: no coordinator's journal is here
-    outcome: str = ""  # empty: not known
+    failures: tuple[FailureStatus, ...] = ()  # by generation, first cause first
+    goodput: Goodput | None = None  # None: no coordinator's journal
+    outcome: str = ""  # empty: unknown
     why: str = ""
     min_nodes: int = 1
     max_nodes: int = 1
@@ -124,11 +124,11 @@ class RunHistory(Value, frozen=True):
     membership_changes: int = 0
     drains: int = 0
     requests: int = 0
-    missing: tuple[str, ...] = ()  # sentences
+    missing: tuple[str, ...] = ()  # messages about missing parts
     hangs: tuple[HangSpan, ...] = ()  # that were only reported
-    entrypoint: str = ""  # "train.py"; empty: no agent's journal is here
-    folder: str = ""  # where its journals lie: the coordinator's, or else a node's
-    sums_until: float | None = None  # what came later only agents saw, and no sum has it; None: until the end
+    entrypoint: str = ""  # "train.py"; empty: no agent's journal
+    folder: str = ""  # of the coordinator's journal, or else of a node's
+    sums_until: float | None = None  # goodput does not include later times, which only agents saw; None: the end
 
     @property
     def duration_s(self) -> float:
@@ -136,22 +136,22 @@ class RunHistory(Value, frozen=True):
 
     @property
     def first_cause(self) -> FailureStatus | None:
-        """Of the generation that failed last: what ended the run, if it failed."""
+        """The first cause of the last generation that failed."""
         last = max((each.generation for each in self.failures), default=0)
         return next((each for each in self.failures if each.generation == last), None)
 
 
 class RunPart(Value, frozen=True):
-    """What one coordinator's journal says, and what is needed to put it together with others of the same run."""
+    """The content of one coordinator's journal, and what is needed to merge it with others of the same run."""
 
     history: RunHistory
-    ranks: dict[tuple[int, int], str]  # generation and group rank -> the id of the node
-    is_heir: bool = False  # its sums go on from those of an earlier coordinator
-    is_left: bool = False  # everybody had left when its journal ended: nobody can have gone on with this run
+    ranks: dict[tuple[int, int], str]  # generation and group rank -> node id
+    has_predecessor: bool = False  # its goodput includes that of an earlier coordinator
+    all_left: bool = False  # every node had left when the journal ended, so the run cannot have continued
 
 
 class NodePart(Value, frozen=True):
-    """What one agent's journal says."""
+    """The content of one agent's journal."""
 
     run_id: str
     node: NodeHistory
@@ -169,27 +169,27 @@ class NodePart(Value, frozen=True):
 NO_END = "the journal of {0} has no end: the run goes on, or the agent was killed"
 
 
-# --- all of one run together ------------------------------------------------------------------------------------------
+# --- merging ----------------------------------------------------------------------------------------------------------
 
 
 def histories_of(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> list[RunHistory]:
-    """All runs of these journals, oldest first. Two runs may have been given the same id, one after the other."""
+    """Return all runs in these journals, oldest first. Consecutive runs may have the same id."""
     groups: list[tuple[list[RunPart], list[NodePart]]] = []
     for run in sorted(runs, key=lambda each: each.history.began_at):
         same = [of for of, _ in groups if of[-1].history.run_id == run.history.run_id]
-        is_open = same and not same[-1][-1].history.outcome and not same[-1][-1].is_left
-        if same and (is_open or run.is_heir):
+        is_open = same and not same[-1][-1].history.outcome and not same[-1][-1].all_left
+        if same and (is_open or run.has_predecessor):
             same[-1].append(run)
         else:
             groups.append(([run], []))
     for node in sorted(nodes, key=lambda each: each.began_at):
-        near = [(_overlap_s(node, group), place) for place, group in enumerate(groups) if _run_id(group) == node.run_id]
-        overlap_s, place = max(near, default=(-_SLACK_S, -1))
+        near = [(_overlap_s(node, group), index) for index, group in enumerate(groups) if _run_id(group) == node.run_id]
+        overlap_s, index = max(near, default=(-_SLACK_S, -1))
         if overlap_s > -_SLACK_S:
-            groups[place][1].append(node)
+            groups[index][1].append(node)
         else:
             groups.append(([], [node]))
-    return sorted((put_together(*group) for group in groups), key=lambda each: each.began_at)
+    return sorted((_merge(*group) for group in groups), key=lambda each: each.began_at)
 
 
 def _run_id(group: tuple[list[RunPart], list[NodePart]]) -> str:
@@ -197,64 +197,64 @@ def _run_id(group: tuple[list[RunPart], list[NodePart]]) -> str:
 
 
 def _overlap_s(node: NodePart, group: tuple[list[RunPart], list[NodePart]]) -> float:
-    """Negative: how long after or before it was."""
+    """Return the time in which both ran; negative: the time between them."""
     spans = [(each.history.began_at, each.history.ended_at) for each in group[0]]
     spans += [(each.began_at, each.ended_at) for each in group[1]]
     return max(min(until, node.ended_at) - max(since, node.began_at) for since, until in spans)
 
 
-def put_together(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> RunHistory:
-    """The history of one run, of which some coordinators' and some agents' journals are here; at least one."""
+def _merge(runs: Sequence[RunPart], nodes: Sequence[NodePart]) -> RunHistory:
+    """Merge the parts of one run; at least one part."""
     runs = sorted(runs, key=lambda each: each.history.began_at)
     if not runs:
-        return _of_nodes(nodes)
+        return _merge_nodes(nodes)
     history = runs[0].history
     for later in runs[1:]:
-        history = _followed_by(history, later)
+        history = _append(history, later)
     ranks = {key: node_id for part in runs for key, node_id in part.ranks.items()}
     known = {node.node_id: node for node in history.nodes}
-    strangers = []
-    unsure = {node.node_id for node in history.nodes if node.gone_at is None}  # whose end is not known
+    unknown = []  # nodes that no coordinator's journal has
+    unsure = {node.node_id for node in history.nodes if node.gone_at is None}  # nodes whose end is unknown
     for part in nodes:
         node_id = _node_of(part, ranks, known)
         if node_id:
             known[node_id] = msgspec.structs.replace(
-                known[node_id], workers=tuple(sorted((*known[node_id].workers, *part.node.workers), key=_when))
+                known[node_id], workers=tuple(sorted((*known[node_id].workers, *part.node.workers), key=_sort_key))
             )
         else:
-            strangers.append(part.node)
+            unknown.append(part.node)
         if part.verdict is not None:
             unsure.discard(node_id)
     if not history.outcome:
-        history = _ended_as(history, nodes, is_left=not unsure)
+        history = _with_outcome(history, nodes, all_left=not unsure)
     missing = dict.fromkeys([*history.missing, *(each for part in nodes for each in part.missing)])
-    if history.outcome:  # it is known how the run ended, and an agent that has no end has ended all the same
+    if history.outcome:  # the run is over, so an agent whose journal has no end was killed
         missing = {each: None for each in missing if not each.startswith(NO_END.partition("{")[0])}
         missing.update(_killed(nodes))
     else:
-        missing.update(_ended_alone(nodes))
+        missing.update(_own_outcomes(nodes))
         if not unsure and not nodes and history.nodes:
             missing[_left(max(history.nodes, key=lambda each: each.gone_at or 0.0))] = None
     ends = {each.number: each.settled_at or each.ended_at or history.ended_at for each in history.generations}
     return msgspec.structs.replace(
         history,
-        nodes=tuple(_with_ends(node, ends, history.ended_at) for node in (*known.values(), *strangers)),
+        nodes=tuple(_with_ends(node, ends, history.ended_at) for node in (*known.values(), *unknown)),
         missing=tuple(missing),
         entrypoint=next((part.entrypoint for part in nodes if part.entrypoint), ""),
     )
 
 
-def _ended_as(history: RunHistory, nodes: Sequence[NodePart], *, is_left: bool) -> RunHistory:
-    """The end that the coordinator's journal does not have, if agents know it (H4)."""
+def _with_outcome(history: RunHistory, nodes: Sequence[NodePart], *, all_left: bool) -> RunHistory:
+    """Add the outcome from the agents' journals if the coordinator's has none (H4)."""
     last_at = max((history.ended_at, *(part.ended_at for part in nodes)))
     if last_at > history.ended_at:
         history = msgspec.structs.replace(history, ended_at=last_at, sums_until=history.ended_at)
-    verdict = _verdict_of(nodes, is_left=is_left)
+    verdict = _verdict_of(nodes, all_left=all_left)
     if verdict is None:
         return history
     why = _why(verdict)
     generations = history.generations
-    if generations and generations[-1].ended_by == "drain":  # nobody came after the node that was asked to leave
+    if generations and generations[-1].ended_by == "drain":  # no node replaced the drained one
         last = msgspec.structs.replace(generations[-1], ended_by=verdict.outcome.value, ended_why=why)
         generations = (*generations[:-1], last)
     return msgspec.structs.replace(
@@ -267,12 +267,12 @@ def _ended_as(history: RunHistory, nodes: Sequence[NodePart], *, is_left: bool) 
     )
 
 
-def _verdict_of(nodes: Sequence[NodePart], *, is_left: bool) -> Verdict | None:
-    """``is_left``: of every node it is known that it left."""
-    told = next((part.verdict for part in nodes if part.verdict is not None and part.verdict.goodput is not None), None)
-    if told is not None:
-        return told
-    if not is_left or any(part.verdict is None for part in nodes):
+def _verdict_of(nodes: Sequence[NodePart], *, all_left: bool) -> Verdict | None:
+    """Return the coordinator's verdict, which has goodput, or the last node's if all nodes have left."""
+    final = [part.verdict for part in nodes if part.verdict is not None and part.verdict.goodput is not None]
+    if final:
+        return final[0]
+    if not all_left or any(part.verdict is None for part in nodes):
         return None
     return max(nodes, key=lambda part: part.ended_at).verdict if nodes else None
 
@@ -280,14 +280,14 @@ def _verdict_of(nodes: Sequence[NodePart], *, is_left: bool) -> Verdict | None:
 def _why(verdict: Verdict) -> str:
     if verdict.outcome is not Outcome.CANCELLED or not verdict.signal:
         return verdict.why
-    by = how_it_ended(-verdict.signal)
+    by = exit_summary(-verdict.signal)
     return f"{by}: {verdict.why}" if verdict.why else by
 
 
 def _with_ends(node: NodeHistory, ends: dict[int, float], ended_at: float) -> NodeHistory:
-    """Workers whose end nobody wrote lasted as long as their generation, or until their node was gone."""
+    """Extend workers without a recorded end to the end of their generation, or until their node left."""
     workers: list[WorkerSpan] = []
-    next_since: dict[int, float] = {}  # of the next one of that local rank
+    next_since: dict[int, float] = {}  # start of the next worker, by local rank
     for worker in reversed(node.workers):
         if worker.exit_code is None:
             until = min(
@@ -309,8 +309,8 @@ def _killed(nodes: Sequence[NodePart]) -> dict[str, None]:
     }
 
 
-def _ended_alone(nodes: Sequence[NodePart]) -> dict[str, None]:
-    """What became of nodes that knew no more of the run."""
+def _own_outcomes(nodes: Sequence[NodePart]) -> dict[str, None]:
+    """Return messages about how the run ended for each node, where the run's outcome is unknown."""
     ends = [(part.node.host, part.verdict) for part in nodes if part.verdict is not None]
     return {f"for the agent on {host} the run {each.outcome.in_words}: {_why(each)}": None for host, each in ends}
 
@@ -323,12 +323,12 @@ def _left(last: NodeHistory) -> str:
     )
 
 
-def _when(span: WorkerSpan) -> tuple[float, int]:
+def _sort_key(span: WorkerSpan) -> tuple[float, int]:
     return span.since, span.local_rank
 
 
 def _node_of(part: NodePart, ranks: dict[tuple[int, int], str], known: dict[str, NodeHistory]) -> str:
-    """Which of the coordinator's nodes this agent is: it had the same rank in the same generation."""
+    """Return the node that this agent is, by its rank in a generation, or else by its host; empty if unknown."""
     for key in part.ranks:
         node = known.get(ranks.get(key, ""))
         if node is not None and node.host == part.node.host:
@@ -337,15 +337,15 @@ def _node_of(part: NodePart, ranks: dict[tuple[int, int], str], known: dict[str,
     return same[0] if len(same) == 1 else ""
 
 
-def _followed_by(earlier: RunHistory, later: RunPart) -> RunHistory:
-    """A coordinator was lost, and another one went on."""
+def _append(earlier: RunHistory, later: RunPart) -> RunHistory:
+    """Append the part of a coordinator that replaced a lost one."""
     after = later.history
     generations = {each.number: each for each in earlier.generations}
     for each in after.generations:
         found = generations.get(each.number)
         if found is None:
             generations[each.number] = each
-        else:  # that generation went on under the later one
+        else:  # the generation continued under the later coordinator
             generations[each.number] = msgspec.structs.replace(
                 each,
                 why=found.why,
@@ -364,13 +364,13 @@ def _followed_by(earlier: RunHistory, later: RunPart) -> RunHistory:
                 node,
                 came_at=before.came_at,
                 times_lost=before.times_lost + node.times_lost,
-                spans=_one_after_other(before.spans, node.spans),
+                spans=_join_spans(before.spans, node.spans),
             )
         )
     failures = {(each.generation, each.rank): each for each in (*earlier.failures, *after.failures)}
     missing = [*(each for each in earlier.missing if "has no end" not in each), *after.missing]
-    goodput = after.goodput if later.is_heir else _sum(earlier.goodput, after.goodput)
-    if not later.is_heir:
+    goodput = after.goodput if later.has_predecessor else _sum(earlier.goodput, after.goodput)
+    if not later.has_predecessor:
         missing.append("the coordinator was started again without a record: the time in between is in no sum")
     return msgspec.structs.replace(
         after,
@@ -385,14 +385,14 @@ def _followed_by(earlier: RunHistory, later: RunPart) -> RunHistory:
         requests=max(earlier.requests, after.requests),
         outcome=after.outcome or earlier.outcome,
         why=after.why or earlier.why,
-        hangs=one_by_one((*earlier.hangs, *after.hangs)),
+        hangs=without_overlaps((*earlier.hangs, *after.hangs)),
         folder=after.folder or earlier.folder,
         missing=tuple(dict.fromkeys(missing)),
     )
 
 
-def _one_after_other(before: tuple[Span, ...], after: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Two hosts' clocks may differ: what the earlier one says of later moments gives way (H3)."""
+def _join_spans(before: tuple[Span, ...], after: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Join spans from two hosts. Where their clocks make them overlap, the later host's win (H3)."""
     if not before or not after:
         return before or after
     first = after[0].since
@@ -405,7 +405,7 @@ def _sum(first: Goodput | None, second: Goodput | None) -> Goodput | None:
 
 
 def plus(one: Goodput, other: Goodput) -> Goodput:
-    """Of two pieces of time together."""
+    """Return the sum of two goodputs."""
 
     def mean(first: Mean, second: Mean) -> Mean:
         return Mean(first.count + second.count, first.sum_s + second.sum_s)
@@ -418,9 +418,9 @@ def plus(one: Goodput, other: Goodput) -> Goodput:
     )
 
 
-def _of_nodes(parts: Sequence[NodePart]) -> RunHistory:
-    """No coordinator's journal is here: only what these nodes saw."""
-    verdict = _verdict_of(parts, is_left=True)
+def _merge_nodes(parts: Sequence[NodePart]) -> RunHistory:
+    """Merge agents' journals without a coordinator's."""
+    verdict = _verdict_of(parts, all_left=True)
     nodes = tuple(msgspec.structs.replace(part.node, node_id=f"agent {n}") for n, part in enumerate(parts))
     failures = {(each.generation, each.rank): each for part in parts for each in part.failures}
     missing = [each for part in parts for each in part.missing]
@@ -442,12 +442,12 @@ def _of_nodes(parts: Sequence[NodePart]) -> RunHistory:
         drains=verdict.drains if verdict is not None else 0,
         requests=verdict.requests if verdict is not None else 0,
         missing=tuple(dict.fromkeys(missing)),
-        hangs=max((part.hangs for part in parts), key=len),  # all were told the same
+        hangs=max((part.hangs for part in parts), key=len),  # all nodes receive the same reports
         entrypoint=parts[0].entrypoint,
         folder=parts[0].folder,
     )
 
 
 def _by_cause(failure: FailureStatus) -> tuple[int, bool, float]:
-    """Generation by generation; causes before what follows from another's, and the earlier before the later."""
+    """Sort by generation, then causes before consequences, then by time."""
     return failure.generation, failure.is_consequence, failure.at

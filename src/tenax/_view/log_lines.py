@@ -1,12 +1,12 @@
-"""What a node answers to ``LogsRequest``: lines that its workers have printed. Pure values; the same for every viewer.
+"""A node's answer to ``LogsRequest``: lines that its workers printed. Values only.
 
     answer = LogAnswer(...)                       lines, oldest first
-    LogsRequest(node, cursor=answer.cursor)        what came after them; with wait_s, when there is something
+    LogsRequest(node, cursor=answer.cursor)        the lines after them; with wait_s, as soon as there are any
 
-1. Lines of one stream come in order, each once, as long as the viewer gives each cursor back.
-2. Whatever is not shown although it was asked for is counted in ``left_out``, with a sentence that says why.
-3. The text is harmless: bytes that are no text and escape sequences are shown as codes, colours are dropped, and of a
-   progress bar that redraws its line the last state is told. It is still a stranger's: a page escapes it.
+1. Lines of one stream come in order and once each, if the viewer sends back each cursor.
+2. Requested bytes that are not in the answer are counted in ``left_out``, with the reason.
+3. Invalid bytes and escape sequences are shown as codes, colours are dropped, and a progress bar that redraws its line
+   is shown in its last state. The text is still untrusted: an HTML page must escape it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 class LogLine(msgspec.Struct, frozen=True):
     """One line of one worker."""
 
-    at: float  # seconds since the epoch, on that node's clock; 0: not known
+    at: float  # seconds since the epoch, on that node's clock; 0: unknown
     rank: int  # of the worker in its generation
     local_rank: int
     stream: str  # "stdout" or "stderr"
@@ -26,22 +26,22 @@ class LogLine(msgspec.Struct, frozen=True):
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """Bytes of a stream that are not in the answer although they were asked for."""
+    """Requested bytes of a stream that are not in the answer."""
 
     rank: int
     local_rank: int
     stream: str
     generation: int
-    bytes: int  # 0: nobody knows how many
-    why: str  # a sentence without its subject: "are no longer in memory"
+    bytes: int  # 0: unknown
+    why: str  # a predicate: "are no longer in memory"
 
 
 class LogAnswer(msgspec.Struct, frozen=True):
-    """What one node has to say."""
+    """The answer of one node."""
 
     lines: tuple[LogLine, ...]  # by generation, then by time; each stream's in order
-    cursor: str  # where this answer ends; give it back to get what follows
-    generation: int  # the last that had workers on this node; 0: none had
+    cursor: str  # where this answer ends; send it back to get the next lines
+    generation: int  # the last with workers on this node; 0: none
     left_out: tuple[LeftOut, ...] = ()
-    is_more: bool = False  # more is there already: ask again at once
-    is_over: bool = False  # nothing more will come of what was asked for
+    is_more: bool = False  # more lines exist already
+    is_over: bool = False  # no further lines will match the request

@@ -1,6 +1,6 @@
-"""The story of a run, as the coordinator saw it: facts and words in sentences for people. Pure.
+"""Messages for people about the events and commands of a coordinator. Pure.
 
-A node is called by its host's name; where several nodes of a run are on one host, by that and a number.
+A node is named after its host, with a number if several nodes run on one host.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tenax._core.events import (
     StacksRequested,
     Waiting,
 )
-from tenax._view.exit_summary import how_it_ended
+from tenax._view.failure_kind import exit_summary
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,26 +31,26 @@ _MAX_NAMES = 4
 
 
 class RunMessages:
-    """``tell`` every step, in order."""
+    """Call ``tell`` for every step, in order."""
 
     def __init__(self, names: Mapping[str, str] = {}) -> None:
-        """``names``: what nodes are called whose arrival is not among the steps."""
+        """``names``: of nodes that joined before the first step."""
         self._names_given = names
-        self._hosts: dict[str, list[str]] = {}  # host -> its nodes, in the order they came
+        self._hosts: dict[str, list[str]] = {}  # host -> its nodes, in the order they joined
         self._host_of: dict[str, str] = {}
-        self._leaving: dict[str, str] = {}  # nodes that said so, and what there is to say when they are gone
+        self._leaving: dict[str, str] = {}  # nodes that announced it, and the message when they are gone
         self._is_over = False
 
     def tell(self, event: AnyCoordinatorEvent, says: list[Send]) -> list[str]:
-        """What happened, and what was said about it."""
+        """Return the messages about an event and the commands that followed."""
         if isinstance(event, run.Received) and isinstance(event.message, messages.NodeJoined):
-            self._meet(event.message.node)
-        happened = self._happened(event)
+            self._add_node(event.message.node)
+        happened = self._event_message(event)
         if isinstance(event, run.Received):
             self._note_leaving(event.node_id, event.message)
-        return ([happened] if happened else []) + self._said(says)
+        return ([happened] if happened else []) + self._command_messages(says)
 
-    def _meet(self, node: messages.NodeInfo) -> None:
+    def _add_node(self, node: messages.NodeInfo) -> None:
         if node.node_id not in self._host_of:
             self._host_of[node.node_id] = node.host
             self._hosts.setdefault(node.host, []).append(node.node_id)
@@ -62,7 +62,7 @@ class RunMessages:
             case messages.NodeDraining():
                 self._leaving[node_id] = "is gone, as it was asked to"
             case messages.NodeLeft():
-                self._leaving[node_id] = ""  # that says it
+                self._leaving[node_id] = ""  # already reported
 
     def name(self, node_id: str) -> str:
         if node_id in self._names_given:
@@ -73,17 +73,17 @@ class RunMessages:
         nodes = self._hosts[host]
         return host if len(nodes) == 1 else f"{host} #{nodes.index(node_id) + 1}"
 
-    def _happened(self, event: AnyCoordinatorEvent) -> str:
+    def _event_message(self, event: AnyCoordinatorEvent) -> str:
         match event:
             case run.Received(_, messages.NodeProgress()):
-                return ""  # too often, and told elsewhere
+                return ""  # too frequent, and shown elsewhere
             case run.Received(node_id, message):
-                return f"{self.name(node_id)} {_in_words(message)}"
+                return f"{self.name(node_id)} {_received_message(message)}"
             case run.NodeLost(node_id) if self._is_over:
                 return f"{self.name(node_id)} is gone"
             case run.NodeLost(node_id) if node_id in self._leaving:
-                said = self._leaving[node_id]
-                return f"{self.name(node_id)} {said}" if said else ""
+                text = self._leaving[node_id]
+                return f"{self.name(node_id)} {text}" if text else ""
             case run.NodeLost(node_id, why):
                 return f"{self.name(node_id)} was lost: {why}"
             case run.EarlierCoordinatorGone(node_id):
@@ -104,12 +104,12 @@ class RunMessages:
                 return f"the coordinator did not run for {absent_s:.1f} s; every node gets a full period again"
         return type(event).__name__
 
-    def _said(self, says: list[Send]) -> list[str]:
+    def _command_messages(self, sent: list[Send]) -> list[str]:
         lines = []
-        for say in says:
-            self._is_over |= isinstance(say.event, RunEnded)
-            if text := _said_in_words(say):
-                lines.append(f"  to {self._names(say.to)}: {text}")
+        for send in sent:
+            self._is_over |= isinstance(send.event, RunEnded)
+            if text := _sent_message(send):
+                lines.append(f"  to {self._names(send.to)}: {text}")
         return lines
 
     def _names(self, node_ids: tuple[str, ...]) -> str:
@@ -118,8 +118,8 @@ class RunMessages:
         return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _said_in_words(say: Send) -> str:
-    match say.event:
+def _sent_message(send: Send) -> str:
+    match send.event:
         case GenerationFormed(part):
             size = f"node {part.group_rank} of {part.group_world_size}"
             return f"generation {part.generation}, {size}, {part.world_size} workers in all ({part.why})"
@@ -147,7 +147,7 @@ def _said_in_words(say: Send) -> str:
     return ""
 
 
-def _in_words(message: messages.FromNode) -> str:
+def _received_message(message: messages.FromNode) -> str:
     match message:
         case messages.NodeJoined(node, generation, is_running, has_succeeded):
             doing = " and runs" if is_running else " and is done with" if has_succeeded else " and was in"
@@ -160,7 +160,7 @@ def _in_words(message: messages.FromNode) -> str:
         case messages.NodeReady():
             return "is ready for a generation"
         case messages.FailureSeen(generation, failure):
-            how = how_it_ended(failure.exit_code)
+            how = exit_summary(failure.exit_code)
             return f"saw rank {failure.global_rank} fail in generation {generation}: {failure.reason or how}"
         case messages.NodeStopped(generation, failures=failures):
             found = f", with {len(failures)} failed" if failures else ""

@@ -1,7 +1,7 @@
-"""The status of a run: one value that the terminal, the page and the metrics show. Pure.
+"""The status of a run: one value that the terminal, the dashboard and the metrics show. Pure.
 
-Made of the coordinator's state and of the last facts it heard. Times are seconds since the epoch, so that whoever shows
-it can say ages without asking again. It is compact: a thousand nodes are a thousand short entries.
+Derived from the coordinator's state and its most recent events. Times are seconds since the epoch, so that viewers can
+update ages without a new request. Compact: a thousand nodes are a thousand short entries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tenax._core.coordinator import NodePhase, Received, RunPhase
 from tenax._core.hang_suspicion import hang_in_words, places_in_words
 from tenax._core.ledger import Goodput, Spent
 from tenax._core.messages import NodeDraining
-from tenax._view.exit_summary import how_it_ended
+from tenax._view.failure_kind import exit_summary
 from tenax._view.run_messages import RunMessages
 
 TYPE_CHECKING = False
@@ -30,14 +30,14 @@ _MAX_FAILURES = 64
 
 
 class Value(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Base of what is shown."""
+    """Base class of views."""
 
 
 class NodeStatus(Value, frozen=True):
-    """One node, with its workers in short: of local rank i, ``pids[i]``, ``steps[i]`` and so on."""
+    """One node and its workers: ``pids[i]``, ``steps[i]`` and ``phases[i]`` belong to local rank i."""
 
     node_id: str
-    name: str  # what people call it
+    name: str  # for display
     host: str
     state: str  # joined, waiting, spare, starting, working, stopping, draining, done, leaving
     since: float
@@ -45,15 +45,15 @@ class NodeStatus(Value, frozen=True):
     rank: int = -1  # of the node in the generation; -1: not in it
     first_rank: int = -1  # of its workers
     pids: tuple[int, ...] = ()
-    steps: tuple[int, ...] = ()  # the last step that each worker has said; -1: none
-    phases: tuple[str, ...] = ()  # what each says that it does besides training
-    step_at: float | None = None  # when the last of them was said
+    steps: tuple[int, ...] = ()  # the last reported step of each worker; -1: none
+    phases: tuple[str, ...] = ()  # the reported phase of each worker, other than training
+    step_at: float | None = None  # time of the last report
     failed: tuple[int, ...] = ()  # local ranks
-    is_coordinator: bool = False  # its agent serves this run
+    is_coordinator: bool = False  # its agent hosts the coordinator
 
 
 class FailureStatus(Value, frozen=True):
-    """One failure in short; the whole story is in the report."""
+    """A summary of one failure; the report has the details."""
 
     rank: int
     local_rank: int
@@ -89,14 +89,14 @@ class GenerationStatus(Value, frozen=True):
 class EventStatus(Value, frozen=True):
     at: float
     text: str
-    moment: float = 0.0  # on the coordinator's own clock, which nobody sets: it only grows
+    moment: float = 0.0  # on the coordinator's monotonic clock
 
 
 class RunStatus(Value, frozen=True, omit_defaults=False):
     run_id: str
     now: float
     phase: str  # gathering, recovering, running, ending, paused, over
-    doing: str  # the same in a sentence: who is waited for, and how long
+    doing: str  # the phase as a message: which nodes the run waits for, and for how long
     generation: int
     world_size: int
     min_nodes: int
@@ -110,23 +110,23 @@ class RunStatus(Value, frozen=True, omit_defaults=False):
     generations: tuple[GenerationStatus, ...]
     generations_forgotten: int
     failures: tuple[FailureStatus, ...]  # of this generation, first cause first
-    earlier: tuple[FailureStatus, ...]  # the first cause of each generation that was tried again
-    events: tuple[EventStatus, ...]  # the last, oldest first
+    earlier: tuple[FailureStatus, ...]  # the first cause of each earlier generation that failed
+    events: tuple[EventStatus, ...]  # the most recent, oldest first
     goodput: Goodput
-    outcome: str = ""  # once it is over
+    outcome: str = ""  # empty while the run is running
     why: str = ""
-    hang: str = ""  # that nothing moves, for how long, and who is elsewhere, if that is suspected or found
-    hang_since: float | None = None  # the same for who counts by himself: nothing has moved since then
-    hang_where: str = ""  # ... and who is elsewhere
-    mark: str = ""  # another one: something has changed
+    hang: str = ""  # message about a suspected or confirmed hang: how long, and which ranks differ
+    hang_since: float | None = None  # last progress before the hang, for viewers that update the duration
+    hang_where: str = ""  # which ranks differ, and where they are
+    mark: str = ""  # changes with every change of the status
 
 
 def status_of(
     state: CoordinatorState, recent: Iterable[RecentStep], doing: str, now: float, wall_offset: float
 ) -> RunStatus:
-    """``wall_offset``: what to add to the coordinator's clock to get seconds since the epoch."""
+    """Return the status. ``wall_offset``: seconds since the epoch minus the coordinator's clock."""
     settings, verdict = state.settings, state.verdict
-    failed = _failed_by_host_rank(state)
+    failed = _failed_ranks(state)
     recent = list(recent)
     draining = _draining_since(recent)
     return RunStatus(
@@ -159,24 +159,24 @@ def status_of(
 
 
 def _goodput(state: CoordinatorState, now: float) -> Goodput:
-    """Of a run that an earlier coordinator has ended only the verdict knows."""
+    """Return the verdict's goodput if there is one: an earlier coordinator may have ended the run."""
     verdict = state.verdict
     if verdict is not None and verdict.goodput is not None:
         return verdict.goodput
     return state.ledger.goodput(now)
 
 
-def _failed_by_host_rank(state: CoordinatorState) -> dict[int, int]:
-    """Global rank -> local rank, of this generation's failures."""
+def _failed_ranks(state: CoordinatorState) -> dict[int, int]:
+    """Return the local rank of each failed global rank of this generation."""
     return {failure.global_rank: failure.local_rank for failure in state.failures}
 
 
 def _draining_since(recent: Iterable[RecentStep]) -> dict[str, float]:
-    """When each node said that it was asked to leave, as far as that is remembered."""
+    """Return when each node first reported that it was draining, if that is among the recent steps."""
     since: dict[str, float] = {}
     for at, event, _ in recent:
         if isinstance(event, Received) and isinstance(event.message, NodeDraining):
-            since.setdefault(event.node_id, at)  # over a new link it says so again
+            since.setdefault(event.node_id, at)  # it is reported again on every new connection
     return since
 
 
@@ -191,13 +191,13 @@ def _node(
     since = draining.get(info.node_id, record.since) if record.is_draining else record.since
     is_member = info.node_id in state.members and record.part is not None
     first_rank = record.part.first_global_rank if is_member and record.part is not None else -1
-    slots = info.slots if record.progress else 0  # a node may say any number: nothing is made so large in vain
+    slots = info.slots if record.progress else 0  # a node may claim any number, so allocate only if needed
     steps, phases = [-1] * slots, [""] * slots
     for each in record.progress:
         if 0 <= each.local_rank < slots:
             steps[each.local_rank], phases[each.local_rank] = each.last_step, each.phase
     last_at = max((each.last_at for each in record.progress if each.last_step >= 0), default=None)
-    ours = range(first_rank, first_rank + info.slots) if is_member else range(0)
+    ranks = range(first_rank, first_rank + info.slots) if is_member else range(0)
     return NodeStatus(
         node_id=info.node_id,
         name=record.label,
@@ -211,7 +211,7 @@ def _node(
         steps=tuple(steps) if record.progress else (),
         phases=tuple(phases) if any(phases) else (),
         step_at=None if last_at is None else last_at + wall_offset,
-        failed=tuple(sorted(failed[rank] for rank in ours if rank in failed)) if failed else (),
+        failed=tuple(sorted(failed[rank] for rank in ranks if rank in failed)) if failed else (),
         is_coordinator=info.node_id == state.settings.serving_node or len(state.nodes) == state.settings.max_nodes == 1,
     )
 
@@ -260,7 +260,7 @@ def generation_status(entry: GenerationEntry, now: float, wall_offset: float) ->
 def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
     evidence = failure.evidence
     code = failure.exit_code
-    how = how_it_ended(code)
+    how = exit_summary(code)
     what = failure.reason or evidence.message or evidence.out_of_memory
     return FailureStatus(
         rank=failure.global_rank,
@@ -279,10 +279,10 @@ def failure_status(failure: Failure, wall_offset: float) -> FailureStatus:
 
 
 def _events(state: CoordinatorState, recent: Iterable[RecentStep], wall_offset: float) -> list[EventStatus]:
-    story = RunMessages({node_id: record.label for node_id, record in state.nodes.items()})
-    told = [
+    messages = RunMessages({node_id: record.label for node_id, record in state.nodes.items()})
+    events = [
         EventStatus(at + wall_offset, text.strip(), at)
-        for at, event, says in recent
-        for text in story.tell(event, says)
+        for at, event, sent in recent
+        for text in messages.tell(event, sent)
     ]
-    return told[-_MAX_EVENTS:]
+    return events[-_MAX_EVENTS:]

@@ -1,6 +1,6 @@
-"""The summary of one or many runs: how they ended, what failed, where, and what it cost. Pure.
+"""The summary of one or many runs: outcomes, failures, hosts, goodput. Pure.
 
-One value for the page, for the terminal and for whoever wants to read it with a program.
+One value for the page, the terminal and JSON.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tenax._view.history import RunHistory
 
 _MAX_SHOWN = 10
-_MAX_RUNS = 20  # in a terminal
-_MAX_HANGS = 3  # of one run in a terminal
-# Why generations end besides failures of workers.
+_MAX_RUNS = 20  # on the terminal
+_MAX_HANGS = 3  # of one run, on the terminal
+# Why generations end, other than by failed workers.
 _OTHER_ENDS = {
     "loss": "a node was lost",
     "drain": "a node was asked to leave",
@@ -39,39 +39,39 @@ class Count(Value, frozen=True):
 
 
 class RunLine(Value, frozen=True):
-    """One run in short."""
+    """A summary of one run."""
 
     run_id: str
     began_at: float
     duration_s: float
-    outcome: str  # empty: not known
+    outcome: str  # empty: unknown
     why: str
     nodes: int
     workers: int
     generations: int
     restarts_used: int
     goodput: Goodput | None
-    cause: str = ""  # the kind of the first cause of its last failure
-    first_cause: str = ""  # the same in full
-    is_cause_known: bool = True  # False: that is only the first of those that lost a peer
-    hangs: tuple[str, ...] = ()  # sentences about those that were only reported
+    cause: str = ""  # kind of the last failure's first cause
+    first_cause: str = ""  # the last failure's first cause as a message
+    is_cause_known: bool = True  # False: first_cause is only the first worker that lost a peer
+    hangs: tuple[str, ...] = ()  # messages about hangs that were only reported
     entrypoint: str = ""
     folder: str = ""
     missing: tuple[str, ...] = ()
 
     @property
     def failure_in_words(self) -> str:
-        """The first cause; nobody is blamed where it is not known. Empty: nothing failed."""
+        """The first cause, or the first victim where the cause is unknown; empty if nothing failed."""
         if not self.first_cause:
             return ""
-        # A run that was stopped, or went well, did not end by what had failed before.
+        # A run that was stopped or succeeded did not end because of an earlier failure.
         if self.outcome == "failed":
             return f"{'first cause' if self.is_cause_known else 'cause not known; first victim'}: {self.first_cause}"
         return f"last failure{'' if self.is_cause_known else ', cause not known; first victim'}: {self.first_cause}"
 
     @property
     def place_in_words(self) -> str:
-        """What ran, since when, and where more of it lies."""
+        """The script, the start time and the log folder."""
         parts = (self.entrypoint, f"began {moment_in_words(self.began_at)}", self.folder and f"in {self.folder}")
         return ", ".join(each for each in parts if each)
 
@@ -79,9 +79,9 @@ class RunLine(Value, frozen=True):
 class Summary(Value, frozen=True):
     runs: tuple[RunLine, ...]  # oldest first
     outcomes: tuple[Count, ...]
-    ends: tuple[Count, ...]  # why generations ended before their run did, most frequent first
-    hosts: tuple[Count, ...]  # where first causes were, most frequent first
-    recoveries_s: tuple[float, ...]  # from the end of a generation that failed until all workers of the next ran
+    ends: tuple[Count, ...]  # why generations ended before their run, most frequent first
+    hosts: tuple[Count, ...]  # of first causes, most frequent first
+    recoveries_s: tuple[float, ...]  # from the end of a failed generation until all workers of the next ran
     goodput: Goodput  # of all runs together
 
 
@@ -111,7 +111,7 @@ def summary_of(histories: Sequence[RunHistory]) -> Summary:
 
 
 def summary_in_words(summary: Summary, places: Sequence[str] = ()) -> str:
-    """For a terminal. ``places``: where more can be read."""
+    """Return the summary for a terminal. ``places``: lines that refer to the page."""
     lines = []
     if len(summary.runs) > _MAX_RUNS:
         lines.append(f"the last {_MAX_RUNS} of {len(summary.runs)} runs:")
@@ -169,7 +169,7 @@ def _line(history: RunHistory) -> RunLine:
 
 
 def _ends_of(history: RunHistory) -> list[str]:
-    causes = {each.generation: kind_of(each) for each in reversed(history.failures)}  # the first of each stands last
+    causes = {each.generation: kind_of(each) for each in reversed(history.failures)}  # the first cause wins
     found = []
     for each in history.generations:
         if each.ended_by == "failure" or (each.ended_by == "failed" and each.number in causes):
@@ -180,7 +180,7 @@ def _ends_of(history: RunHistory) -> list[str]:
 
 
 def _failed_hosts(history: RunHistory) -> list[str]:
-    """Of each generation the host of the first cause, and hosts that were lost."""
+    """Return the host of each generation's first cause, and each lost host."""
     firsts = {each.generation: each.host for each in reversed(history.failures) if not each.is_consequence}
     return [*firsts.values(), *(node.host for node in history.nodes for _ in range(node.times_lost))]
 

@@ -1,4 +1,4 @@
-"""A moment in words: date and time of the clock, for whoever must say since when. Pure: the zone is an argument."""
+"""Formats times for people. Pure: the time zone is an argument."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 
 
 def moment_in_words(at: float) -> str:
-    """``2026-11-16 08:02:39 UTC``; ``?`` for what no calendar has, as a broken journal may say."""
+    """Return ``2026-11-16 08:02:39 UTC``; ``?`` for a time out of range, as in a damaged journal."""
     return _formatted("%Y-%m-%d %H:%M:%S UTC", at)
 
 
 def local_moment_in_words(at: float, zone_s: int) -> str:
-    """``08:02:39 (2026-11-16, +01:00)``. ``zone_s``: how far the zone is ahead of UTC."""
+    """Return ``08:02:39 (2026-11-16, +01:00)``. ``zone_s``: the zone's offset from UTC."""
     minutes = abs(zone_s) // 60
     zone = f"{'-' if zone_s < 0 else '+'}{minutes // 60:02}:{minutes % 60:02}"
     return _formatted(f"%H:%M:%S (%Y-%m-%d, {zone})", at + zone_s)

@@ -1,22 +1,20 @@
-"""Arguments: the command line and the environment of ``tenax run``, read once, become one frozen value.
+"""The parser of ``tenax run``: turns the command line and the environment into one frozen value.
 
-This is the only place that looks at them. Its rules:
+1. Flags of tenax end at the script. The first word that is not a flag is the script; everything after it is passed to
+   the script unchanged, even if it looks like a flag of tenax.
+2. No abbreviations: flags are written in full, with dashes or underscores.
+3. The command line overrides ``PET_*`` variables; an empty variable counts as unset.
+4. An error is one sentence that quotes the flag as the user wrote it.
 
-1. Our flags end at the script. The first word that is not a flag is the script, and everything behind it is the
-   script's own, untouched, even if it looks like ours.
-2. No abbreviations: a flag is written in full, with dashes or with underscores.
-3. The command line wins over ``PET_*``; an empty variable counts as unset.
-4. A mistake is one sentence that names what was written, in the user's own spelling.
-
-The table of flags drives this parser directly. ``argparse`` would classify the words behind the script too, which
-is how torchrun comes to refuse ``train.py --r=16``; and it would cost the start of every job some milliseconds.
+The flag table drives this parser directly. ``argparse`` would also classify the words after the script (which is why
+torchrun rejects ``train.py --r=16``) and would add milliseconds to every start.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, convert
+from tenax.cli.flags import BY_SPELLING, FLAGS, Flag, UsageError, closest_flag, convert
 from tenax.cli.options import Options, decide
 
 TYPE_CHECKING = False
@@ -26,26 +24,26 @@ if TYPE_CHECKING:
 
 
 class HelpRequested(Exception):
-    """``--help`` was asked for."""
+    """The command line contains ``--help``."""
 
 
 class Reading(msgspec.Struct):
-    """What was written, converted but not yet judged."""
+    """The parsed command line: values are converted but not checked against each other."""
 
     script: str
     script_args: tuple[str, ...]
-    values: dict[str, Any]  # every flag, by its dest
-    sources: dict[str, str]  # only what was given: dest -> as the user wrote it, "--tee" or "PET_TEE"
+    values: dict[str, Any]  # every flag, by dest
+    sources: dict[str, str]  # flags that were given: dest -> spelling, such as "--tee" or "PET_TEE"
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """The words after ``tenax run`` and the environment, as one value. Raises ``UsageError`` and ``HelpRequested``."""
+    """Parse and check the words after ``tenax run``. Raises ``UsageError`` and ``HelpRequested``."""
     reading = read(argv, environ)
     return decide(reading.script, reading.script_args, reading.values, reading.sources, environ)
 
 
 def read(argv: Sequence[str], environ: Mapping[str, str]) -> Reading:
-    """Read the words without judging whether they fit together."""
+    """Parse the words without checking whether they can be combined."""
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     script_at = _read_flags(argv, values, sources)
@@ -65,7 +63,7 @@ def read(argv: Sequence[str], environ: Mapping[str, str]) -> Reading:
 
 
 def _read_flags(argv: Sequence[str], values: dict[str, Any], sources: dict[str, str]) -> int:
-    """Take the flags in front of the script; returns where the script is."""
+    """Parse the flags before the script. Return the script's position."""
     position = 0
     while position < len(argv):
         word = argv[position]
@@ -73,14 +71,14 @@ def _read_flags(argv: Sequence[str], values: dict[str, Any], sources: dict[str, 
             return position + 1
         if not word.startswith("-") or word == "-":
             return position
-        flag, name, text = _recognise(word)
+        flag, name, text = _split_flag(word)
         position += 1
         if flag.kind == "switch":
             if text is not None:
                 raise UsageError(f"{name} takes no value, but {word!r} gives it one; write it alone or leave it out")
             values[flag.dest] = True
         else:
-            if text is None and flag.alone is not None and not _is_place(argv, position):
+            if text is None and flag.alone is not None and not _is_address(argv, position):
                 text = flag.alone
             elif text is None:
                 text = _value_word(flag, name, argv, position)
@@ -90,8 +88,8 @@ def _read_flags(argv: Sequence[str], values: dict[str, Any], sources: dict[str, 
     return position
 
 
-def _recognise(word: str) -> tuple[Flag, str, str | None]:
-    """Which flag a word is, how it was spelt, and the value that is glued to it, if one is."""
+def _split_flag(word: str) -> tuple[Flag, str, str | None]:
+    """Return the flag, its spelling, and the value in the same word, if any."""
     if word in ("-h", "--help"):
         raise HelpRequested
     name, equals, text = word.partition("=")
@@ -116,8 +114,8 @@ def _value_word(flag: Flag, name: str, argv: Sequence[str], position: int) -> st
     raise UsageError(f"{name} needs a value: {name} {flag.value}")
 
 
-def _is_place(argv: Sequence[str], position: int) -> bool:
-    """Whether the next word is a port, or a host and a port: no script is called so."""
+def _is_address(argv: Sequence[str], position: int) -> bool:
+    """Return True if the next word is PORT or HOST:PORT. No script has such a name."""
     word = argv[position] if position < len(argv) else ""
     return word.rpartition(":")[2].isdecimal() and not word.startswith("-")
 
@@ -130,7 +128,7 @@ def _is_number(word: str) -> bool:
     return True
 
 
-# What people write who come from another launcher.
+# Flags of other launchers.
 _FOREIGN = {
     "-n": "'--nproc-per-node N' says how many workers to start",
     "-np": "'--nproc-per-node N' says how many workers to start",
@@ -148,11 +146,9 @@ def _unknown(name: str) -> str:
     dashed = name[:2] + name[2:].replace("_", "-")
     if dashed in _FOREIGN:
         return f"there is no flag {name!r}: {_FOREIGN[dashed]}"
-    from tenax.cli.near_names import near_flag
-
-    near = near_flag(dashed, BY_SPELLING)
-    if near.startswith(dashed):
-        return f"there is no flag {name!r}, and abbreviations are not guessed at; did you mean {near!r}?"
-    if near:
-        return f"there is no flag {name!r}; did you mean {near!r}?"
+    close = closest_flag(dashed, BY_SPELLING)
+    if close.startswith(dashed):
+        return f"there is no flag {name!r}, and abbreviations are not guessed at; did you mean {close!r}?"
+    if close:
+        return f"there is no flag {name!r}; did you mean {close!r}?"
     return f"there is no flag {name!r}; flags of your own script go behind the script's name"

@@ -1,4 +1,4 @@
-"""``tenax ask SOCKET_OR_FOLDER [HANDLER]``: ask one worker, or all workers of a folder, while they run."""
+"""``tenax ask SOCKET_OR_FOLDER [HANDLER]``: sends a request to one running worker, or to all workers of a folder."""
 
 from __future__ import annotations
 
@@ -36,49 +36,49 @@ _CUT_OFF = "it ended before it answered"
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What the command line asks."""
+    """The request of the command line."""
 
-    place: str
-    handler: str = ""  # empty: which there are
+    path: str  # of a socket or a folder
+    handler: str = ""  # empty: list the handlers
     params: tuple[tuple[str, str], ...] = ()
     timeout_s: float = _TIMEOUT_S
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one worker said, or why it said nothing."""
+    """One worker's answer, or why there is none."""
 
     is_good: bool
     text: str
 
 
 class WrongQuestion(Exception):
-    """The command line cannot be followed. The message says why."""
+    """The command line is invalid. The message says why."""
 
 
 def ask_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax ask ARGV`` asks, and return the exit code."""
+    """Execute ``tenax ask ARGV`` and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
         question = parse_question(argv)
-        paths = sockets_at(question.place)
+        paths = sockets_at(question.path)
     except WrongQuestion as error:
-        tell(f"tenax ask: {error}\ntry: tenax ask --help")
+        print_stderr(f"tenax ask: {error}\ntry: tenax ask --help")
         return WRONG_USAGE
     answers = _ask_all(paths, question)
-    printed = print_page(_page(paths, answers, is_folder=os.path.isdir(question.place)))
+    printed = print_page(_page(paths, answers, is_folder=os.path.isdir(question.path)))
     for path, answer in zip(paths, answers, strict=True):
         if not answer.is_good:
-            tell(f"tenax ask: {os.path.basename(path)}: {harmless(answer.text.strip())}")
+            print_stderr(f"tenax ask: {os.path.basename(path)}: {harmless(answer.text.strip())}")
     return printed or (SUCCEEDED if all(answer.is_good for answer in answers) else FAILED)
 
 
 def parse_question(argv: Sequence[str]) -> Question:
-    """From words to a question. Raises ``WrongQuestion``."""
+    """Parse the command line. Raises ``WrongQuestion``."""
     words, timeout_s = [], _TIMEOUT_S
     left = iter(argv)
     for word in left:
@@ -91,7 +91,7 @@ def parse_question(argv: Sequence[str]) -> Question:
             words.append(word)
     if not words:
         raise WrongQuestion("no socket and no folder was named")
-    place, handler, *rest = [*words, ""] if len(words) == 1 else words
+    path, handler, *rest = [*words, ""] if len(words) == 1 else words
     params = []
     for word in rest:
         name, equals, value = word.partition("=")
@@ -100,7 +100,7 @@ def parse_question(argv: Sequence[str]) -> Question:
         params.append((name, value))
     if "=" in handler:
         raise WrongQuestion(f"{handler!r} is no handler; the handler's name comes before its parameters")
-    return Question(place, handler, tuple(params), timeout_s)
+    return Question(path, handler, tuple(params), timeout_s)
 
 
 def _seconds(flag: str, written: str) -> float:
@@ -113,36 +113,36 @@ def _seconds(flag: str, written: str) -> float:
     return seconds
 
 
-def sockets_at(place: str) -> list[str]:
-    """The socket that is named, or those of a folder in the order of ranks. Raises ``WrongQuestion``."""
+def sockets_at(path: str) -> list[str]:
+    """Return the socket at this path, or the sockets in this folder by rank. Raises ``WrongQuestion``."""
     from tenax.control_plane._sockets import is_socket
 
-    if not os.path.lexists(place):
-        raise WrongQuestion(f"there is no {place!r}; is the job still running, on this machine?")
-    if not os.path.isdir(place):
-        if not is_socket(place):
-            raise WrongQuestion(f"{place!r} is neither a socket nor a folder")
-        return [place]
+    if not os.path.lexists(path):
+        raise WrongQuestion(f"there is no {path!r}; is the job still running, on this machine?")
+    if not os.path.isdir(path):
+        if not is_socket(path):
+            raise WrongQuestion(f"{path!r} is neither a socket nor a folder")
+        return [path]
     try:
-        names = os.listdir(place)
+        names = os.listdir(path)
     except OSError as error:
-        raise WrongQuestion(f"the folder {place!r} cannot be read: {error.strerror}") from error
-    paths = [path for name in sorted(names, key=_in_order) if is_socket(path := os.path.join(place, name))]
-    if not paths:
+        raise WrongQuestion(f"the folder {path!r} cannot be read: {error.strerror}") from error
+    sockets = [each for name in sorted(names, key=_sort_key) if is_socket(each := os.path.join(path, name))]
+    if not sockets:
         raise WrongQuestion(
-            f"there are no sockets of workers in {place!r}; the script must use tenax.control_plane.worker_main"
+            f"there are no sockets of workers in {path!r}; the script must use tenax.control_plane.worker_main"
         )
-    return paths
+    return sockets
 
 
-def _in_order(name: str) -> tuple[str, int, str]:
-    """rank2 before rank10."""
+def _sort_key(name: str) -> tuple[str, int, str]:
+    """Sort rank2 before rank10."""
     stem = name.rstrip("0123456789")
     return stem, int(name[len(stem) :] or 0), name
 
 
 def _ask_all(paths: list[str], question: Question) -> list[Answer]:
-    """All at once: a worker that does not answer must not hold up the others."""
+    """Ask all workers in parallel, so that one that does not answer does not delay the others."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(min(len(paths), 64)) as pool:
@@ -167,8 +167,8 @@ def ask(path: str, question: Question) -> Answer:
             headers = {"Connection": "close", "Content-Length": "0"}
             connection.request("POST" if question.handler else "GET", target, headers=headers)
             response = connection.getresponse()
-            said = response.read(_MAX_BYTES).decode("utf-8", "backslashreplace")
-            is_cut_off = bool(response.length) and len(said) < _MAX_BYTES
+            text = response.read(_MAX_BYTES).decode("utf-8", "backslashreplace")
+            is_cut_off = bool(response.length) and len(text) < _MAX_BYTES
     except TimeoutError:
         return Answer(
             False,
@@ -186,16 +186,16 @@ def ask(path: str, question: Question) -> Answer:
     if is_cut_off:
         return Answer(False, _CUT_OFF)
     if response.status != http.client.OK:
-        return Answer(False, said.strip() or f"it answered {response.status} {response.reason}")
-    return Answer(True, said if question.handler else _listed(said))
+        return Answer(False, text.strip() or f"it answered {response.status} {response.reason}")
+    return Answer(True, text if question.handler else _listed(text))
 
 
-def _listed(said: str) -> str:
-    """The names of handlers, one per line."""
+def _listed(text: str) -> str:
+    """Return the names of the handlers, one per line."""
     try:
-        return "\n".join(msgspec.json.decode(said, type=list[str]))
+        return "\n".join(msgspec.json.decode(text, type=list[str]))
     except DECODE_ERRORS:
-        return said
+        return text
 
 
 def _page(paths: list[str], answers: list[Answer], *, is_folder: bool) -> str:

@@ -1,7 +1,7 @@
-"""A run that is over, as the notes of its agents on this host tell: where they have left what they wrote.
+"""Finds the log folders of an ended run from the notes that its agents left on this host.
 
-Several of its agents may have run here, one after the other or side by side, and its id may have been used before. One
-agent's note leads to the others of the same run: those that met at the same place while one of them lived.
+Several agents of the run may have run here, in parallel or one after another, and its id may have been used before.
+Agents belong to the same run if they had the same run id and rendezvous, and their lifetimes overlap.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _OF_COORDINATORS, _OF_AGENTS = "coordinator", "journal"
 
 class EndedRun(msgspec.Struct, frozen=True):
     run_id: str
-    folders: tuple[str, ...]  # that are there; first the one with the coordinator's last journal, else the last end
-    noted: tuple[str, ...] = ()  # all that there were
+    folders: tuple[str, ...]  # that still exist; the coordinator's last folder first, else the one written last
+    noted: tuple[str, ...] = ()  # all folders, including removed ones
 
 
-class _Stay(msgspec.Struct, frozen=True):
-    """An agent of the run, and how long it was in it, as far as its files tell."""
+class _Agent(msgspec.Struct, frozen=True):
+    """An agent's note, and how long it and its coordinator ran, judged by their files."""
 
     note: RunNote
     until: float
@@ -34,38 +34,38 @@ class _Stay(msgspec.Struct, frozen=True):
 
 
 def ended_run(name: str, environ: Mapping[str, str] = os.environ) -> EndedRun | None:
-    """The last run on this host with this id, or with an agent of this pid; None: nothing is noted. Raises OSError."""
+    """Return the last run on this host with this run id or agent pid, or None. Raises OSError."""
     from tenax._node.control_socket import last_runs
 
     notes = last_runs(environ)
     latest = next((note for note in notes if name in (note.run_id, str(note.pid))), None)
     if latest is None:
         return None
-    stays = [_stay(note) for note in notes if note.which_run == latest.which_run]
-    ours = _together_with(next(stay for stay in stays if stay.note is latest), stays)
-    ours.sort(key=lambda stay: (stay.coordinated_until, stay.until), reverse=True)
-    noted = tuple(dict.fromkeys(stay.note.log_dir for stay in ours if stay.note.log_dir))
+    agents = [_agent(note) for note in notes if note.which_run == latest.which_run]
+    same_run = _overlapping(next(agent for agent in agents if agent.note is latest), agents)
+    same_run.sort(key=lambda agent: (agent.coordinated_until, agent.until), reverse=True)
+    noted = tuple(dict.fromkeys(agent.note.log_dir for agent in same_run if agent.note.log_dir))
     return EndedRun(latest.run_id, tuple(folder for folder in noted if os.path.isdir(folder)), noted)
 
 
-def _together_with(first: _Stay, stays: Iterable[_Stay]) -> list[_Stay]:
-    """It, and whoever was there at the same time as one that was there at the same time ..."""
-    ours, others = [first], [stay for stay in stays if stay is not first]
-    for one in ours:  # grows meanwhile
+def _overlapping(first: _Agent, agents: Iterable[_Agent]) -> list[_Agent]:
+    """Return the agents that are connected to the first by a chain of overlapping lifetimes."""
+    found, others = [first], [agent for agent in agents if agent is not first]
+    for one in found:  # grows during the loop
         met = [other for other in others if other.note.since <= one.until and one.note.since <= other.until]
-        ours += met
+        found += met
         others = [other for other in others if other not in met]
-    return ours
+    return found
 
 
-def _stay(note: RunNote) -> _Stay:
+def _agent(note: RunNote) -> _Agent:
     coordinated_until = _last_written(note.log_dir, _OF_COORDINATORS)
     until = max(note.since, coordinated_until, _last_written(note.log_dir, _OF_AGENTS))
-    return _Stay(note, until, coordinated_until)
+    return _Agent(note, until, coordinated_until)
 
 
 def _last_written(folder: str, kind: str) -> float:
-    """When the last journal of this kind was, in seconds since the epoch; 0: there is none."""
+    """Return when the last journal of this kind was written, in seconds since the epoch; 0 if there is none."""
     try:
         names = [name for name in os.listdir(folder) if name.startswith(kind) and name.endswith(".jsonl")]
         return max((os.stat(os.path.join(folder, name)).st_mtime for name in names), default=0.0)

@@ -1,8 +1,7 @@
 """The flags of ``tenax run``: one table that feeds the parser, the help page and ``tenax.run.get_args_parser``.
 
 Names, defaults and ``PET_*`` variables are torchrun's; ``tests/cli`` compares them with the real one. The table
-says what a flag is called and what kind of value it takes. It does not know which flags fit together: that is
-``options``.
+defines names and value types only. ``options`` checks which flags can be combined.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from tenax._core.bounds import MAX_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -30,29 +30,29 @@ GROUPS = (WHAT, MANY, STOPPING, LOGS, SEEING, PLACEMENT, NODES)
 
 
 class UsageError(ValueError):
-    """What was asked for cannot be done as it was asked. Its text is one sentence, for the person at the keyboard."""
+    """The command line cannot be executed as written. The message is one sentence for the user."""
 
 
 class OutOfRange(UsageError):
-    """A number that the flag does not allow."""
+    """A number outside the range of its flag."""
 
 
 class Flag(msgspec.Struct, frozen=True):
     """One flag. A ``switch`` takes no value; the other kinds take one."""
 
-    name: str  # as we write it: "--nproc-per-node"
+    name: str  # canonical spelling: "--nproc-per-node"
     group: str
     kind: str  # switch, text, whole, number, list
     default: Any
     help: str
-    value: str = ""  # what the help page calls its value
+    value: str = ""  # placeholder of the value in the help page
     short: str = ""
     choices: tuple[str, ...] = ()
     least: int | None = None  # for whole numbers
     most: int | None = None
-    from_environment: bool = True  # whether PET_<NAME> supplies its default
-    ours: bool = False  # torchrun has no such flag
-    alone: str | None = None  # the value if none follows; None: one must
+    from_environment: bool = True  # whether PET_<NAME> sets its default
+    ours: bool = False  # not a torchrun flag
+    alone: str | None = None  # the value when none is given; None: a value is required
 
     @property
     def dest(self) -> str:
@@ -60,12 +60,12 @@ class Flag(msgspec.Struct, frozen=True):
 
     @property
     def variable(self) -> str:
-        """The environment variable that supplies the default; empty: none does."""
+        """The environment variable that sets the default; empty if none does."""
         return "PET_" + self.dest.upper() if self.from_environment else ""
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Everything a user may write for it: the short form, with dashes, with underscores."""
+        """All accepted spellings: short, with dashes, with underscores."""
         long = (self.name,) if "-" not in self.name[2:] else (self.name, "--" + self.dest)
         return (self.short, *long) if self.short else long
 
@@ -472,10 +472,12 @@ BY_DEST = {flag.dest: flag for flag in FLAGS}
 
 _TRUE = frozenset({"1", "true", "yes", "t", "y", "on"})
 _FALSE = frozenset({"0", "false", "no", "f", "n", "off"})
+_MIN_PREFIX = 3  # a prefix must be longer than this to count as an abbreviation
+_MIN_SIMILARITY = 0.75
 
 
 def convert(flag: Flag, text: str, source: str) -> Any:
-    """The value that ``text`` stands for. ``source`` is how the user wrote the flag, for complaints."""
+    """Convert ``text`` to the flag's type. ``source`` is the flag as the user wrote it, for messages."""
     if flag.choices and text not in flag.choices:
         raise UsageError(f"{source} takes {_any_of(flag.choices)}, not {text!r}")
     if flag.kind == "text":
@@ -490,7 +492,7 @@ def convert(flag: Flag, text: str, source: str) -> Any:
 
 
 def truth(text: str, source: str) -> bool:
-    """What a switch's environment variable says."""
+    """Parse the environment variable of a switch."""
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -499,8 +501,18 @@ def truth(text: str, source: str) -> bool:
     raise UsageError(f"{source} takes 0, 1, true, false, yes or no, not {text!r}")
 
 
+def closest_flag(flag: str, known: Iterable[str]) -> str:
+    """Return the known flag that starts with this one, or else the most similar one; empty if there is none."""
+    import difflib
+
+    names = sorted(known)
+    longer = [name for name in names if len(flag) > _MIN_PREFIX and name.startswith(flag)]
+    close = longer or difflib.get_close_matches(flag, names, n=1, cutoff=_MIN_SIMILARITY)
+    return close[0] if close else ""
+
+
 def split_list(text: str) -> list[str]:
-    """Split at single commas; two commas are one comma that belongs to the text."""
+    """Split at commas. Two commas in a row stand for one literal comma."""
     return [part.replace("\0", ",") for part in text.replace(",,", "\0").split(",")]
 
 

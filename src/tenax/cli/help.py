@@ -1,4 +1,4 @@
-"""The help pages. Text only: what ``tenax help`` and ``tenax run --help`` print, made from the table of flags."""
+"""The help pages of ``tenax help`` and ``tenax run --help``, generated from the flag table."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ _TEXT_COLUMN = 30
 
 
 def run_page(width: int) -> str:
-    """The help page of ``tenax run``, for a terminal of this width."""
+    """Return the help page of ``tenax run`` for a terminal of this width."""
     width = max(60, min(width, 100))
     parts = [_INTRODUCTION]
     for group in GROUPS:
@@ -119,15 +119,15 @@ def _flag_lines(flag: Flag, width: int) -> list[str]:
     name = (
         " " * _INDENT + (f"{flag.short}, " if flag.short else "") + flag.name + (f" {flag.value}" if flag.value else "")
     )
-    text = textwrap.wrap(_sentence(flag), width - _TEXT_COLUMN, break_on_hyphens=False)
+    text = textwrap.wrap(_description(flag), width - _TEXT_COLUMN, break_on_hyphens=False)
     indented = [" " * _TEXT_COLUMN + line for line in text]
     if len(name) > _TEXT_COLUMN - 2:
         return [name, *indented]
     return [name.ljust(_TEXT_COLUMN) + text[0], *indented[1:]]
 
 
-def _sentence(flag: Flag) -> str:
-    """The flag's sentence with its choices and its default in it."""
+def _description(flag: Flag) -> str:
+    """Return the flag's help with its choices and default."""
     remarks = []
     if flag.choices:
         remarks.append("one of " + ", ".join(flag.choices))

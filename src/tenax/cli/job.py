@@ -1,20 +1,20 @@
-"""A job that is running, found as an operator names it, and a line to ask it.
+"""Finds a running job as an operator names it, and connects to it.
 
     tenax COMMAND                              the only run of this user on this host
     tenax COMMAND RUN_ID                       a run by its id, or by the pid of one of its agents here
-    tenax COMMAND RUN_ID --endpoint HOST:PORT  from anywhere: where its nodes meet, with the job's secret
+    tenax COMMAND RUN_ID --endpoint HOST:PORT  a run on other hosts, by its rendezvous endpoint and the job's secret
 
-On this host every agent has a door (``_node/control_socket.py``), and passes on what is asked over its own link: no
-secret is
-needed, and any node of the run will do. At an endpoint the settings are those of ``tenax run``, read by the same code.
+On this host every agent has a control socket (``_node/control_socket.py``) and forwards requests over its own link, so
+no secret is needed and any node of the run will do. At an endpoint the settings are those of ``tenax run``, parsed by
+the same code.
 
-For commands::
+Usage::
 
-    words = read_words(argv, switches=("--json",), values=("--why",))  # raises UsageError
-    with find_job(wanted(words, run_id)) as job:  # raises UsageError, NoSuchJob
+    arguments = parse_arguments(argv, switches=("--json",), values=("--why",))  # raises UsageError
+    with find_job(job_selector(arguments, run_id)) as job:  # raises UsageError, NoSuchJob
         answer = job.ask(StatusRequest(), RunStatus)  # raises Declined, LineLost
 
-``guarded`` turns what is raised into a sentence and an exit code.
+``run_operator_command`` turns these exceptions into a message and an exit code.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tenax._engines.tcp.operator import (
     at_door,
     at_endpoint,
 )
-from tenax.cli.flags import UsageError
+from tenax.cli.flags import UsageError, closest_flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -46,37 +46,37 @@ if TYPE_CHECKING:
     from tenax.cli.ended_run import EndedRun
 
 __all__ = [
-    "PLACE_HELP",
-    "AgentHere",
-    "CannotBeAsked",
+    "SELECTOR_HELP",
+    "Arguments",
     "Declined",
     "Job",
     "JobSelector",
     "LineLost",
+    "LocalAgent",
     "NoSuchJob",
+    "NotResponding",
     "UsageError",
-    "Words",
-    "agents_here",
     "find_job",
-    "guarded",
-    "read_words",
-    "wanted",
+    "job_selector",
+    "local_agents",
+    "parse_arguments",
+    "run_operator_command",
 ]
 
 A = TypeVar("A")
-TIMEOUT_S = 10.0  # for an answer that nobody makes wait
-_DOOR_S = 3.0  # an agent that is stopped does not hold up the others for longer
-_PLACE_FLAGS = {
+TIMEOUT_S = 10.0  # for an answer that does not wait for anything
+_AGENT_TIMEOUT_S = 3.0  # for an agent on this host, which may be stopped
+_SELECTOR_FLAGS = {
     "--endpoint": "endpoint",
     "--rdzv-endpoint": "endpoint",
     "--rdzv-backend": "backend",
     "--rdzv-conf": "conf",
 }
-_MAX_SAID = 8
-_MAX_SILENT = 3  # of which it is said
-_STOPPED, _TRACED = "T", "t"  # states of a process, as the system writes them
+_MAX_NAMED = 8  # runs or folders in one message
+_MAX_SILENT = 3  # silent agents in one message
+_STOPPED, _TRACED = "T", "t"  # process states in /proc/PID/stat
 
-PLACE_HELP = """\
+SELECTOR_HELP = """\
 Which run: on a host of the run its id is enough, and if there is only one run not even that. The pid of its agent
 names it too. From elsewhere, name the place where its nodes meet, as 'tenax run' was told it, and the job's secret:
 
@@ -87,18 +87,18 @@ names it too. From elsewhere, name the place where its nodes meet, as 'tenax run
 
 
 class NoSuchJob(Exception):
-    """There is no such run, or it cannot be asked. The text is one sentence."""
+    """There is no such run, or it does not answer. The message is one sentence."""
 
 
-class CannotBeAsked(NoSuchJob):
-    """It is there, but nobody of it could say anything just now."""
+class NotResponding(NoSuchJob):
+    """The run exists, but none of its agents here can answer now."""
 
 
 class JobSelector(msgspec.Struct, frozen=True):
-    """Which job is meant."""
+    """The job that a command line refers to."""
 
-    run_id: str = ""  # or a pid; empty: the only one
-    endpoint: str = ""  # empty: on this host
+    run_id: str = ""  # or the pid of an agent; empty: the only run
+    endpoint: str = ""  # empty: this host
     backend: str = ""
     conf: str = ""
 
@@ -108,16 +108,16 @@ class JobSelector(msgspec.Struct, frozen=True):
         return concealed_repr(self)
 
 
-class Words(msgspec.Struct):
-    """A command line, taken apart."""
+class Arguments(msgspec.Struct):
+    """A parsed command line."""
 
-    plain: list[str] = []
+    positional: list[str] = []
     switches: set[str] = set()
     values: dict[str, str] = {}
 
 
-class AgentHere(msgspec.Struct, frozen=True):
-    """An agent of this user on this host, as it says itself."""
+class LocalAgent(msgspec.Struct, frozen=True):
+    """An agent of this user on this host: its own answer, and what was observed from outside."""
 
     run_id: str = ""
     host: str = ""
@@ -129,124 +129,122 @@ class AgentHere(msgspec.Struct, frozen=True):
     workers: int = 0
     rank: int = -1
     is_coordinator: bool = False
-    coordinator: str = ""  # where it is, for people; empty: here, and nowhere else
+    coordinator: str = ""  # its address, for display; empty: in this agent, without an address
     log_dir: str = ""
     journal: str = ""
-    # What we know ourselves.
-    path: str = ""
-    since: float = 0.0  # when it opened its door
-    trouble: str = ""  # why it said nothing; what is known of it then is what it has noted before
+    # Not part of the answer.
+    path: str = ""  # of its control socket
+    since: float = 0.0  # when its control socket was created
+    trouble: str = ""  # why it did not answer; the other fields then come from its note on disk
 
     @property
     def which_run(self) -> tuple[str, str]:
-        """The same for all agents of one run, although run ids may repeat."""
+        """A key that all agents of one run share, and that differs between runs of the same id."""
         from tenax._node.control_socket import which_run
 
         return which_run(self.run_id, self.pid, self.coordinator)
 
     @property
     def silence(self) -> str:
-        """That it does not answer, in a sentence."""
+        """A message that the agent does not answer, and why."""
         whose = f"the agent of the run {self.run_id!r} (pid {self.pid})" if self.run_id else f"the agent {self.pid}"
         return f"{whose} does not answer; {self.trouble}"
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 
 
-def read_words(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Words:
-    """Flags may stand anywhere. Those that say where a job is are known already. Raises ``UsageError``."""
-    words = Words()
-    known_switches, known_values = set(switches), {*values, *_PLACE_FLAGS}
+def parse_arguments(argv: Sequence[str], *, switches: Iterable[str] = (), values: Iterable[str] = ()) -> Arguments:
+    """Parse flags at any position. The flags that select a job are always accepted. Raises ``UsageError``."""
+    arguments = Arguments()
+    known_switches, known_values = set(switches), {*values, *_SELECTOR_FLAGS}
     left = iter(argv)
     for word in left:
         if word == "--":
-            words.plain += left
+            arguments.positional += left
             break
         flag, equals, written = word.partition("=")
         flag = flag.replace("_", "-")
         if not word.startswith("-") or word == "-":
-            words.plain.append(word)
+            arguments.positional.append(word)
         elif flag in known_switches and not equals:
-            words.switches.add(flag)
+            arguments.switches.add(flag)
         elif flag in known_values:
             value = written if equals else next(left, "")
             if not value:
                 raise UsageError(f"{flag} needs a value")
-            words.values[_PLACE_FLAGS.get(flag, flag)] = value
+            arguments.values[_SELECTOR_FLAGS.get(flag, flag)] = value
         elif flag in known_switches:
             raise UsageError(f"{flag} takes no value")
         else:
             raise UsageError(_unknown_flag(word, flag, {*known_switches, *known_values}))
-    return words
+    return arguments
 
 
 def _unknown_flag(word: str, flag: str, known: set[str]) -> str:
-    from tenax.cli.near_names import near_flag
-
-    near = near_flag(flag, known)
-    return f"there is no flag {word!r}" + (f"; did you mean {near!r}?" if near else "")
+    close = closest_flag(flag, known)
+    return f"there is no flag {word!r}" + (f"; did you mean {close!r}?" if close else "")
 
 
-def wanted(words: Words, run_id: str = "") -> JobSelector:
-    """Which job these words mean. Raises ``UsageError``."""
-    values = words.values
-    meant = JobSelector(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
-    if not meant.endpoint and (meant.backend or meant.conf):
+def job_selector(arguments: Arguments, run_id: str = "") -> JobSelector:
+    """Return the job that the arguments select. Raises ``UsageError``."""
+    values = arguments.values
+    selector = JobSelector(run_id, values.get("endpoint", ""), values.get("backend", ""), values.get("conf", ""))
+    if not selector.endpoint and (selector.backend or selector.conf):
         raise UsageError("--rdzv-backend and --rdzv-conf are for a run elsewhere; add --endpoint HOST:PORT")
-    if meant.endpoint and not run_id:
+    if selector.endpoint and not run_id:
         raise UsageError("at an endpoint the run must be named: add its id (--rdzv-id of 'tenax run')")
-    return meant
+    return selector
 
 
-def only_word(words: Words, what: str) -> str:
-    """The one word that may stand there, or nothing. Raises ``UsageError``."""
-    if len(words.plain) > 1:
-        raise UsageError(f"one {what} at a time, not {len(words.plain)}")
-    return words.plain[0] if words.plain else ""
+def single_argument(arguments: Arguments, what: str) -> str:
+    """Return the only positional argument, or an empty string. Raises ``UsageError``."""
+    if len(arguments.positional) > 1:
+        raise UsageError(f"one {what} at a time, not {len(arguments.positional)}")
+    return arguments.positional[0] if arguments.positional else ""
 
 
-def guarded(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
-    """Do it; what is wrong becomes one sentence and an exit code: 2 for wrong usage, 1 for everything else."""
+def run_operator_command(name: str, argv: Sequence[str], usage: str, command: Callable[[Sequence[str]], int]) -> int:
+    """Run a command. Errors become a message and an exit code: 2 for wrong usage, 1 for everything else."""
     from tenax._failures.exit_codes import FAILED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(usage)
     try:
         return command(argv)
     except UsageError as error:
-        tell(f"tenax {name}: {harmless(str(error))}\ntry: tenax {name} --help")
+        print_stderr(f"tenax {name}: {harmless(str(error))}\ntry: tenax {name} --help")
         return WRONG_USAGE
     except (NoSuchJob, Declined) as error:
-        tell(f"tenax {name}: {harmless(str(error))}")
+        print_stderr(f"tenax {name}: {harmless(str(error))}")
     except OperatorError as error:
-        tell(f"tenax {name}: the run did not answer: {harmless(str(error))}")
+        print_stderr(f"tenax {name}: the run did not answer: {harmless(str(error))}")
     return FAILED
 
 
-# --- a job ------------------------------------------------------------------------------------------------------------
+# --- job --------------------------------------------------------------------------------------------------------------
 
 
 class Job:
-    """A run that can be asked. ``agent`` is who is asked, if that is an agent on this host."""
+    """A connection to a run. ``agent`` is the agent that answers, if it is on this host."""
 
-    def __init__(self, run_id: str, line: OperatorLine, agent: AgentHere | None = None) -> None:
+    def __init__(self, run_id: str, line: OperatorLine, agent: LocalAgent | None = None) -> None:
         self.run_id = run_id
         self.agent = agent
         self._line = line
 
     def ask(self, request: AnyRequest, kind: type[A], timeout_s: float = TIMEOUT_S) -> A:
-        """The answer, of this type. Raises ``Declined`` (it was heard, and why not) and ``LineLost``."""
-        return _typed(self.ask_raw(request, timeout_s), kind)
+        """Send a request and return the answer as this type. Raises ``Declined`` (with the reason) and ``LineLost``."""
+        return _decode(self.ask_raw(request, timeout_s), kind)
 
     def ask_raw(self, request: AnyRequest, timeout_s: float = TIMEOUT_S) -> msgspec.Raw:
-        """The answer as JSON. Raises ``Declined`` and ``LineLost``."""
+        """Send a request and return the answer as JSON. Raises ``Declined`` and ``LineLost``."""
         return self._line.ask(request, timeout_s)
 
     def until_gone(self) -> None:
-        """Wait until who is asked has ended: the agent here, or the coordinator's. Raises ``LineLost``."""
+        """Wait until the process that answers exits: the agent here, or the coordinator's. Raises ``LineLost``."""
         from tenax._core.requests import AgentRequest
 
         self._line.until_closed(AgentRequest())
@@ -261,27 +259,23 @@ class Job:
         self._line.close()
 
 
-def find_job(meant: JobSelector) -> Job:
-    """The job that is meant, with a line to it. Raises ``UsageError`` and ``NoSuchJob``."""
-    if meant.endpoint:
-        return _job_at_endpoint(meant)
-    agents = agents_here()
-    mine = [agent for agent in agents if _is_meant(agent, meant.run_id)]
-    runs = {agent.which_run for agent in mine}
-    if not mine:
-        raise NoSuchJob(_nothing_found(meant.run_id, agents))
+def find_job(selector: JobSelector) -> Job:
+    """Connect to the selected job. Raises ``UsageError`` and ``NoSuchJob``."""
+    if selector.endpoint:
+        return _job_at_endpoint(selector)
+    agents = local_agents()
+    # Agents that do not answer count: their runs continue.
+    selected = [agent for agent in agents if selector.run_id in ("", agent.run_id, str(agent.pid))]
+    runs = {agent.which_run for agent in selected}
+    if not selected:
+        raise NoSuchJob(_nothing_found(selector.run_id, agents))
     if len(runs) > 1:
-        raise NoSuchJob(_several_found(meant.run_id, mine))
-    return _job_of(mine)
+        raise NoSuchJob(_several_found(selector.run_id, selected))
+    return _job_of(selected)
 
 
-def _is_meant(agent: AgentHere, run_id: str) -> bool:
-    """Also one that does not answer: its run goes on."""
-    return not run_id or run_id in (agent.run_id, str(agent.pid))
-
-
-def _job_of(agents: list[AgentHere]) -> Job:
-    """Through whichever agent has a way to the coordinator; that where it lives first."""
+def _job_of(agents: list[LocalAgent]) -> Job:
+    """Connect through the first agent that can reach the coordinator, starting with the coordinator's own."""
     from tenax._core.requests import StatusRequest
 
     why = ""
@@ -297,85 +291,87 @@ def _job_of(agents: list[AgentHere]) -> Job:
         try:
             if len(agents) > 1:
                 line.ask(StatusRequest(), TIMEOUT_S)
-        except OperatorError as error:  # it looks for its coordinator, or has just ended: another may know more
+        except OperatorError as error:  # it has lost its coordinator, or has just exited: try another
             why = why or str(error)
             line.close()
             continue
         return Job(agent.run_id, line, agent)
-    if silent:  # it may be the coordinator's, or the only one
-        raise CannotBeAsked("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
-    raise CannotBeAsked(f"the run {agents[0].run_id!r} cannot be asked: {why}")
+    if silent:  # possibly the coordinator's, or the only one
+        raise NotResponding("; ".join(agent.silence for agent in silent[:_MAX_SILENT]))
+    raise NotResponding(f"the run {agents[0].run_id!r} cannot be asked: {why}")
 
 
-def _typed(raw: msgspec.Raw, kind: type[A]) -> A:
+def _decode(raw: msgspec.Raw, kind: type[A]) -> A:
     try:
         return msgspec.json.decode(raw, type=kind)
     except DECODE_ERRORS as error:
         raise LineLost(f"its answer is not ours ({error}); is that another version of tenax?") from error
 
 
-# --- on this host -----------------------------------------------------------------------------------------------------
+# --- this host --------------------------------------------------------------------------------------------------------
 
 
-def agents_here(environ: Mapping[str, str] = os.environ) -> list[AgentHere]:
-    """Every agent of this user on this host, the oldest first. What nobody listens at is removed. Raises ``NoSuchJob``
-    if the folder is not ours alone."""
+def local_agents(environ: Mapping[str, str] = os.environ) -> list[LocalAgent]:
+    """Return every agent of this user on this host, oldest first. Removes control sockets without a listener.
+
+    Raises ``NoSuchJob`` if the folder of control sockets is not private to this user.
+    """
     from tenax._core.requests import AgentRequest
     from tenax._node.control_socket import socket_paths
 
     lines: list[tuple[str, int, OperatorLine | OperatorError]] = []
     try:
-        doors = socket_paths(environ)
+        paths = socket_paths(environ)
     except OSError as error:
         raise NoSuchJob(f"agents of this host cannot be looked for: {error.strerror or error}") from error
-    for path in doors:
+    for path in paths:
         try:
-            line = at_door(path, _DOOR_S)
+            line = at_door(path, _AGENT_TIMEOUT_S)
             lines.append((path, line.send(AgentRequest()), line))
         except (ConnectionRefusedError, FileNotFoundError):
             _remove(path)
         except OperatorError as error:
             lines.append((path, 0, error))
-    # All were asked before the first answer is waited for.
+    # All requests are sent before the first answer is awaited.
     found = [_agent(path, number, line) for path, number, line in lines]
     return sorted((agent for agent in found if agent is not None), key=lambda agent: (agent.since, agent.pid))
 
 
-def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> AgentHere | None:
-    """None: it has ended meanwhile."""
+def _agent(path: str, number: int, line: OperatorLine | OperatorError) -> LocalAgent | None:
+    """Return the agent behind a control socket; None if it has exited."""
     name = os.path.basename(path).partition(".")[0].partition("-")[0]
     pid = int(name) if name.isdecimal() else 0
     try:
         since = os.stat(path).st_mtime
     except OSError:
         since = 0.0
-    told, why = _told(number, line)
-    if why is None:
-        return msgspec.structs.replace(told, path=path, since=since, pid=told.pid or pid)
-    is_late = isinstance(why.__cause__, TimeoutError)
-    if not is_late and _is_left(path):
+    agent, error = _answer(number, line)
+    if error is None:
+        return msgspec.structs.replace(agent, path=path, since=since, pid=agent.pid or pid)
+    is_late = isinstance(error.__cause__, TimeoutError)
+    if not is_late and _is_abandoned(path):
         return None
-    told = _as_noted(path)
-    trouble = _why_stopped(pid) or (f"nothing came within {_DOOR_S:g} s" if is_late else str(why))
-    return msgspec.structs.replace(told, path=path, since=since, trouble=trouble, pid=told.pid or pid)
+    agent = _from_note(path)
+    trouble = _why_stopped(pid) or (f"nothing came within {_AGENT_TIMEOUT_S:g} s" if is_late else str(error))
+    return msgspec.structs.replace(agent, path=path, since=since, trouble=trouble, pid=agent.pid or pid)
 
 
-def _told(number: int, line: OperatorLine | OperatorError) -> tuple[AgentHere, OperatorError | None]:
-    """What it says of itself, or why it does not."""
+def _answer(number: int, line: OperatorLine | OperatorError) -> tuple[LocalAgent, OperatorError | None]:
+    """Return the agent's answer, or an empty one and the error."""
     if isinstance(line, OperatorError):
-        return AgentHere(), line
+        return LocalAgent(), line
     try:
-        return _typed(line.answer(number, _DOOR_S), AgentHere), None
+        return _decode(line.answer(number, _AGENT_TIMEOUT_S), LocalAgent), None
     except OperatorError as error:
-        return AgentHere(), error
+        return LocalAgent(), error
     finally:
         line.close()
 
 
-def _is_left(path: str) -> bool:
-    """Whether nobody is behind this door any more."""
+def _is_abandoned(path: str) -> bool:
+    """Return True, and remove the control socket, if no process listens on it."""
     try:
-        at_door(path, _DOOR_S).close()
+        at_door(path, _AGENT_TIMEOUT_S).close()
     except (ConnectionRefusedError, FileNotFoundError):
         _remove(path)
         return True
@@ -384,14 +380,14 @@ def _is_left(path: str) -> bool:
     return False
 
 
-def _as_noted(door: str) -> AgentHere:
-    """Of one that does not answer, what it has noted when it opened its door."""
+def _from_note(path: str) -> LocalAgent:
+    """Return what the agent wrote to disk when it created its control socket."""
     from tenax._node.control_socket import note_for
 
-    note = note_for(door)
+    note = note_for(path)
     if note is None:
-        return AgentHere()
-    return AgentHere(
+        return LocalAgent()
+    return LocalAgent(
         run_id=note.run_id,
         pid=note.pid,
         entrypoint=note.entrypoint,
@@ -401,11 +397,11 @@ def _as_noted(door: str) -> AgentHere:
 
 
 def _why_stopped(pid: int) -> str:
-    """If it is: then it will not answer however often it is asked. Its workers may go on."""
+    """Return why a process is stopped; empty if it is not, or if this is unknown."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             state = file.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):  # no such process is seen from here, or the system does not tell
+    except (OSError, IndexError):  # not visible from this container, or no /proc
         return ""
     if state == _STOPPED:
         return f"it is stopped (Ctrl-Z, SIGSTOP or a debugger): kill -CONT {pid} lets it go on"
@@ -413,45 +409,45 @@ def _why_stopped(pid: int) -> str:
 
 
 def _remove(path: str) -> None:
-    """Its agent was killed."""
+    """Remove the control socket of an agent that was killed."""
     from contextlib import suppress
 
     with suppress(OSError):
         os.unlink(path)
 
 
-def _nothing_found(run_id: str, agents: list[AgentHere]) -> str:
+def _nothing_found(run_id: str, agents: list[LocalAgent]) -> str:
     from tenax.cli.ended_run import ended_run
 
     elsewhere = "if it runs elsewhere, add --endpoint HOST:PORT, where its nodes meet"
     if not run_id:
         return f"nothing of yours runs on this host; {elsewhere}, and its run id"
     if (ended := ended_run(run_id)) is not None:
-        return f"the run {ended.run_id!r} is not running on this host any more; {_where_its_end_is(ended)}"
+        return f"the run {ended.run_id!r} is not running on this host any more; {_where_it_is_recorded(ended)}"
     there = f", only {_names(agents)}" if agents else ", nor any other of yours"
     return f"there is no run {run_id!r} on this host{there}; {elsewhere}"
 
 
-def _where_its_end_is(ended: EndedRun) -> str:
+def _where_it_is_recorded(ended: EndedRun) -> str:
     import shlex
 
     if ended.folders:
-        return f"see how it ended: tenax report {shlex.join(ended.folders[:_MAX_SAID])}"
+        return f"see how it ended: tenax report {shlex.join(ended.folders[:_MAX_NAMED])}"
     return f"its logs were in {ended.noted[0]}, which is not there any more" if ended.noted else "it has kept no logs"
 
 
-def _name(agent: AgentHere) -> str:
+def _name(agent: LocalAgent) -> str:
     name = repr(agent.run_id) if agent.run_id else f"pid {agent.pid}"
     return f"{name} (its agent, pid {agent.pid}, does not answer)" if agent.trouble else name
 
 
-def _names(agents: list[AgentHere]) -> str:
+def _names(agents: list[LocalAgent]) -> str:
     names = list(dict.fromkeys(map(_name, agents)))
-    return ", ".join(names[:_MAX_SAID]) + (f" and {len(names) - _MAX_SAID} more" if len(names) > _MAX_SAID else "")
+    return ", ".join(names[:_MAX_NAMED]) + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
 
 
-def _several_found(run_id: str, agents: list[AgentHere]) -> str:
-    by_run: dict[tuple[str, str], AgentHere] = {}
+def _several_found(run_id: str, agents: list[LocalAgent]) -> str:
+    by_run: dict[tuple[str, str], LocalAgent] = {}
     for agent in agents:
         by_run.setdefault(agent.which_run, agent)
     if run_id:
@@ -460,32 +456,32 @@ def _several_found(run_id: str, agents: list[AgentHere]) -> str:
     return f"{len(by_run)} runs are on this host; say which: {_names(list(by_run.values()))}"
 
 
-# --- at an endpoint ---------------------------------------------------------------------------------------------------
+# --- endpoint ---------------------------------------------------------------------------------------------------------
 
 
-def _job_at_endpoint(meant: JobSelector) -> Job:
+def _job_at_endpoint(selector: JobSelector) -> Job:
     from tenax.cli.arguments import parse
+    from tenax.cli.host_checks import rendezvous_parameters
     from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS
-    from tenax.cli.run import tell
-    from tenax.cli.world import rendezvous_parameters
+    from tenax.cli.run import print_stderr
 
-    backend = meant.backend or "tcp"
+    backend = selector.backend or "tcp"
     if backend not in MANY_NODES_BACKENDS:
         raise UsageError(f"--rdzv-backend is {backend!r}; a run can be asked through 'tcp' or 'etcd'")
     backend = "tcp" if backend == "static" else backend
-    # As for a node of that run, but that nothing is started.
-    flags = {"--rdzv-id": meant.run_id, "--rdzv-backend": backend, "--rdzv-endpoint": meant.endpoint}
-    flags |= {"--rdzv-conf": meant.conf} if meant.conf else {}
+    # Parse the flags as for a node of that run; nothing is started.
+    flags = {"--rdzv-id": selector.run_id, "--rdzv-backend": backend, "--rdzv-endpoint": selector.endpoint}
+    flags |= {"--rdzv-conf": selector.conf} if selector.conf else {}
     options = parse([f"{flag}={value}" for flag, value in flags.items()] + ["--nnodes=1:2", "operator"], {})
     for note in options.notes:
-        tell(f"tenax: note: {note}")
+        print_stderr(f"tenax: note: {note}")
     parameters = rendezvous_parameters(options)
     try:
         if backend in ETCD_BACKENDS:
             from tenax._engines.etcd.operator import line_through_etcd
             from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
 
-            return Job(meant.run_id, line_through_etcd(etcd_rendezvous_settings(parameters)))
+            return Job(selector.run_id, line_through_etcd(etcd_rendezvous_settings(parameters)))
         from tenax.rendezvous._tcp_handler import tcp_settings
 
         settings = tcp_settings(parameters)
@@ -493,9 +489,9 @@ def _job_at_endpoint(meant: JobSelector) -> Job:
     except ValueError as error:
         raise UsageError(str(error).rstrip(".")) from error
     except AccessDenied as error:
-        raise NoSuchJob(f"the coordinator of {meant.run_id!r} does not let us in: {error}") from error
+        raise NoSuchJob(f"the coordinator of {selector.run_id!r} does not let us in: {error}") from error
     except Unreachable as error:
-        raise NoSuchJob(f"the run {meant.run_id!r} cannot be asked: {error}") from error
+        raise NoSuchJob(f"the run {selector.run_id!r} cannot be asked: {error}") from error
     from tenax._io.endpoint import Endpoint
 
     endpoint = Endpoint.parse(settings.endpoint)
@@ -503,14 +499,14 @@ def _job_at_endpoint(meant: JobSelector) -> Job:
     if settings.uses_user_secret:
         from tenax._engines.secret import user_secret
 
-        secret = user_secret(create=False)  # readable: the settings were checked
+        secret = user_secret(create=False)  # readable: tcp_settings has checked it
     try:
-        line = at_endpoint(_addresses(endpoint.host, endpoint.port), meant.run_id, secret, tls, endpoint.host)
+        line = at_endpoint(_addresses(endpoint.host, endpoint.port), selector.run_id, secret, tls, endpoint.host)
     except AccessDenied as error:
         raise NoSuchJob(f"the coordinator at {endpoint} does not let us in: {error}") from error
     except Unreachable as error:
         raise NoSuchJob(f"there is no coordinator to ask at {endpoint}: {error}") from error
-    return Job(meant.run_id, line)
+    return Job(selector.run_id, line)
 
 
 def _addresses(host: str, port: int) -> list[Address]:

@@ -1,7 +1,7 @@
-"""Journals that a person names: found, read as far as they can be, and sorted by the run they belong to.
+"""Finds and reads journals for ``tenax report`` and ``tenax timeline``, and groups them by run.
 
-Law: what cannot be read is named, and takes nothing else with it. A journal with a damaged line is as good as its
-beginning.
+A journal that cannot be read is reported and does not affect the others. A damaged journal is used up to the first
+damaged line.
 """
 
 from __future__ import annotations
@@ -21,49 +21,48 @@ if TYPE_CHECKING:
     from tenax._node.run_journal import RunHeader, RunStep
     from tenax._view.history import NodePart, RunHistory, RunPart
 
-_MAX_DEEP = 6
+_MAX_DEPTH = 6
 _MAX_FILES = 10_000
 
 
 class Found(msgspec.Struct):
-    """What the named files and folders came to."""
+    """The runs in the given files and folders."""
 
     histories: list[RunHistory] = []
-    troubles: list[str] = []  # sentences about files that could not be read, or not to their end
+    troubles: list[str] = []  # messages about files that could not be read completely
 
 
-def find_journals(place: str) -> tuple[list[str], str]:
-    """Files of journals: the one that is named, or all below a folder, and a sentence if that was cut short."""
-    if not os.path.isdir(place):
-        return [place], ""
+def find_journals(path: str) -> tuple[list[str], str]:
+    """Return this journal, or all below this folder, and a message if there are none or too many."""
+    if not os.path.isdir(path):
+        return [path], ""
     found: list[str] = []
-    top = place.rstrip(os.sep).count(os.sep)
-    for folder, folders, files in os.walk(place):
-        if folder.count(os.sep) - top >= _MAX_DEEP:
+    top = path.rstrip(os.sep).count(os.sep)
+    for folder, folders, files in os.walk(path):
+        if folder.count(os.sep) - top >= _MAX_DEPTH:
             folders.clear()
         folders.sort()
-        found += [os.path.join(folder, name) for name in sorted(files) if _is_one(folder, name)]
+        found += [os.path.join(folder, name) for name in sorted(files) if _is_journal(folder, name)]
         if len(found) > _MAX_FILES:
-            return found[
-                :_MAX_FILES
-            ], f"there are more than {_MAX_FILES} journals below {place!r}; the rest is left out"
-    return found, "" if found else f"there is no journal (coordinator.jsonl, journal.jsonl) below {place!r}"
+            trouble = f"there are more than {_MAX_FILES} journals below {path!r}; the rest is left out"
+            return found[:_MAX_FILES], trouble
+    return found, "" if found else f"there is no journal (coordinator.jsonl, journal.jsonl) below {path!r}"
 
 
-def _is_one(folder: str, name: str) -> bool:
-    """A second run in the same folder has a number in the names of its journals. A FIFO would be waited for."""
-    is_called_so = name.endswith(".jsonl") and name.startswith(("coordinator", "journal"))
-    return is_called_so and os.path.isfile(os.path.join(folder, name))
+def _is_journal(folder: str, name: str) -> bool:
+    """Journals of later runs in the same folder have a number in their names. A FIFO is excluded: it would block."""
+    has_name = name.endswith(".jsonl") and name.startswith(("coordinator", "journal"))
+    return has_name and os.path.isfile(os.path.join(folder, name))
 
 
-def read_histories(places: Sequence[str]) -> Found:
-    """All runs of these files and folders, oldest first."""
+def read_histories(named: Sequence[str]) -> Found:
+    """Return all runs in these files and folders, oldest first."""
     found = Found()
     runs: list[RunPart] = []
     nodes: list[NodePart] = []
     seen: set[str] = set()
-    for place in places:
-        paths, trouble = find_journals(place)
+    for each in named:
+        paths, trouble = find_journals(each)
         if trouble:
             found.troubles.append(trouble)
         for path in paths:
@@ -134,7 +133,7 @@ def _agent_journal(path: str, troubles: list[str]) -> tuple[Header, list[Step], 
 
 
 def _beginning(path: str, kinds: Any) -> list[object]:
-    """The lines before the first one that is none, or that begins another run."""
+    """Return the lines before the first damaged one, or before the next run's header."""
     from tenax._node.journal import FORMAT
 
     decoder: msgspec.json.Decoder[object] = msgspec.json.Decoder(kinds)
@@ -148,5 +147,5 @@ def _beginning(path: str, kinds: Any) -> list[object]:
                     break
                 lines.append(line)
     except (OSError, *DECODE_ERRORS):
-        pass  # said by whoever read it first
+        pass  # the caller reports the error of the first attempt to read it
     return lines

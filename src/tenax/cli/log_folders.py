@@ -1,7 +1,7 @@
-"""Log folders: the lines of a run that is over, or was killed, from the files it left on this host.
+"""Log lines of an ended or killed run, from the files that it left on this host.
 
-The journal tells which generation had which folder, and who had which rank in it; ``journal.times`` tells when lines
-came. Files without times (of an older tenax, or copied alone) are shown one after the other, which is said.
+The journal maps generations to folders and ranks; ``journal.times`` has the times of lines. Files without times (from
+an older tenax, or copied without them) are shown one after another, with a note.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _JOURNAL = "journal.jsonl"
 _MAX_NAMED = 8
 
 
-class LogOfWorker(msgspec.Struct, frozen=True):
-    """One file that is there."""
+class WorkerLog(msgspec.Struct, frozen=True):
+    """A log file of one worker."""
 
     path: str
     generation: int
@@ -48,7 +48,7 @@ class LogOfWorker(msgspec.Struct, frozen=True):
 
 
 def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
-    """Show the chosen lines of these folders. Raises ``UsageError`` and ``NoSuchJob``."""
+    """Show the chosen lines from these folders. Raises ``UsageError`` and ``NoSuchJob``."""
     logs = [log for folder in run_folders(folders) for log in logs_in(folder)]
     if not logs:
         raise NoSuchJob("this run has kept no lines in files; 'tenax run --redirects 3' or '--tee 3' does")
@@ -57,19 +57,18 @@ def lines_of(folders: list[str], choice: Choice, page: Page) -> None:
     if without and len(chosen) > 1:
         page.note(f"of {len(without)} files no times are known: they come first, one after another")
     if choice.last >= 0:
-        recalled = _look(chosen, choice, [-1] * len(chosen), last)
-        _show(chosen, recalled, page)
+        _show(chosen, _query(chosen, choice, [-1] * len(chosen), last), page)
         return
     positions = [0] * len(chosen)
     while chosen and not page.is_closed:
-        recalled = _look(chosen, choice, positions, following)
-        _show(chosen, recalled, page)
-        positions = recalled.positions
-        if not recalled.is_more:
+        result = _query(chosen, choice, positions, following)
+        _show(chosen, result, page)
+        positions = result.positions
+        if not result.is_more:
             break
 
 
-def _chosen(logs: list[LogOfWorker], choice: Choice) -> list[LogOfWorker]:
+def _chosen(logs: list[WorkerLog], choice: Choice) -> list[WorkerLog]:
     ranks = RankSet(choice.ranks)
     generation = choice.generation or max(log.generation for log in logs)
     return [
@@ -79,8 +78,8 @@ def _chosen(logs: list[LogOfWorker], choice: Choice) -> list[LogOfWorker]:
     ]
 
 
-def _look(
-    chosen: list[LogOfWorker], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
+def _query(
+    chosen: list[WorkerLog], choice: Choice, starts: list[int], how: Callable[[list[Source], Query], QueryResult]
 ) -> QueryResult:
     query = Query(last=max(0, choice.last), needle=os.fsencode(choice.containing), since=choice.since, unfinished=True)
     sources = [
@@ -90,19 +89,19 @@ def _look(
     return how(sources, query)
 
 
-def _show(chosen: list[LogOfWorker], recalled: QueryResult, page: Page) -> None:
-    page.show(chosen[line.source].line(line.at, line.text) for line in recalled.lines)
+def _show(chosen: list[WorkerLog], result: QueryResult, page: Page) -> None:
+    page.show(chosen[line.source].line(line.at, line.text) for line in result.lines)
     page.leave_out(
         LeftOut(log.rank, log.local_rank, log.stream, log.generation, count, why)
-        for log, count, why in ((chosen[index], count, why) for index, count, why in recalled.left_out)
+        for log, count, why in ((chosen[index], count, why) for index, count, why in result.left_out)
     )
 
 
-# --- what is in a folder ----------------------------------------------------------------------------------------------
+# --- folders ----------------------------------------------------------------------------------------------------------
 
 
 def run_folders(folders: list[str]) -> list[str]:
-    """Folders of runs: those that were named; of a log folder, those of the only run there. Raises ``UsageError``."""
+    """Replace each log folder by the folders of the only run in it. Raises ``UsageError``."""
     found: list[str] = []
     for folder in folders:
         if os.path.exists(os.path.join(folder, _JOURNAL)):
@@ -123,36 +122,36 @@ def run_folders(folders: list[str]) -> list[str]:
     return found
 
 
-def logs_in(folder: str) -> list[LogOfWorker]:
-    """The files of a run's folder, in the order of generations and ranks. Raises ``UsageError``."""
-    logs: list[LogOfWorker] = []
-    attempts: dict[int, int] = {}  # how many folders a restart count has had
+def logs_in(folder: str) -> list[WorkerLog]:
+    """Return the log files in a run's folder by generation and rank. Raises ``UsageError``."""
+    logs: list[WorkerLog] = []
+    attempts: dict[int, int] = {}  # number of folders by restart count
     for journal in _journals(folder):
         _, starts, workers = _read(journal)
         for start in starts:
-            place = start.assignment
-            number = attempts.get(place.restarts_used, 0)
-            attempts[place.restarts_used] = number + 1
-            attempt = f"attempt_{place.restarts_used}" + (f".{number}" if number else "")
+            assignment = start.assignment
+            number = attempts.get(assignment.restarts_used, 0)
+            attempts[assignment.restarts_used] = number + 1
+            attempt = f"attempt_{assignment.restarts_used}" + (f".{number}" if number else "")
             for local_rank in range(workers):
                 for stream in STREAMS.values():
                     path = os.path.join(folder, attempt, str(local_rank), f"{stream}.log")
                     if os.path.isfile(path):
-                        rank = place.first_global_rank + local_rank
-                        logs.append(LogOfWorker(path, place.generation, rank, local_rank, stream))
+                        rank = assignment.first_global_rank + local_rank
+                        logs.append(WorkerLog(path, assignment.generation, rank, local_rank, stream))
     return logs
 
 
 def _journals(folder: str) -> list[str]:
-    """Several if the folder was used by several runs, one after the other."""
+    """Return the journals in a folder: one for each run that has used it."""
     found = [os.path.join(folder, _JOURNAL)]
-    while os.path.exists(following_one := os.path.join(folder, f"journal.{len(found)}.jsonl")):
-        found.append(following_one)
+    while os.path.exists(path := os.path.join(folder, f"journal.{len(found)}.jsonl")):
+        found.append(path)
     return found
 
 
 def _read(path: str) -> tuple[str, list[StartWorkers], int]:
-    """The run's id, its starts of workers, and how many workers each had."""
+    """Return the run id, the ``StartWorkers`` commands, and the number of workers."""
     try:
         header, steps, _ = read_journal(path)
     except JournalUnreadable as error:

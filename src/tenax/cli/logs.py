@@ -1,7 +1,7 @@
-"""``tenax logs [RUN_ID or FOLDER]``: lines of any worker, of a run that goes on or of one that is over.
+"""``tenax logs [RUN_ID or FOLDER]``: shows the output of any worker of a running or ended run.
 
-Of a running job the nodes are asked (``live_lines``), of one that is over the files are read (``log_folders``); both
-give the same lines, and here they are shown.
+The lines of a running job come from its nodes (``live_logs``), those of an ended run from files (``log_folders``). This
+module parses the command line and prints the lines.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from tenax._view.log_lines import LeftOut, LogLine
-    from tenax.cli.job import Words
+    from tenax.cli.job import Arguments
 
 USAGE = """\
 usage: tenax logs [RUN_ID | FOLDER ...] [--rank RANKS] [--generation N] [--stream stdout|stderr] [--grep TEXT]
@@ -42,7 +42,7 @@ or --tee 3 of 'tenax run' everything is there. What is not there any more is sai
 
 """
 
-_END_OF_TIME = 1e11  # seconds since the epoch, as far as calendars go
+_MAX_TIME = 1e11  # seconds since the epoch that a calendar can show
 _EXIT_CODES = """\
 
 Exit code 0: there were lines. 1: there were none, or nobody could be asked. 2: wrong usage.
@@ -54,7 +54,7 @@ _RESET = "\x1b[0m"
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which lines are wanted."""
+    """Which lines to show."""
 
     ranks: str = ""
     generation: int = 0
@@ -65,46 +65,46 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 def logs_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax logs ARGV`` asks, and return the exit code."""
-    from tenax.cli.job import PLACE_HELP, guarded
+    """Execute ``tenax logs ARGV`` and return the exit code."""
+    from tenax.cli.job import SELECTOR_HELP, run_operator_command
 
-    return guarded("logs", argv, USAGE + PLACE_HELP + _EXIT_CODES, _logs)
+    return run_operator_command("logs", argv, USAGE + SELECTOR_HELP + _EXIT_CODES, _logs)
 
 
 def _logs(argv: Sequence[str]) -> int:
-    from tenax.cli.job import NoSuchJob, find_job, only_word, read_words, wanted
+    from tenax.cli.job import NoSuchJob, find_job, job_selector, parse_arguments, single_argument
 
-    words = read_words(
+    arguments = parse_arguments(
         argv,
         switches=("--follow", "-f", "--times"),
         values=("--rank", "--generation", "--stream", "--grep", "--last", "-n", "--since"),
     )
-    choice = choice_of(words)
-    follows = bool(words.switches & {"--follow", "-f"})
-    page = Page(has_times="--times" in words.switches, begins_with_divider=choice.generation < 0)
-    folders = [word for word in words.plain if is_folder(word)] if "endpoint" not in words.values else []
-    missing = [word for word in words.plain if word not in folders and os.sep in word]
-    if missing and len(words.plain) > 1 and "endpoint" not in words.values:
+    choice = choice_of(arguments)
+    follows = bool(arguments.switches & {"--follow", "-f"})
+    page = Page(has_times="--times" in arguments.switches, begins_with_divider=choice.generation < 0)
+    folders = [word for word in arguments.positional if is_folder(word)] if "endpoint" not in arguments.values else []
+    missing = [word for word in arguments.positional if word not in folders and os.sep in word]
+    if missing and len(arguments.positional) > 1 and "endpoint" not in arguments.values:
         raise UsageError(f"there is no folder {missing[0]!r}")
     if folders:
-        if len(folders) < len(words.plain):
+        if len(folders) < len(arguments.positional):
             raise UsageError("either folders or a run that is running, not both")
         return _from_folders(folders, choice, page, follows)
-    meant = wanted(words, only_word(words, "run"))
+    selector = job_selector(arguments, single_argument(arguments, "run"))
     try:
-        job = find_job(meant)
+        job = find_job(selector)
     except NoSuchJob as error:
-        folders = [] if meant.endpoint else _folders_of_ended_run(meant.run_id)
-        if not folders and os.path.isdir(meant.run_id):
-            raise NoSuchJob(f"{error}; if the folder is meant, write ./{meant.run_id}") from error
-        if not folders and os.sep in meant.run_id and not meant.endpoint:
-            raise UsageError(f"there is no folder {meant.run_id!r}, nor a run of that name") from error
+        folders = [] if selector.endpoint else _folders_of_ended_run(selector.run_id)
+        if not folders and os.path.isdir(selector.run_id):
+            raise NoSuchJob(f"{error}; if the folder is meant, write ./{selector.run_id}") from error
+        if not folders and os.sep in selector.run_id and not selector.endpoint:
+            raise UsageError(f"there is no folder {selector.run_id!r}, nor a run of that name") from error
         if not folders:
             raise
         where = f"its folder {folders[0]}" if len(folders) == 1 else f"its {len(folders)} folders on this host"
-        page.note(f"the run {meant.run_id!r} is over; this is from {where}")
+        page.note(f"the run {selector.run_id!r} is over; this is from {where}")
         return _from_folders(folders, choice, page, follows=False)
-    from tenax.cli.live_lines import follow, recent
+    from tenax.cli.live_logs import follow, recent
 
     with job:
         try:
@@ -125,7 +125,7 @@ def _from_folders(folders: list[str], choice: Choice, page: Page, follows: bool)
 
 
 def is_folder(word: str) -> bool:
-    """Whether a folder is meant rather than a run."""
+    """Return True if the argument is a folder rather than a run."""
     if not os.path.isdir(word):
         return False
     is_path = os.sep in word or word in (os.curdir, os.pardir)
@@ -133,26 +133,26 @@ def is_folder(word: str) -> bool:
 
 
 def _folders_of_ended_run(run_id: str) -> list[str]:
-    """Where its agents left their files, if they ran here and it is over."""
+    """Return the log folders of an ended run on this host."""
     from tenax.cli.ended_run import ended_run
 
     if not run_id:
         return []
     try:
         ended = ended_run(run_id)
-    except OSError:  # no folder of ours: then nobody has noted anything
+    except OSError:  # the folder with the notes of ended runs does not exist, or is not private
         return []
     return list(ended.folders) if ended is not None else []
 
 
-# --- the command line -------------------------------------------------------------------------------------------------
+# --- command line -----------------------------------------------------------------------------------------------------
 
 
-def choice_of(words: Words) -> Choice:
-    """From words to a choice. Raises ``UsageError``."""
+def choice_of(arguments: Arguments) -> Choice:
+    """Convert the arguments to a choice. Raises ``UsageError``."""
     from tenax._node.log_queries import STREAMS, InvalidRequest, RankSet
 
-    values = words.values
+    values = arguments.values
     ranks, stream = values.get("--rank", ""), values.get("--stream", "")
     try:
         RankSet(ranks)
@@ -193,11 +193,11 @@ def _since(written: str) -> float:
     return max(1.0, time.time() - seconds)
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 class Page:
-    """Where lines are printed, and what is to be said about them."""
+    """Prints lines, and notes about missing ones."""
 
     def __init__(self, *, has_times: bool = False, begins_with_divider: bool = False) -> None:
         self._has_times = has_times
@@ -206,12 +206,12 @@ class Page:
         self._width = 1
         self._lines = 0
         self._left_out: dict[str, tuple[set[tuple[int, str, int]], int]] = {}
-        self.is_closed = False  # nobody reads on
+        self.is_closed = False  # the reader has closed the pipe, or printing failed
         self.if_nothing = "there are no such lines"
         self._is_failed = False
 
     def show(self, lines: Iterable[LogLine]) -> None:
-        """Print them, in this order."""
+        """Print the lines in this order."""
         from tenax._failures.plain_text import one_line
 
         text: list[str] = []
@@ -225,17 +225,17 @@ class Page:
             name = f"{self._time(line.at)}rank {rank:>{self._width}} |"
             if self._has_colours:
                 name = f"\x1b[{_COLOURS[line.rank % len(_COLOURS)]}m{name}{_RESET}"
-            # What comes from a node is a stranger's word, whatever that node should have done with it.
+            # Escape here too: the text comes from a node and is untrusted.
             text.append(f"{name} {one_line(line.text)}".rstrip(" ") + "\n")
         if text:
             self._print("".join(text))
 
     def _print(self, text: str) -> None:
-        """A reader that has seen enough (``| head``) is no failure, but there is no point in going on."""
+        """Print text, and set ``is_closed`` if no more output is possible."""
         from tenax.cli.run import print_page
         from tenax.cli.status import is_reader_gone
 
-        # Before the page is printed, which does not tell a reader that is gone from one that reads.
+        # Checked first, because print_page ignores a closed pipe.
         is_gone = is_reader_gone()
         self._is_failed = not is_gone and bool(print_page(text, is_styled=True))
         self.is_closed = is_gone or self._is_failed
@@ -245,34 +245,34 @@ class Page:
             return ""
         import time
 
-        if not 0 < at < _END_OF_TIME:  # not known; or a node says nonsense
+        if not 0 < at < _MAX_TIME:  # unknown, or an invalid time from a node
             return " " * 23 + " "
         return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}.{int(at % 1 * 1000):03d} "
 
-    def note(self, sentence: str) -> None:
+    def note(self, message: str) -> None:
         from tenax._failures.plain_text import harmless
-        from tenax.cli.run import tell
+        from tenax.cli.run import print_stderr
 
-        tell(f"tenax logs: {harmless(sentence)}")
+        print_stderr(f"tenax logs: {harmless(message)}")
 
     def end_line(self) -> None:
-        """Where a terminal shows that somebody has pressed Ctrl-C: what it shows next begins a line."""
-        from tenax.cli.run import print_page, tell
+        """Start a new line on the terminal, after the ``^C`` that it shows for Ctrl-C."""
+        from tenax.cli.run import print_page, print_stderr
 
         if sys.stdout is not None and sys.stdout.isatty():
             print_page("\n")
         elif sys.stderr is not None and sys.stderr.isatty():
-            tell("")
+            print_stderr("")
 
     def leave_out(self, left_out: Iterable[LeftOut]) -> None:
-        """Remember what is missing, to be told in the end."""
+        """Collect lines that are missing, for ``note_left_out``."""
         for each in left_out:
             streams, count = self._left_out.get(each.why, (set(), 0))
             streams.add((each.rank, each.stream, each.generation))
             self._left_out[each.why] = (streams, count + each.bytes)
 
-    def tell_left_out(self) -> None:
-        """Say it now, and once."""
+    def note_left_out(self) -> None:
+        """Print the collected notes about missing lines, once."""
         for why, (streams, count) in self._left_out.items():
             rank, stream, generation = min(streams)
             whose = f"{stream} of rank {rank} in generation {generation}"
@@ -281,7 +281,7 @@ class Page:
         self._left_out.clear()
 
     def exit_code(self, if_nothing: int) -> int:
-        self.tell_left_out()
+        self.note_left_out()
         if self.is_closed:
             return int(self._is_failed)
         if not self._lines and if_nothing:

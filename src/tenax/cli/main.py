@@ -1,4 +1,4 @@
-"""``tenax``: which command is meant. Imports only what that command needs."""
+"""The console script ``tenax``: dispatches to one command and imports only what that command needs."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Where each command is, besides those that this file knows itself.
-_ELSEWHERE = {
+# Commands in modules of their own: module and function.
+_SUBCOMMANDS = {
     "replay": ("replay", "replay_command"),
     "ask": ("ask", "ask_command"),
     "status": ("status", "status_command"),
     "ps": ("ps", "ps_command"),
     "logs": ("logs", "logs_command"),
-    "stop": ("operate", "stop_command"),
-    "drain": ("operate", "drain_command"),
-    "restart": ("operate", "restart_command"),
+    "stop": ("operator_commands", "stop_command"),
+    "drain": ("operator_commands", "drain_command"),
+    "restart": ("operator_commands", "restart_command"),
     "timeline": ("timeline", "timeline_command"),
     "report": ("report", "report_command"),
 }
-COMMANDS = ("run", *_ELSEWHERE, "version", "help")
+COMMANDS = ("run", *_SUBCOMMANDS, "version", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The console script. Returns the exit code. With ``argv``, this is a call inside another program."""
+    """Run a command and return the exit code. ``argv`` is passed by programs that call this as a function."""
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None:
-            _honour_interrupts(words)
-        return _obey(words)
-    except KeyboardInterrupt:  # before the launcher has taken over the signals, or in a command that takes none over
+            _keep_interrupts(words)
+        return _dispatch(words)
+    except KeyboardInterrupt:  # before the launcher installs its handlers, or in a command that installs none
         from tenax._failures.exit_codes import CANCELLED
 
         return CANCELLED
@@ -53,62 +53,61 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERNAL_ERROR
 
 
-def _obey(words: list[str]) -> int:
+def _dispatch(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("help", [])
     if command == "run":
-        with _Undisturbed():
-            _get_ready(rest)
+        with _InterruptsBlocked():
+            _preload(rest)
             from tenax.cli.run import run_command
 
         return run_command(rest, os.environ)
-    if command in _ELSEWHERE:
-        return _elsewhere(command, rest)
+    if command in _SUBCOMMANDS:
+        return _run_subcommand(command, rest)
     if command in ("version", "--version", "-V"):
         return _version()
     if command in ("help", "--help", "-h"):
         return _help(rest)
-    return _refuse(_unknown(command, words))
+    return _print_usage_error(_unknown(command, words))
 
 
-def _refuse(sentence: str) -> int:
+def _print_usage_error(message: str) -> int:
     from tenax._failures.exit_codes import WRONG_USAGE
-    from tenax.cli.run import tell
+    from tenax.cli.run import print_stderr
 
-    tell(f"tenax: {sentence}\ntry: tenax help")
+    print_stderr(f"tenax: {message}\ntry: tenax help")
     return WRONG_USAGE
 
 
-def _elsewhere(command: str, words: list[str]) -> int:
+def _run_subcommand(command: str, words: list[str]) -> int:
     from importlib import import_module
 
-    module, name = _ELSEWHERE[command]
+    module, name = _SUBCOMMANDS[command]
     return int(getattr(import_module(f"tenax.cli.{module}"), name)(words))
 
 
-def _honour_interrupts(words: list[str]) -> None:
-    """Lose no Ctrl-C during the start. Raises KeyboardInterrupt if Python has discarded one already.
+def _keep_interrupts(words: list[str]) -> None:
+    """Lose no Ctrl-C during the start. Raises KeyboardInterrupt if Python has already discarded one.
 
-    Until the agent handles signals, SIGINT ends this process directly: a KeyboardInterrupt may be raised in code that
-    discards exceptions (a finalizer, a callback of C code), and the run would start all the same.
+    Until the agent handles signals, SIGINT kills this process directly: a KeyboardInterrupt may be raised in code that
+    discards exceptions (a finalizer, a callback from C), and the run would start anyway.
     """
     import _signal  # type: ignore[import-not-found]
 
-    # Python prints and discards an interrupt that arrives while it checks what kind of file its script is.
+    # Python prints and discards an interrupt that arrives while it determines the type of its script file.
     if isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):
         raise KeyboardInterrupt
     if words[:1] == ["run"] and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 
-class _Undisturbed:
-    """Holds a Ctrl-C back until the imports are done.
+class _InterruptsBlocked:
+    """Blocks SIGINT during imports.
 
-    The initialisation of an extension module may swallow the interrupt and leave the module half made, to crash later.
+    The initialization of an extension module may discard the interrupt and leave the module half initialized.
     """
 
     def __enter__(self) -> None:
-        # Not `signal`, which is itself one of the imports that take their time.
-        import _signal
+        import _signal  # `signal` is itself a slow import
 
         self._signals = _signal
         self._before = _signal.pthread_sigmask(_signal.SIG_BLOCK, {_signal.SIGINT})
@@ -117,20 +116,23 @@ class _Undisturbed:
         self._signals.pthread_sigmask(self._signals.SIG_SETMASK, self._before)
 
 
-def _get_ready(words: list[str]) -> None:
-    """Make the most of the time that imports take: most of what passes before the first worker runs."""
+def _preload(words: list[str]) -> None:
+    """Start the keeper in parallel with the imports, which take most of the time before the first worker runs."""
     if not {"-h", "--help", "--dry-run", "--dry_run"}.intersection(words):
         from tenax._io.helper_process import start_helper_ahead
 
-        # Whatever comes of this command line, it ends when our end of its channel closes. Only the keeper: the first
-        # worker waits for it. The scribe, for which nobody waits, would only take a core away from the imports.
+        # The keeper exits when this end of its channel closes, whatever becomes of this command line. Only the keeper
+        # is started early, because the first worker waits for it. The log writer would only compete with the imports.
         start_helper_ahead("tenax._processes.keeper_main", "tenax-keeper")
     _import_msgspec()
 
 
 def _import_msgspec() -> None:
-    """Where typing_extensions is installed (wherever torch is), msgspec imports it, for nothing that is used here, and
-    that costs as much as msgspec itself. Hidden from msgspec, not from anybody who comes later."""
+    """Import msgspec without typing_extensions.
+
+    msgspec imports typing_extensions if it is installed (as it is with torch). tenax does not need it, and it takes as
+    long as msgspec itself. Later imports of it work as usual.
+    """
     if "typing_extensions" not in sys.modules:
         sys.modules["typing_extensions"] = None  # type: ignore[assignment]
         import msgspec  # noqa: F401
@@ -146,10 +148,10 @@ def _version() -> int:
 
 
 def _help(words: list[str]) -> int:
-    if words and words[0] in ("run", *_ELSEWHERE):
-        return _obey([words[0], "--help"])
+    if words and words[0] in ("run", *_SUBCOMMANDS):
+        return _dispatch([words[0], "--help"])
     if words and words[0] not in COMMANDS and not words[0].startswith("-"):
-        return _refuse(_no_command(words[0], "help "))
+        return _print_usage_error(_no_command(words[0], "help "))
     from tenax.cli.help import OVERVIEW
     from tenax.cli.run import print_page
 
@@ -165,9 +167,9 @@ def _unknown(command: str, words: list[str]) -> str:
 
 
 def _no_command(command: str, before: str = "") -> str:
-    from tenax.cli.near_names import near_command
+    import difflib
 
-    near = near_command(command, COMMANDS)
-    if near:
-        return f"there is no command {command!r}; did you mean 'tenax {before}{near}'?"
+    close = difflib.get_close_matches(command, COMMANDS, n=1)
+    if close:
+        return f"there is no command {command!r}; did you mean 'tenax {before}{close[0]}'?"
     return f"there is no command {command!r}; there are {', '.join(COMMANDS)}"

@@ -1,15 +1,14 @@
-"""Options: everything ``tenax run`` was asked to do, judged and frozen.
+"""The checked options of ``tenax run``, as one frozen value.
 
-Decides which requests fit together. It takes converted values and where each came from, and answers with one
-``Options`` or one ``UsageError``; it touches nothing. The principles:
+Decides which flags can be combined. Takes converted values and their sources, and returns ``Options`` or raises
+``UsageError``. Does no I/O.
 
-1. What is written on the command line is either honoured or refused in one sentence, never ignored.
-2. ``PET_*`` variables are defaults that a cluster sets for everybody: where the command line decides otherwise,
-   they give way, and a note says so.
-3. Whatever torchrun can do keeps working. A flag that one node has no use for, but that cannot mislead anybody
-   (``--rdzv-backend c10d --rdzv-endpoint localhost:0``), is accepted in silence.
+1. A flag on the command line is either applied or rejected with one sentence, never ignored.
+2. ``PET_*`` variables are defaults that a cluster sets for all its jobs: the command line overrides them, with a note.
+3. Every torchrun command line keeps working. A flag without meaning on one node that cannot mislead
+   (``--rdzv-backend c10d --rdzv-endpoint localhost:0``) is accepted silently.
 
-Where several nodes meet is decided in ``meeting``, which one node never needs.
+``rendezvous_options`` decides the rendezvous of several nodes. A run of one node does not import it.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from signal import Signals
     from typing import Any
 
-# One node needs no rendezvous: these names (of torchrun, and of ours) all mean the same there.
+# One node needs no rendezvous, so these names of torchrun and tenax all mean the same there.
 _STANDALONE_BACKENDS = frozenset({"static", "c10d", "tcp", "local"})
 ETCD_BACKENDS = frozenset({"etcd", "etcd-v2"})
 ONE_NODE_BACKENDS = _STANDALONE_BACKENDS | ETCD_BACKENDS
@@ -33,7 +32,7 @@ MANY_NODES_BACKENDS = frozenset({"static", "c10d", "tcp"}) | ETCD_BACKENDS
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", ""})  # noqa: S104 - recognised, not bound
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30
 
-# Keys of --rdzv-conf that torchrun's backends read, and ours.
+# Keys of --rdzv-conf that the backends of torchrun and tenax read.
 _KNOWN_SETTINGS = frozenset(
     {
         *("timeout", "join_timeout", "last_call_timeout", "close_timeout", "heartbeat_timeout", "read_timeout"),
@@ -45,14 +44,14 @@ _KNOWN_SETTINGS = frozenset(
     }
 )
 _URLS = ("rdzv_endpoint", "trace", "metrics", "event_log_handler")  # may hold a user and a password
-# What a handler is told besides: each has a flag of its own.
+# Other parameters of a rendezvous handler, each with a flag of its own.
 _NOT_SETTINGS = frozenset({"self", "backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr"})
-# Flags that a script of its own hardly has, so that finding one behind the script is worth a note.
-_OURS_FOR_SURE = ("nproc_per_node", "nnodes", "standalone", "max_restarts", "rdzv_backend", "rdzv_endpoint")
+# Flags that a script is unlikely to have itself: one of these after the script is probably a mistake.
+_UNLIKELY_IN_SCRIPTS = ("nproc_per_node", "nnodes", "standalone", "max_restarts", "rdzv_backend", "rdzv_endpoint")
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """One run, as it was asked for. Nothing in it has to be looked up again."""
+    """One run as requested. Nothing has to be looked up in the environment again."""
 
     script: str
     script_args: tuple[str, ...]
@@ -60,10 +59,10 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     no_python: bool = False
     run_path: bool = False
     start_method: str = "spawn"
-    python: str = ""  # the interpreter for the workers; empty: the one that runs tenax
-    compat: bool = False  # TorchElastic's import paths are ours in the workers
-    preload: str = "auto"  # modules to import once for all workers; auto: those of the script
-    local_rank_argument: bool = False  # the oldest scripts want --local-rank=N in front of their arguments
+    python: str = ""  # interpreter of the workers; empty: the one that runs tenax
+    compat: bool = False  # redirect TorchElastic's import paths to tenax in the workers
+    preload: str = "auto"  # modules to import once for all workers; auto: those that the script imports
+    local_rank_argument: bool = False  # pass --local-rank=N before the script's arguments, for very old scripts
 
     min_nodes: int = 1
     max_nodes: int = 1
@@ -74,8 +73,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     fatal_errors: tuple[str, ...] = ()
     shutdown_timeout_s: int = DEFAULT_SHUTDOWN_TIMEOUT_S
     signals_to_handle: str = ""
-    notice_signals: str = ""  # a scheduler's advance notice; empty: none
-    notice_s: float | None = None  # how soon after it the node must leave; None: nobody knows
+    notice_signals: str = ""  # signals that announce preemption; empty: none
+    notice_s: float | None = None  # time from the notice to preemption; None: unknown
     monitor_interval_s: float = 0.1
 
     log_dir: str | None = None
@@ -87,9 +86,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     log_line_prefix_template: str | None = None
     logs_specs: str | None = None
     event_log_handler: str = "null"
-    metrics: str = ""  # handlers of metrics, by name
+    metrics: str = ""  # metric handlers, by name
 
-    dashboard: str = ""  # where the page is served; empty: nowhere
+    dashboard: str = ""  # address to serve the dashboard at; empty: no dashboard
     on_hang: str = "off"
     hang_after_s: float = 300.0
     trace: str = ""
@@ -97,7 +96,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     virtual_local_rank: bool = False
     numa_binding: str | None = None
 
-    run_id: str = ""  # empty: a random one, which several nodes could not agree upon
+    run_id: str = ""  # empty: random, allowed for one node only
     role: str = "default"
     rdzv_backend: str = "local"
     rdzv_endpoint: str = ""
@@ -106,9 +105,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
     dry_run: bool = False
     report: str = ""  # the file for the failure report; empty: none
-    colour_allowed: bool = True  # on a terminal; whether there is one is not known here
-    live_line_allowed: bool = True  # likewise
-    notes: tuple[str, ...] = ()  # what the user should know although nothing is wrong
+    colour_allowed: bool = True  # if stderr is a terminal
+    live_line_allowed: bool = True  # if stderr is a terminal
+    notes: tuple[str, ...] = ()  # remarks for the user
 
     def __repr__(self) -> str:
         from tenax._core.text import concealed_repr
@@ -123,23 +122,23 @@ def decide(
     sources: Mapping[str, str],
     environ: Mapping[str, str],
 ) -> Options:
-    """Judge what was written. Raises ``UsageError`` with one sentence."""
-    asked = Asked(values, sources)
-    _check_kind_of_script(asked)
-    least, most = _nodes(asked)
+    """Check the flags and return the options. Raises ``UsageError`` with one sentence."""
+    flags = FlagValues(values, sources)
+    _check_kind_of_script(flags)
+    least, most = _nodes(flags)
     if most > 1:
-        from tenax.cli.meeting import meeting_place_of_many
+        from tenax.cli.rendezvous_options import many_node_rendezvous
 
-        backend, endpoint, configs = meeting_place_of_many(asked, least, most, _settings(asked), environ)
+        backend, endpoint, configs = many_node_rendezvous(flags, least, most, _settings(flags), environ)
     else:
-        backend, endpoint, configs = _meeting_place(asked)
-    workers = _workers(asked, environ)
-    redirects = _streams(asked, "redirects", workers)
-    tee = _streams(asked, "tee", workers)
-    shown = _ranks(asked, workers)
-    _check_signals(asked, backend)
-    fatal_exit_codes, fatal_errors = _fatal(asked)
-    _note_what_has_no_effect(asked, script_args)
+        backend, endpoint, configs = _one_node_rendezvous(flags)
+    workers = _workers(flags, environ)
+    redirects = _streams(flags, "redirects", workers)
+    tee = _streams(flags, "tee", workers)
+    shown = _ranks(flags, workers)
+    _check_signals(flags, backend)
+    fatal_exit_codes, fatal_errors = _fatal(flags)
+    _note_unused_flags(flags, script_args)
     return Options(
         script=script,
         script_args=script_args,
@@ -148,7 +147,7 @@ def decide(
         run_path=values["run_path"],
         start_method=values["start_method"],
         compat=values.get("compat", False),
-        preload=_preload(asked),
+        preload=_preload(flags),
         python=environ.get("PYTHON_EXEC", ""),
         min_nodes=least,
         max_nodes=most,
@@ -172,10 +171,10 @@ def decide(
         logs_specs=values["logs_specs"],
         event_log_handler=values["event_log_handler"],
         metrics=values.get("metrics") or "",
-        dashboard=_dashboard(asked),
+        dashboard=_dashboard(flags),
         on_hang=values.get("on_hang") or "off",
         hang_after_s=values.get("hang_after") or 300.0,
-        trace=_trace(asked),
+        trace=_trace(flags),
         virtual_local_rank=values["virtual_local_rank"],
         numa_binding=values["numa_binding"],
         run_id="" if values["rdzv_id"] == "none" and most == 1 else values["rdzv_id"],
@@ -187,13 +186,13 @@ def decide(
         dry_run=values.get("dry_run", False),
         report=values.get("report") or "",
         colour_allowed=not environ.get("NO_COLOR") and environ.get("TERM") != "dumb",
-        live_line_allowed=environ.get("TERM") != "dumb",  # which cannot erase a line
-        notes=tuple(asked.notes),
+        live_line_allowed=environ.get("TERM") != "dumb",  # a dumb terminal cannot erase a line
+        notes=tuple(flags.notes),
     )
 
 
-class Asked:
-    """The values, with the words to speak about them."""
+class FlagValues:
+    """The flags' values and where each was given, and the notes collected while they are checked."""
 
     def __init__(self, values: Mapping[str, Any], sources: Mapping[str, str]) -> None:
         self.values = values
@@ -207,7 +206,7 @@ class Asked:
         return dest in self.sources
 
     def typed(self, dest: str) -> bool:
-        """Whether it stands on the command line."""
+        """Return True if the flag was given on the command line."""
         return dest in self.sources and not self.from_environment(dest)
 
     def from_environment(self, dest: str) -> bool:
@@ -216,8 +215,8 @@ class Asked:
     def name(self, dest: str) -> str:
         return self.sources.get(dest, BY_DEST[dest].name)
 
-    def words(self, dest: str) -> str:
-        """The request as the user wrote it: '--nnodes 2', 'PET_NNODES=2', '--standalone'."""
+    def quote(self, dest: str) -> str:
+        """Return flag and value as the user wrote them: '--nnodes 2', 'PET_NNODES=2', '--standalone'."""
         name, value = self.name(dest), self.values[dest]
         if isinstance(value, str) and dest in _URLS:
             from tenax._core.text import hide_passwords
@@ -230,50 +229,50 @@ class Asked:
         return name if isinstance(value, bool) else f"{name} {value}"
 
     def settle(self, winner: str, loser: str, refusal: str) -> None:
-        """Two requests that do not fit. A variable gives way to the command line; everything else is refused."""
+        """Resolve a conflict: the command line overrides a variable; otherwise raise ``UsageError(refusal)``."""
         if not (self.from_environment(loser) and self.typed(winner)):
             raise UsageError(refusal)
         self.note_unused(loser, winner)
 
     def note_unused(self, loser: str, winner: str) -> None:
-        self.notes.append(f"{self.words(loser)} is not used, because of {self.words(winner)}")
+        self.notes.append(f"{self.quote(loser)} is not used, because of {self.quote(winner)}")
 
 
-def _check_kind_of_script(asked: Asked) -> None:
-    """A script, a module, a program, or a script run inside: only one of them."""
-    kinds = [dest for dest in ("module", "no_python", "run_path") if asked[dest]]
+def _check_kind_of_script(flags: FlagValues) -> None:
+    """Allow only one of --module, --no-python and --run-path."""
+    kinds = [dest for dest in ("module", "no_python", "run_path") if flags[dest]]
     if len(kinds) > 1:
-        first, second = (asked.words(dest) for dest in kinds[:2])
+        first, second = (flags.quote(dest) for dest in kinds[:2])
         raise UsageError(
             f"{first} and {second} say two different things about how to start the script; drop one of them"
         )
 
 
-def _nodes(asked: Asked) -> tuple[int, int]:
-    """How many nodes, at least and at most."""
-    least, most = _least_and_most(asked)
-    if most > 1 and asked["standalone"]:
-        if asked.typed("nnodes") and not asked.typed("standalone"):
-            asked.note_unused("standalone", "nnodes")
+def _nodes(flags: FlagValues) -> tuple[int, int]:
+    """Return the minimum and maximum number of nodes."""
+    least, most = _least_and_most(flags)
+    if most > 1 and flags["standalone"]:
+        if flags.typed("nnodes") and not flags.typed("standalone"):
+            flags.note_unused("standalone", "nnodes")
         else:
-            asked.settle(
+            flags.settle(
                 "standalone",
                 "nnodes",
-                f"{asked.words('standalone')} means this machine alone, but {asked.words('nnodes')} asks for more; "
+                f"{flags.quote('standalone')} means this machine alone, but {flags.quote('nnodes')} asks for more; "
                 "drop one of them",
             )
             least = most = 1
-    if most == 1 and asked["node_rank"] != 0:
-        asked.settle(
-            "standalone" if asked["standalone"] else "nnodes",
+    if most == 1 and flags["node_rank"] != 0:
+        flags.settle(
+            "standalone" if flags["standalone"] else "nnodes",
             "node_rank",
-            f"{asked.words('node_rank')} is not a node of this job, which has one node, number 0; leave it out",
+            f"{flags.quote('node_rank')} is not a node of this job, which has one node, number 0; leave it out",
         )
     return least, most
 
 
-def _least_and_most(asked: Asked) -> tuple[int, int]:
-    text = asked["nnodes"]
+def _least_and_most(flags: FlagValues) -> tuple[int, int]:
+    text = flags["nnodes"]
     least, colon, most = text.partition(":")
     try:
         smallest = int(least)
@@ -281,128 +280,128 @@ def _least_and_most(asked: Asked) -> tuple[int, int]:
     except ValueError:
         smallest = biggest = 0
     if not 1 <= smallest <= biggest:
-        raise UsageError(f"{asked.name('nnodes')} takes N, or MIN:MAX with 1 <= MIN <= MAX, not {text!r}")
+        raise UsageError(f"{flags.name('nnodes')} takes N, or MIN:MAX with 1 <= MIN <= MAX, not {text!r}")
     if biggest > MAX_NODES:
-        raise UsageError(f"{asked.name('nnodes')} takes at most {MAX_NODES} nodes, not {text!r}")
+        raise UsageError(f"{flags.name('nnodes')} takes at most {MAX_NODES} nodes, not {text!r}")
     return smallest, biggest
 
 
-def _meeting_place(asked: Asked) -> tuple[str, str, dict[str, Any]]:
-    """Backend, endpoint and settings of the rendezvous: where the workers of the one node meet."""
-    backend, endpoint = asked["rdzv_backend"], asked["rdzv_endpoint"]
+def _one_node_rendezvous(flags: FlagValues) -> tuple[str, str, dict[str, Any]]:
+    """Return the backend, endpoint and settings of the rendezvous of a single node."""
+    backend, endpoint = flags["rdzv_backend"], flags["rdzv_endpoint"]
     if not backend:
-        raise UsageError(f"{asked.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
-    configs = _settings(asked)
+        raise UsageError(f"{flags.name('rdzv_backend')} needs a name, such as 'c10d' or 'static'")
+    configs = _settings(flags)
     if backend in ONE_NODE_BACKENDS - ETCD_BACKENDS and configs.get("store_type") != "file":
-        check_endpoint(asked)
-    if asked["standalone"]:
-        _check_standalone_rendezvous(asked)
+        check_endpoint(flags)
+    if flags["standalone"]:
+        _check_standalone_rendezvous(flags)
         backend, endpoint = "static", ""
-    elif backend != "static" and not _prefers_master(asked):
+    elif backend != "static" and not _prefers_master(flags):
         if backend not in ETCD_BACKENDS:
             return backend, endpoint, configs
-        if asked.typed("rdzv_backend"):
-            asked.notes.append(f"{asked.words('rdzv_backend')} is not asked: one node has nobody to find")
+        if flags.typed("rdzv_backend"):
+            flags.notes.append(f"{flags.quote('rdzv_backend')} is not asked: one node has nobody to find")
         return "local", "", configs
-    if endpoint and asked.from_environment("rdzv_endpoint") and types_master(asked):
-        asked.note_unused("rdzv_endpoint", types_master(asked))
+    if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
+        flags.note_unused("rdzv_endpoint", types_master(flags))
         endpoint = ""
     if endpoint:
-        _check_two_places(asked, endpoint)
+        _check_same_address(flags, endpoint)
         host, port = split_endpoint(endpoint)
-    elif _names_master(asked):
-        host, port = asked["master_addr"], str(asked["master_port"] or 0)
+    elif _names_master(flags):
+        host, port = flags["master_addr"], str(flags["master_port"] or 0)
     else:
         return "local", "", configs
     configs["rank"] = 0
     return "static", f"[{host}]:{port or 0}" if ":" in host else f"{host}:{port or 0}", configs
 
 
-def _check_standalone_rendezvous(asked: Asked) -> None:
-    if asked.given("rdzv_endpoint") and split_endpoint(asked["rdzv_endpoint"])[0].lower() not in _LOOPBACK:
-        asked.settle(
+def _check_standalone_rendezvous(flags: FlagValues) -> None:
+    if flags.given("rdzv_endpoint") and split_endpoint(flags["rdzv_endpoint"])[0].lower() not in _LOOPBACK:
+        flags.settle(
             "standalone",
             "rdzv_endpoint",
-            f"{asked.words('standalone')} means this machine alone, but {asked.words('rdzv_endpoint')} names "
+            f"{flags.quote('standalone')} means this machine alone, but {flags.quote('rdzv_endpoint')} names "
             "another; drop one of them",
         )
-    if asked["rdzv_backend"] not in _STANDALONE_BACKENDS:
-        asked.settle(
+    if flags["rdzv_backend"] not in _STANDALONE_BACKENDS:
+        flags.settle(
             "standalone",
             "rdzv_backend",
-            f"{asked.words('standalone')} needs no rendezvous, but {asked.words('rdzv_backend')} names one; "
+            f"{flags.quote('standalone')} needs no rendezvous, but {flags.quote('rdzv_backend')} names one; "
             "drop one of them",
         )
 
 
-def _prefers_master(asked: Asked) -> bool:
-    """Whether --master-addr and --master-port decide although another backend than static is named."""
+def _prefers_master(flags: FlagValues) -> bool:
+    """Return True if --master-addr or --master-port overrides a backend other than static."""
     for dest in ("master_addr", "master_port"):
-        if not asked.given(dest):
+        if not flags.given(dest):
             continue
-        if asked.typed(dest) and asked.typed("rdzv_backend"):
+        if flags.typed(dest) and flags.typed("rdzv_backend"):
             raise UsageError(
-                f"{asked.words(dest)} is for the static rendezvous, but {asked.words('rdzv_backend')} names another; "
+                f"{flags.quote(dest)} is for the static rendezvous, but {flags.quote('rdzv_backend')} names another; "
                 "drop one of them"
             )
-        if asked.typed(dest):
-            asked.note_unused("rdzv_backend", dest)
+        if flags.typed(dest):
+            flags.note_unused("rdzv_backend", dest)
             return True
-        asked.note_unused(dest, "rdzv_backend")
+        flags.note_unused(dest, "rdzv_backend")
     return False
 
 
-def types_master(asked: Asked) -> str:
-    """The flag on the command line that names the master, if one does."""
-    return next((dest for dest in ("master_port", "master_addr") if asked.typed(dest)), "")
+def types_master(flags: FlagValues) -> str:
+    """Return --master-port or --master-addr, whichever is on the command line; empty if neither is."""
+    return next((dest for dest in ("master_port", "master_addr") if flags.typed(dest)), "")
 
 
-def _names_master(asked: Asked) -> bool:
-    """Whether --master-addr or --master-port says where this node's workers meet."""
-    given = [dest for dest in ("master_addr", "master_port") if asked.given(dest)]
-    if types_master(asked):
+def _names_master(flags: FlagValues) -> bool:
+    """Return True if --master-addr or --master-port sets the rendezvous address of this node's workers."""
+    given = [dest for dest in ("master_addr", "master_port") if flags.given(dest)]
+    if types_master(flags):
         return True
-    # A cluster's variables speak of a job of many nodes; here this node is a job of its own, and may not be theirs.
-    if asked["standalone"] or asked["node_rank"] != 0:
-        why = "standalone" if asked["standalone"] else "nnodes"
+    # A cluster's variables describe a job of several nodes. This node runs a job of its own and may not be the master.
+    if flags["standalone"] or flags["node_rank"] != 0:
+        why = "standalone" if flags["standalone"] else "nnodes"
         for dest in given:
-            asked.note_unused(dest, why)
+            flags.note_unused(dest, why)
         return False
     return bool(given)
 
 
-def _check_two_places(asked: Asked, endpoint: str) -> None:
-    """An endpoint and a master that disagree."""
+def _check_same_address(flags: FlagValues, endpoint: str) -> None:
+    """Reject an endpoint and a master that are different addresses."""
     host, port = split_endpoint(endpoint)
     for dest, same in (
-        ("master_addr", asked["master_addr"] == host),
-        ("master_port", str(asked["master_port"]) == port),
+        ("master_addr", flags["master_addr"] == host),
+        ("master_port", str(flags["master_port"]) == port),
     ):
-        if asked.given(dest) and not same:
-            asked.settle(
+        if flags.given(dest) and not same:
+            flags.settle(
                 "rdzv_endpoint",
                 dest,
-                f"{asked.words('rdzv_endpoint')} and {asked.words(dest)} name two different meeting places; "
+                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} name two different meeting places; "
                 "drop one of them",
             )
 
 
-def check_endpoint(asked: Asked) -> None:
-    text = asked["rdzv_endpoint"]
+def check_endpoint(flags: FlagValues) -> None:
+    text = flags["rdzv_endpoint"]
     host, port = split_endpoint(text)
     if text and (not is_host(host) or (port and not (port.isdecimal() and int(port) < 65536))):
-        raise UsageError(f"{asked.name('rdzv_endpoint')} takes HOST or HOST:PORT with a port below 65536, not {text!r}")
+        raise UsageError(f"{flags.name('rdzv_endpoint')} takes HOST or HOST:PORT with a port below 65536, not {text!r}")
 
 
 def is_host(host: str) -> bool:
-    """Whether it looks like a name or an address. What has colons is an IPv6 address, or nothing."""
+    """Return True if the text looks like a host name or an address. Only IPv6 addresses contain colons."""
     if ":" in host:
         return host.count(":") > 1 and set(host.partition("%")[0].lower()) <= set("0123456789abcdef:.")
     return host.replace("-", "").replace(".", "").replace("_", "").isalnum()
 
 
 def split_endpoint(endpoint: str) -> tuple[str, str]:
-    """Host and port as text; the port may be missing, and a bare or bracketed IPv6 address is a host."""
+    """Return host and port as text. The port may be missing; an IPv6 address may be bare or in brackets."""
     endpoint = endpoint.strip()
     if endpoint.startswith("["):
         host, _, rest = endpoint[1:].partition("]")
@@ -413,10 +412,10 @@ def split_endpoint(endpoint: str) -> tuple[str, str]:
     return host, port
 
 
-def _settings(asked: Asked) -> dict[str, Any]:
-    """--rdzv-conf, taken apart. The value of a secret is never repeated."""
+def _settings(flags: FlagValues) -> dict[str, Any]:
+    """Parse --rdzv-conf. Messages never contain the value of a secret."""
     settings: dict[str, Any] = {}
-    text, name = asked["rdzv_conf"].strip(), asked.name("rdzv_conf")
+    text, name = flags["rdzv_conf"].strip(), flags.name("rdzv_conf")
     for pair in text.split(",") if text else ():
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not (key and equals and value):
@@ -425,12 +424,12 @@ def _settings(asked: Asked) -> dict[str, Any]:
         if key in _NOT_SETTINGS:
             raise UsageError(f"{name} sets {key!r}, which is no setting of a backend; it has a flag of its own")
         settings[key] = value
-    if asked["rdzv_backend"] in ONE_NODE_BACKENDS:
+    if flags["rdzv_backend"] in ONE_NODE_BACKENDS:
         unknown = ", ".join(repr(key) for key in settings if key not in _KNOWN_SETTINGS)
         if unknown:
-            asked.notes.append(f"unknown {name} key {unknown}, which has no effect")
+            flags.notes.append(f"unknown {name} key {unknown}, which has no effect")
     for secret, variable in (("token", "TENAX_RDZV_TOKEN"), ("password", "TENAX_ETCD_PASSWORD")):
-        if secret in settings and asked.typed("rdzv_conf"):
+        if secret in settings and flags.typed("rdzv_conf"):
             raise UsageError(
                 f"every user of this host can read the {secret} of {name} in the process list; write it to a file that "
                 f"only you can read and pass '{name} {secret}_file=FILE', or set the variable {variable}"
@@ -445,9 +444,9 @@ def _name(what: str, name: str) -> str:
     return name
 
 
-def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
-    """How many workers --nproc-per-node means on this machine."""
-    text = str(asked["nproc_per_node"]).strip()
+def _workers(flags: FlagValues, environ: Mapping[str, str]) -> int:
+    """Return the number of workers that --nproc-per-node stands for on this machine."""
+    text = str(flags["nproc_per_node"]).strip()
     if text.isdecimal():
         count = int(text)
     elif text[:1] in ("-", "+") or not text:
@@ -458,19 +457,19 @@ def _workers(asked: Asked, environ: Mapping[str, str]) -> int:
         try:
             count = parse_nproc(text, environ)
         except ValueError as error:
-            raise UsageError(str(error).rstrip(".")) from error  # it names the flag itself
+            raise UsageError(str(error).rstrip(".")) from error  # the message names the flag
     if count < 1:
         raise UsageError(
-            f"{asked.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
+            f"{flags.name('nproc_per_node')} takes a number of at least 1, 'auto', 'cpu' or 'gpu', not {text!r}"
         )
     if count > MAX_SLOTS:
-        raise UsageError(f"{asked.name('nproc_per_node')} takes at most {MAX_SLOTS} workers, not {text!r}")
+        raise UsageError(f"{flags.name('nproc_per_node')} takes at most {MAX_SLOTS} workers, not {text!r}")
     return count
 
 
-def _streams(asked: Asked, dest: str, workers: int) -> int | dict[int, int]:
-    """Which streams of which local ranks: one digit for all, or a map."""
-    text = asked[dest].strip()
+def _streams(flags: FlagValues, dest: str, workers: int) -> int | dict[int, int]:
+    """Return the streams for all local ranks (one digit), or a map by local rank."""
+    text = flags[dest].strip()
     if text in ("0", "1", "2", "3"):
         return int(text)
     chosen: dict[int, int] = {}
@@ -478,75 +477,75 @@ def _streams(asked: Asked, dest: str, workers: int) -> int | dict[int, int]:
         rank, _, streams = (part.strip() for part in pair.partition(":"))
         if not rank.isdecimal() or streams not in ("0", "1", "2", "3"):
             raise UsageError(
-                f"{asked.name(dest)} takes 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as "
+                f"{flags.name(dest)} takes 0 (none), 1 (stdout), 2 (stderr), 3 (both), or a map of local ranks such as "
                 f"'0:1,1:3', not {text!r}"
             )
-        _check_rank(asked, dest, int(rank), workers)
+        _check_rank(flags, dest, int(rank), workers)
         chosen[int(rank)] = int(streams)
     return chosen
 
 
-def _ranks(asked: Asked, workers: int) -> frozenset[int]:
-    text = asked["local_ranks_filter"].strip()
+def _ranks(flags: FlagValues, workers: int) -> frozenset[int]:
+    text = flags["local_ranks_filter"].strip()
     if not text:
         return frozenset()
     ranks = [word.strip() for word in text.split(",")]
     if not all(rank.isdecimal() for rank in ranks):
-        raise UsageError(f"{asked.name('local_ranks_filter')} takes local ranks such as '0' or '0,1,2', not {text!r}")
+        raise UsageError(f"{flags.name('local_ranks_filter')} takes local ranks such as '0' or '0,1,2', not {text!r}")
     for rank in ranks:
-        _check_rank(asked, "local_ranks_filter", int(rank), workers)
+        _check_rank(flags, "local_ranks_filter", int(rank), workers)
     return frozenset(map(int, ranks))
 
 
-def _check_rank(asked: Asked, dest: str, rank: int, workers: int) -> None:
+def _check_rank(flags: FlagValues, dest: str, rank: int, workers: int) -> None:
     if rank >= workers:
         there_are = (
             "there is one worker, number 0" if workers == 1 else f"there are {workers} workers, 0 to {workers - 1}"
         )
-        raise UsageError(f"{asked.words(dest)} names local rank {rank}, but {there_are}")
+        raise UsageError(f"{flags.quote(dest)} names local rank {rank}, but {there_are}")
 
 
-def _check_signals(asked: Asked, backend: str) -> None:
-    if not asked.given("signals_to_handle") and not asked["notice_signals"]:
+def _check_signals(flags: FlagValues, backend: str) -> None:
+    if not flags.given("signals_to_handle") and not flags["notice_signals"]:
         return
-    stopping, announcing = (_signals(asked, dest) for dest in ("signals_to_handle", "notice_signals"))
+    stopping, announcing = (_signals(flags, dest) for dest in ("signals_to_handle", "notice_signals"))
     both = next((number.name for number in announcing if number in stopping), "")
     if both:
         raise UsageError(
-            f"{both} is in {asked.name('notice_signals')} and in {asked.name('signals_to_handle')}, but a signal "
+            f"{both} is in {flags.name('notice_signals')} and in {flags.name('signals_to_handle')}, but a signal "
             "either announces that this machine will be taken or stops the job; take it out of one of them"
         )
     if announcing and backend not in ONE_NODE_BACKENDS:
         raise UsageError(
-            f"{asked.words('notice_signals')} needs a rendezvous of tenax to pass the notice on, but "
-            f"{asked.words('rdzv_backend')} names another; drop one of them"
+            f"{flags.quote('notice_signals')} needs a rendezvous of tenax to pass the notice on, but "
+            f"{flags.quote('rdzv_backend')} names another; drop one of them"
         )
 
 
-def _signals(asked: Asked, dest: str) -> list[Signals]:
+def _signals(flags: FlagValues, dest: str) -> list[Signals]:
     from tenax._node.signals import parse_signals
 
     try:
-        return parse_signals(asked[dest])
+        return parse_signals(flags[dest])
     except ValueError as error:
-        raise UsageError(f"{asked.name(dest)}: {error}") from error
+        raise UsageError(f"{flags.name(dest)}: {error}") from error
 
 
-def _fatal(asked: Asked) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """After which exit codes and exceptions a restart is useless."""
+def _fatal(flags: FlagValues) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """Return the exit codes and exceptions after which the job is not restarted."""
     codes, errors = (
-        [word.strip() for word in asked[dest].split(",") if word.strip()]
+        [word.strip() for word in flags[dest].split(",") if word.strip()]
         for dest in ("fatal_exit_codes", "fatal_errors")
     )
     if not all(code.isdecimal() and 1 <= int(code) <= 255 for code in codes):
         raise UsageError(
-            f"{asked.name('fatal_exit_codes')} takes exit codes from 1 to 255 such as '2,64', "
-            f"not {asked['fatal_exit_codes']!r}"
+            f"{flags.name('fatal_exit_codes')} takes exit codes from 1 to 255 such as '2,64', "
+            f"not {flags['fatal_exit_codes']!r}"
         )
     if not all(part.isidentifier() for error in errors for part in error.split(".")):
         raise UsageError(
-            f"{asked.name('fatal_errors')} takes names of exceptions such as 'ValueError,ConfigError', "
-            f"not {asked['fatal_errors']!r}"
+            f"{flags.name('fatal_errors')} takes names of exceptions such as 'ValueError,ConfigError', "
+            f"not {flags['fatal_errors']!r}"
         )
     return tuple(dict.fromkeys(map(int, codes))), tuple(dict.fromkeys(errors))
 
@@ -566,68 +565,68 @@ def _shutdown_timeout(given: int | None, environ: Mapping[str, str]) -> int:
     return value
 
 
-def _note_what_has_no_effect(asked: Asked, script_args: tuple[str, ...]) -> None:
-    if asked.typed("monitor_interval"):
-        asked.notes.append(
-            f"{asked.words('monitor_interval')} has no effect: tenax hears of a worker's end from the kernel at once"
+def _note_unused_flags(flags: FlagValues, script_args: tuple[str, ...]) -> None:
+    if flags.typed("monitor_interval"):
+        flags.notes.append(
+            f"{flags.quote('monitor_interval')} has no effect: tenax hears of a worker's end from the kernel at once"
         )
-    if asked.typed("start_method") and asked["start_method"] != "spawn" and not asked["run_path"]:
-        asked.notes.append(
-            f"{asked.words('start_method')} has no effect: each worker is a new interpreter (it is for --run-path)"
+    if flags.typed("start_method") and flags["start_method"] != "spawn" and not flags["run_path"]:
+        flags.notes.append(
+            f"{flags.quote('start_method')} has no effect: each worker is a new interpreter (it is for --run-path)"
         )
     for dest in ("fatal_exit_codes", "fatal_errors"):
-        if asked.typed(dest) and asked["max_restarts"] == 0:
-            asked.notes.append(f"{asked.words(dest)} has no effect: no restarts are allowed (--max-restarts)")
-    if asked.typed("notice_seconds") and not asked["notice_signals"]:
-        asked.notes.append(f"{asked.words('notice_seconds')} has no effect without --notice-signals")
+        if flags.typed(dest) and flags["max_restarts"] == 0:
+            flags.notes.append(f"{flags.quote(dest)} has no effect: no restarts are allowed (--max-restarts)")
+    if flags.typed("notice_seconds") and not flags["notice_signals"]:
+        flags.notes.append(f"{flags.quote('notice_seconds')} has no effect without --notice-signals")
     for dest, stream in (("duplicate_stdout_filters", "1"), ("duplicate_stderr_filters", "2")):
-        if asked.typed(dest) and asked["tee"] == "0" and asked["logs_specs"] is None:
-            asked.notes.append(f"{asked.name(dest)} has no effect: only teed lines are copied (--tee {stream})")
-    for dest in _OURS_FOR_SURE:
+        if flags.typed(dest) and flags["tee"] == "0" and flags["logs_specs"] is None:
+            flags.notes.append(f"{flags.name(dest)} has no effect: only teed lines are copied (--tee {stream})")
+    for dest in _UNLIKELY_IN_SCRIPTS:
         flag = BY_DEST[dest]
-        if asked.typed(dest):
+        if flags.typed(dest):
             continue
         for word in script_args:
             if word.partition("=")[0] in flag.spellings:
-                asked.notes.append(f"{word!r} stands behind the script, so it goes to the script and not to tenax")
+                flags.notes.append(f"{word!r} stands behind the script, so it goes to the script and not to tenax")
                 break
 
 
-def _dashboard(asked: Asked) -> str:
-    """As HOST:PORT. A parser of others, for torchrun's flags, has none of these."""
-    text = (asked.values.get("dashboard") or "").strip()
+def _dashboard(flags: FlagValues) -> str:
+    """Return the dashboard's address as HOST:PORT."""
+    text = (flags.values.get("dashboard") or "").strip()  # third-party parsers of torchrun's flags do not have it
     if not text:
         return ""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65535:
-        raise UsageError(f"{asked.words('dashboard')} names no port; write --dashboard 8080, or --dashboard HOST:8080")
+        raise UsageError(f"{flags.quote('dashboard')} names no port; write --dashboard 8080, or --dashboard HOST:8080")
     return f"{host or '127.0.0.1'}:{int(port)}"
 
 
-def _trace(asked: Asked) -> str:
-    text = (asked.values.get("trace") or "").strip()
+def _trace(flags: FlagValues) -> str:
+    text = (flags.values.get("trace") or "").strip()
     if text and text.partition(":")[0] != "otel":
-        raise UsageError(f"{asked.words('trace')} names no handler of traces; write --trace otel, or --trace otel:URL")
+        raise UsageError(f"{flags.quote('trace')} names no handler of traces; write --trace otel, or --trace otel:URL")
     return text
 
 
-def _preload(asked: Asked) -> str:
-    """Only a script that an interpreter of its own runs can be forked from one."""
-    text = asked.values.get("preload", "none").strip()  # a parser of others, for torchrun's flags, has none
+def _preload(flags: FlagValues) -> str:
+    """Return the modules to preload. Only a script that runs in its own interpreter can be forked from a template."""
+    text = flags.values.get("preload", "none").strip()  # third-party parsers of torchrun's flags do not have it
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if not all(part.isidentifier() for part in name.split(".")):
             raise UsageError(
-                f"{asked.words('preload')} is not a list of modules; write for example --preload torch,numpy, or "
+                f"{flags.quote('preload')} is not a list of modules; write for example --preload torch,numpy, or "
                 "--preload auto, or --preload none"
             )
     if "none" in names and len(names) > 1:
-        raise UsageError(f"{asked.words('preload')} asks for modules and for none; write one or the other")
+        raise UsageError(f"{flags.quote('preload')} asks for modules and for none; write one or the other")
     for flag in ("no_python", "run_path"):
-        if asked[flag]:
-            if asked.typed("preload") and names != ["none"]:
+        if flags[flag]:
+            if flags.typed("preload") and names != ["none"]:
                 raise UsageError(
-                    f"{asked.words('preload')} and {asked.words(flag)} do not fit together: only what an interpreter "
+                    f"{flags.quote('preload')} and {flags.quote(flag)} do not fit together: only what an interpreter "
                     "of its own runs can be forked from one"
                 )
             return "none"

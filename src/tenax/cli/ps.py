@@ -1,4 +1,4 @@
-"""``tenax ps``: the runs that have an agent of this user on this host, a line for each."""
+"""``tenax ps``: lists the runs that have an agent of this user on this host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from tenax._core.bounds import DECODE_ERRORS
 from tenax._engines.tcp.operator import OperatorError, at_door
 from tenax.cli.flags import UsageError
-from tenax.cli.job import AgentHere, agents_here, guarded, read_words
+from tenax.cli.job import LocalAgent, local_agents, parse_arguments, run_operator_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ _UNKNOWN = "?"
 _SILENT = "silent"  # its agent does not answer
 
 
-class RunHere(msgspec.Struct, frozen=True):
-    """A run, as its agents on this host and its coordinator say."""
+class LocalRun(msgspec.Struct, frozen=True):
+    """A run, as reported by its agents on this host and its coordinator."""
 
     run_id: str
     script: str
@@ -54,48 +54,48 @@ class RunHere(msgspec.Struct, frozen=True):
 
 
 def ps_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax ps ARGV`` asks, and return the exit code."""
-    return guarded("ps", argv, USAGE, _ps)
+    """Execute ``tenax ps ARGV`` and return the exit code."""
+    return run_operator_command("ps", argv, USAGE, _ps)
 
 
 def _ps(argv: Sequence[str]) -> int:
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
     from tenax.cli.status import print_json
 
-    words = read_words(argv, switches=("--json",))
-    if words.plain or words.values:
+    arguments = parse_arguments(argv, switches=("--json",))
+    if arguments.positional or arguments.values:
         raise UsageError("it lists this host; 'tenax status' shows a run, wherever it is")
-    runs = runs_here()
-    if "--json" in words.switches:
+    runs = local_runs()
+    if "--json" in arguments.switches:
         return print_json(runs, indent=2)
     if not runs:
-        tell("tenax ps: nothing of yours runs on this host")
+        print_stderr("tenax ps: nothing of yours runs on this host")
         return 0
     failed = print_page("".join(f"{line}\n" for line in _table(runs)))
     for run in runs:
         if run.trouble:
-            told = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} cannot be asked: {run.trouble}"
-            tell(f"tenax ps: {harmless(told)}")
+            text = run.trouble if run.phase == _SILENT else f"the run {run.run_id!r} cannot be asked: {run.trouble}"
+            print_stderr(f"tenax ps: {harmless(text)}")
     return failed
 
 
-def runs_here() -> list[RunHere]:
-    """The oldest first."""
-    by_run: dict[tuple[str, str], list[AgentHere]] = {}
-    for agent in agents_here():
-        # One that does not answer has a line of its own, so that it is seen beside others of its run.
+def local_runs() -> list[LocalRun]:
+    """Return the runs on this host, oldest first."""
+    by_run: dict[tuple[str, str], list[LocalAgent]] = {}
+    for agent in local_agents():
+        # An agent that does not answer gets its own line, beside the other agents of its run.
         by_run.setdefault(agent.which_run if not agent.trouble else ("silent", agent.path), []).append(agent)
     now = time.time()
     return [_run(agents, now) for agents in by_run.values()]
 
 
-def _run(agents: list[AgentHere], now: float) -> RunHere:
+def _run(agents: list[LocalAgent], now: float) -> LocalRun:
     first = min(agents, key=lambda agent: (not agent.is_coordinator, agent.since))
     status, trouble = _status(agents) if not first.trouble else (None, first.silence)
     slots = [node.slots for node in status.nodes] if status is not None else [agent.workers for agent in agents]
     age_s = now - min(agent.since for agent in agents)
-    return RunHere(
+    return LocalRun(
         run_id=first.run_id,
         script=first.entrypoint,
         phase=_phase(status) if status is not None else first.phase or _SILENT,
@@ -111,13 +111,13 @@ def _run(agents: list[AgentHere], now: float) -> RunHere:
     )
 
 
-def _coordinator(agent: AgentHere) -> str:
-    """One alone is where its agent is; of one that does not answer that is not known."""
+def _coordinator(agent: LocalAgent) -> str:
+    """Return where the coordinator runs; empty if unknown."""
     return agent.coordinator.removeprefix("the coordinator ") or ("" if agent.trouble else "here")
 
 
-def _status(agents: list[AgentHere]) -> tuple[RunStatus | None, str]:
-    """From whichever of them knows."""
+def _status(agents: list[LocalAgent]) -> tuple[RunStatus | None, str]:
+    """Return the status from the first agent that has it, or None and the reason."""
     from tenax._core.requests import StatusRequest
     from tenax._view.status import RunStatus
 
@@ -141,16 +141,16 @@ def _phase(status: RunStatus) -> str:
     return "hangs" if status.hang else status.phase
 
 
-def _table(runs: list[RunHere]) -> list[str]:
+def _table(runs: list[LocalRun]) -> list[str]:
     import sys
 
     from tenax._view.goodput_text import duration_in_words
-    from tenax.cli.cells import Column, plain, table
     from tenax.cli.status import terminal_size
+    from tenax.cli.terminal_table import Column, plain, table
 
     columns = (
-        Column("RUN", 9, least=12),
-        Column("SCRIPT", 6, least=10),
+        Column("RUN", 9, min_width=12),
+        Column("SCRIPT", 6, min_width=10),
         Column("PHASE", 8),
         Column("GENERATION", 4, is_right=True),
         Column("NODES", 5, is_right=True),
@@ -158,7 +158,7 @@ def _table(runs: list[RunHere]) -> list[str]:
         Column("AGE", 7, is_right=True),
         Column("COORDINATOR", 2),
         Column("PID", 1, is_right=True),
-        Column("LOGS", 3),  # whole or not at all: it is there to be copied
+        Column("LOGS", 3),  # never cut, because users copy it
     )
     rows = [
         (

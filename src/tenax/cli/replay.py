@@ -1,4 +1,4 @@
-"""``tenax replay JOURNAL``: the story of a run, and the proof that its decisions follow from what happened."""
+"""``tenax replay JOURNAL``: prints the history of a run, and checks that its decisions follow from its events."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Exit code 0: every decision follows from the facts. 1: some do not, and each is 
 
 
 def replay_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax replay ARGV`` asks, and return the exit code."""
+    """Execute ``tenax replay ARGV`` and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax.cli.run import print_page
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     if not argv:
-        return _complain("no journal and no folder was named", WRONG_USAGE)
+        return _print_error("no journal and no folder was named", WRONG_USAGE)
     if len(argv) > 1:
-        return _complain(f"one journal at a time, not {len(argv)}", WRONG_USAGE)
+        return _print_error(f"one journal at a time, not {len(argv)}", WRONG_USAGE)
     from tenax._node.journal import JournalUnreadable, read_journal
     from tenax._node.run_journal import is_run_journal
     from tenax.testing.replay import replay
@@ -43,9 +43,9 @@ def replay_command(argv: Sequence[str]) -> int:
             return _replay_coordinator(path)
         header, steps, footer = read_journal(path)
     except JournalUnreadable as error:
-        return _complain(str(error), WRONG_USAGE)
+        return _print_error(str(error), WRONG_USAGE)
     replayed = replay(header, steps, footer)
-    print_page(tell_story(header, replayed, footer, len(steps)))
+    print_page(_page(header, replayed, footer, len(steps)))
     return FAILED if replayed.differences else SUCCEEDED
 
 
@@ -71,15 +71,14 @@ def _replay_coordinator(path: str) -> int:
     return FAILED if differences else SUCCEEDED
 
 
-def _complain(sentence: str, code: int) -> int:
-    from tenax.cli.run import tell
+def _print_error(message: str, code: int) -> int:
+    from tenax.cli.run import print_stderr
 
-    tell(f"tenax replay: {sentence}\ntry: tenax replay --help")
+    print_stderr(f"tenax replay: {message}\ntry: tenax replay --help")
     return code
 
 
-def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
-    """The page for a person."""
+def _page(header: Header, replayed: Replayed, footer: Footer | None, steps: int) -> str:
     from tenax._failures.plain_text import one_line
 
     settings = header.settings
@@ -90,7 +89,7 @@ def tell_story(header: Header, replayed: Replayed, footer: Footer | None, steps:
         f"{settings.grace_s:g} s of grace, tenax {one_line(header.tenax)}",
         "",
     ]
-    lines += [f"{told.after_s:>10.3f} s  {one_line(told.text)}" for told in replayed.story]
+    lines += [f"{line.after_s:>10.3f} s  {one_line(line.text)}" for line in replayed.story]
     lines.append("")
     lines += _ending(footer, replayed.differences, steps)
     return "\n".join(lines) + "\n"
@@ -101,7 +100,7 @@ def _begun(wall_time: float) -> str:
 
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(wall_time))
-    except (OverflowError, OSError, ValueError):  # a broken journal may say any number
+    except (OverflowError, OSError, ValueError):  # a damaged journal may contain any number
         return "?"
 
 

@@ -1,4 +1,4 @@
-"""``tenax report JOURNAL_OR_FOLDER ...``: what became of one or many runs, as a page, as text, or as JSON."""
+"""``tenax report JOURNAL_OR_FOLDER ...``: summarizes one or many runs as an HTML page and text, or as JSON."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ read.
 _DEFAULT = "report.html"
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What the command line asks for."""
+class ReportArguments(msgspec.Struct, frozen=True):
+    """The parsed command line."""
 
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
     output: str = _DEFAULT
     as_json: bool = False
 
 
-class WrongUse(Exception):
-    """The command line cannot be followed. The message says why."""
+class WrongUsage(Exception):
+    """The command line is invalid. The message says why."""
 
 
 def report_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax report ARGV`` asks, and return the exit code."""
+    """Execute ``tenax report ARGV`` and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
-        wish = parse(argv)
-    except WrongUse as error:
-        tell(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
+        arguments = parse(argv)
+    except WrongUsage as error:
+        print_stderr(f"tenax report: {harmless(str(error))}\ntry: tenax report --help")
         return WRONG_USAGE
     from tenax._view.summary import summary_in_words, summary_of
     from tenax.cli.journals import read_histories
 
-    found = read_histories(wish.places)
+    found = read_histories(arguments.paths)
     for trouble in found.troubles:
-        tell(f"tenax report: {harmless(trouble)}")
+        print_stderr(f"tenax report: {harmless(trouble)}")
     if not found.histories:
         return WRONG_USAGE
     summary = summary_of(found.histories)
-    if wish.as_json:
+    if arguments.as_json:
         from tenax.cli.status import print_json
 
         print_json(summary, indent=2)
@@ -73,31 +73,31 @@ def report_command(argv: Sequence[str]) -> int:
     from tenax._view.html.report_page import report_page
 
     try:
-        with create_named(wish.output) as file:
+        with create_named(arguments.output) as file:
             file.write(report_page(summary, found.histories, found.troubles).encode())
     except OSError as error:
-        tell(f"tenax report: {wish.output!r} cannot be written: {error.strerror}")
+        print_stderr(f"tenax report: {arguments.output!r} cannot be written: {error.strerror}")
         return WRONG_USAGE
-    print_page(harmless(summary_in_words(summary, [f"the page: {os.path.abspath(wish.output)}"])))
+    print_page(harmless(summary_in_words(summary, [f"the page: {os.path.abspath(arguments.output)}"])))
     return FAILED if found.troubles else SUCCEEDED
 
 
-def parse(argv: Sequence[str]) -> Wish:
-    """From words to a wish. Raises ``WrongUse``."""
-    places, output, as_json = [], _DEFAULT, False
+def parse(argv: Sequence[str]) -> ReportArguments:
+    """Parse the command line. Raises ``WrongUsage``."""
+    paths, output, as_json = [], _DEFAULT, False
     left = iter(argv)
     for word in left:
         flag, equals, value = word.partition("=")
         if flag in ("-o", "--output"):
             output = value if equals else next(left, "")
             if not output:
-                raise WrongUse(f"{flag} needs a file")
+                raise WrongUsage(f"{flag} needs a file")
         elif word == "--json":
             as_json = True
         elif word.startswith("-"):
-            raise WrongUse(f"there is no flag {word!r}")
+            raise WrongUsage(f"there is no flag {word!r}")
         else:
-            places.append(word)
-    if not places:
-        raise WrongUse("no journal and no folder was named")
-    return Wish(tuple(places), output, as_json)
+            paths.append(word)
+    if not paths:
+        raise WrongUsage("no journal and no folder was named")
+    return ReportArguments(tuple(paths), output, as_json)

@@ -1,6 +1,6 @@
-"""``tenax run``: read the command line, say what is wrong with it or what to know about it, and launch.
+"""``tenax run``: parses the command line, prints errors and notes about it, and calls the launcher.
 
-Returns an exit code and never shows a stack trace for a user's mistake. How a job runs is the launcher's matter.
+A user's mistake is an exit code and a message, never a stack trace.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import suppress
 
 from tenax.cli.arguments import HelpRequested, parse
 from tenax.cli.flags import UsageError
+from tenax.cli.host_checks import check_files, check_host, current_folder, load_logs_specs_class, numa_options
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import check_files, check_world, current_folder, logs_specs_named, numa_options
 from tenax.launcher._config import LaunchConfig
 
 TYPE_CHECKING = False
@@ -29,22 +29,22 @@ if TYPE_CHECKING:
 
 
 def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Do what ``tenax run ARGV`` asks, and return the exit code."""
+    """Execute ``tenax run ARGV`` and return the exit code."""
     try:
         options = parse(argv, environ)
-        answer_for_torchelastic(options)
-        check_world(options, current_folder(), environ)
-        tell_notes(options)
+        enable_compat(options)
+        check_host(options, current_folder(), environ)
+        print_notes(options)
         if options.dry_run:
-            return print_plan(options, environ)
-        config, entrypoint, args = launch_of(options, sys.executable)
+            return print_dry_run(options, environ)
+        config, entrypoint, args = launch_arguments(options, sys.executable)
         check_files(options, environ)
         handler = _handler(config)
-        outlets = _outlets(config)
+        sinks = _sinks(config)
     except HelpRequested:
         return _print_help()
     except UsageError as error:
-        return complain(error)
+        return print_usage_error(error)
     from tenax._io.ports import RequestRefused
     from tenax.launcher.api import launch
 
@@ -55,13 +55,13 @@ def run_command(argv: Sequence[str], environ: Mapping[str, str]) -> int:
             entrypoint,
             args,
             handler=handler,
-            sinks=outlets,
+            sinks=sinks,
             report_path=options.report,
             colour=colour,
             live_line=options.live_line_allowed,
         )
     except RequestRefused as error:
-        return complain(UsageError(str(error)))
+        return print_usage_error(UsageError(str(error)))
 
 
 def _handler(config: LaunchConfig) -> RendezvousHandler:
@@ -71,13 +71,13 @@ def _handler(config: LaunchConfig) -> RendezvousHandler:
         return rendezvous_handler(config)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    except Exception as error:  # of a backend of others, which we only load
+    except Exception as error:  # raised by a third-party backend
         raise UsageError(
             f"--rdzv-backend {config.rdzv_backend}: its handler cannot be made ({type(error).__name__}: {error})"
         ) from error
 
 
-def _outlets(config: LaunchConfig) -> Sinks:
+def _sinks(config: LaunchConfig) -> Sinks:
     from tenax.launcher.api import sinks_of
 
     try:
@@ -86,34 +86,34 @@ def _outlets(config: LaunchConfig) -> Sinks:
         raise UsageError(str(error)) from error
 
 
-def answer_for_torchelastic(options: Options) -> None:
-    """``--compat``: here, for plug-ins written for torch, and in the workers, which inherit the environment."""
+def enable_compat(options: Options) -> None:
+    """Apply ``--compat`` in this process, for plug-ins written for torch, and in the workers' environment."""
     if not options.compat:
         return
     try:
         from tenax.compat import environment
-    except ImportError as error:  # this is a program that has imported torch's own before
+    except ImportError as error:  # the calling program has already imported torch.distributed.elastic
         raise UsageError(f"--compat comes too late: {error}") from error
     os.environ.update(environment(os.environ))
 
 
-def tell_notes(options: Options) -> None:
-    """What the user should know although nothing is wrong."""
+def print_notes(options: Options) -> None:
+    """Print remarks about a command line that is valid."""
     for note in options.notes:
-        tell(f"tenax run: note: {note}")
+        print_stderr(f"tenax run: note: {note}")
 
 
-def complain(error: UsageError) -> int:
-    """Say what is wrong with the command line; returns the exit code for that."""
+def print_usage_error(error: UsageError) -> int:
+    """Print what is wrong with the command line and return the exit code for it."""
     from tenax._failures.exit_codes import WRONG_USAGE
 
-    tell(f"tenax run: {error}\ntry: tenax run --help")
+    print_stderr(f"tenax run: {error}\ntry: tenax run --help")
     return WRONG_USAGE
 
 
-def launch_of(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
-    """What the launcher is given."""
-    answer_for_torchelastic(options)
+def launch_arguments(options: Options, interpreter: str) -> tuple[LaunchConfig, Entrypoint, list[str]]:
+    """Return the launcher's config, the entrypoint and the entrypoint's arguments."""
+    enable_compat(options)
     entrypoint, args = entrypoint_of(options, interpreter)
     config = LaunchConfig(
         min_nodes=options.min_nodes,
@@ -165,7 +165,7 @@ def _logs_specs(options: Options) -> Any:
         return Std(value) if isinstance(value, int) else {rank: Std(number) for rank, number in value.items()}
 
     try:
-        return logs_specs_named(options.logs_specs)(
+        return load_logs_specs_class(options.logs_specs)(
             log_dir=options.log_dir,
             redirects=streams(options.redirects),
             tee=streams(options.tee),
@@ -181,9 +181,9 @@ def _logs_specs(options: Options) -> Any:
         ) from error
 
 
-def print_plan(options: Options, environ: Mapping[str, str]) -> int:
-    """What ``--dry-run`` prints."""
-    from tenax.cli.plan import describe
+def print_dry_run(options: Options, environ: Mapping[str, str]) -> int:
+    """Print what the run would do (``--dry-run``)."""
+    from tenax.cli.dry_run import describe
 
     return print_page(describe(options, interpreter=sys.executable, cwd=os.getcwd(), environ=environ))
 
@@ -196,8 +196,8 @@ def _print_help() -> int:
     return print_page(run_page(get_terminal_size((100, 24)).columns))
 
 
-def tell(text: str) -> None:
-    """Print to stderr, escaped. A console that is closed, full or gone is no reason to fail, now or at exit."""
+def print_stderr(text: str) -> None:
+    """Print to stderr, escaped. A stderr that is closed or full is not an error, now or at exit."""
     if sys.stderr is None:
         return
     from tenax._core.text import harmless, without_passwords
@@ -205,7 +205,7 @@ def tell(text: str) -> None:
     text = harmless(without_passwords(text))
     try:
         descriptor = sys.stderr.fileno()
-    except OSError:  # it is not a file but an object in this process
+    except OSError:  # an object in this process that has no descriptor
         print(text, file=sys.stderr)
         return
     with suppress(OSError):
@@ -213,9 +213,9 @@ def tell(text: str) -> None:
 
 
 def print_page(text: str, *, is_styled: bool = False) -> int:
-    """Print to stdout, escaped. A reader that has seen enough (``| head``) is no failure.
+    """Print to stdout, escaped, and return the exit code. A reader that closes the pipe (``| head``) is not an error.
 
-    A styled page contains escape sequences of ours; whoever composed it has escaped the rest.
+    A styled page contains escape sequences; its caller has escaped everything else.
     """
     if sys.stdout is None:
         return 0
@@ -223,17 +223,17 @@ def print_page(text: str, *, is_styled: bool = False) -> int:
         from tenax._core.text import harmless, without_passwords
 
         text = harmless(without_passwords(text))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a word that this terminal cannot show is still worth printing
+    if isinstance(sys.stdout, io.TextIOWrapper):  # escape what this terminal's encoding does not have
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except OSError as error:
-        # The interpreter would complain again when it flushes at exit.
+        # Otherwise the interpreter reports the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             from tenax._failures.exit_codes import FAILED
 
-            tell(f"tenax: this could not be printed: {error.strerror}")
+            print_stderr(f"tenax: this could not be printed: {error.strerror}")
             return FAILED
     return 0

@@ -1,8 +1,7 @@
-"""The script: what the workers are to run, found before anything is started.
+"""The workers' script: turns ``Options`` into an entrypoint and its arguments, and checks that it can be started.
 
-Turns ``Options`` into an entrypoint and its arguments. A plain script that is not there, or a program that is not
-on the path, is refused here in one sentence, because N workers that all fail the same way say it worse. Whether a
-*module* exists only its interpreter knows: there the worker's own failure speaks.
+A missing script or program is rejected with one sentence before N workers all fail on it. A *module* is not checked:
+only the workers' interpreter can find it.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ if TYPE_CHECKING:
 
     Entrypoint = str | Callable[..., None]
 
-LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # each worker's own number is put in when it is started
+LOCAL_RANK_ARGUMENT = "--local-rank=${local_rank}"  # replaced when each worker is started
 
 
 def entrypoint_of(options: Options, interpreter: str) -> tuple[Entrypoint, list[str]]:
-    """What each worker runs, and with which arguments. ``interpreter`` is the Python that runs tenax."""
+    """Return what each worker runs and its arguments. ``interpreter`` is the Python that runs tenax."""
     own = [*([LOCAL_RANK_ARGUMENT] if options.local_rank_argument else []), *options.script_args]
     if options.run_path:
         return run_script_path, [options.script, *own]
@@ -34,7 +33,7 @@ def entrypoint_of(options: Options, interpreter: str) -> tuple[Entrypoint, list[
 
 
 def check_script(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
-    """Refuse what cannot start. Raises ``UsageError``."""
+    """Raise ``UsageError`` if the script or program cannot be started."""
     path = environ.get("PATH", os.defpath)
     if options.no_python:
         _check_program(options.script, cwd, path, f"--no-python {options.script}")
@@ -62,7 +61,7 @@ def _check_file(script: str, cwd: str) -> None:
 
 
 def _advice(script: str, name: str, folder: str) -> str:
-    """What the user may have meant by a script that is not there."""
+    """Suggest what the user may have meant by a script that does not exist."""
     import difflib
 
     near = difflib.get_close_matches(name, [entry for entry in os.listdir(folder) if entry.endswith(".py")], n=1)
@@ -73,18 +72,18 @@ def _advice(script: str, name: str, folder: str) -> str:
     return "check the path, or change the folder"
 
 
-def _check_program(program: str, cwd: str, path: str, words: str) -> None:
+def _check_program(program: str, cwd: str, path: str, as_written: str) -> None:
     if os.sep in program:
-        place = os.path.join(cwd, program)
-        if not os.path.isfile(place):
-            raise UsageError(f"{words}: there is no such file")
-        if not os.access(place, os.X_OK):
-            raise UsageError(f"{words}: the file is not executable; allow it with 'chmod +x {program}'")
+        file = os.path.join(cwd, program)
+        if not os.path.isfile(file):
+            raise UsageError(f"{as_written}: there is no such file")
+        if not os.access(file, os.X_OK):
+            raise UsageError(f"{as_written}: the file is not executable; allow it with 'chmod +x {program}'")
     elif not any(_is_program(os.path.join(cwd, folder, program)) for folder in path.split(os.pathsep)):
         here = (
             f"; for the file in this folder write './{program}'" if os.path.isfile(os.path.join(cwd, program)) else ""
         )
-        raise UsageError(f"{words}: there is no such program on PATH{here}")
+        raise UsageError(f"{as_written}: there is no such program on PATH{here}")
 
 
 def _is_program(path: str) -> bool:
@@ -92,9 +91,9 @@ def _is_program(path: str) -> bool:
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:
-    """Run a script in this process as its interpreter would: as ``__main__``, with its arguments and its folder first.
+    """Run a script in this process as ``python SCRIPT`` does: as ``__main__``, with its folder first on the path.
 
-    The entrypoint of ``--run-path``, so that ``multiprocessing`` can start the workers.
+    The entrypoint of ``--run-path``, for workers that ``multiprocessing`` starts.
     """
     import runpy
 

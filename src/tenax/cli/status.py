@@ -1,4 +1,4 @@
-"""``tenax status [RUN_ID]``: what a run is doing, on one screen; once, or until it is over."""
+"""``tenax status [RUN_ID]``: shows the status of a run on one screen, once or until the run ends."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import sys
 from contextlib import suppress
 
 from tenax.cli.job import (
-    PLACE_HELP,
-    CannotBeAsked,
+    SELECTOR_HELP,
     Declined,
     Job,
     JobSelector,
     LineLost,
     NoSuchJob,
+    NotResponding,
     find_job,
-    guarded,
-    only_word,
-    read_words,
-    wanted,
+    job_selector,
+    parse_arguments,
+    run_operator_command,
+    single_argument,
 )
 
 TYPE_CHECKING = False
@@ -40,35 +40,35 @@ failed, and what happened last.
   tenax status llama --endpoint host0:29400 --rdzv-conf token_file=FILE
                                               from a machine that is not one of its nodes
 
-{PLACE_HELP}
+{SELECTOR_HELP}
 Exit code 0: it was shown. 1: there is no such run, or it does not answer. 2: the command line cannot be followed.
 """
 
-_WAIT_S = 1.0  # an answer comes after that time at the latest: ages are shown, too
-_AGAIN_S = 1.0  # after it could not be asked: nobody announces that it can be again
-_MAX_TRIES = 30  # in a row, while nobody is found
+_WAIT_S = 1.0  # refresh at least this often, because ages are shown
+_RETRY_S = 1.0  # after a failed request: there is no event for the run becoming reachable
+_MAX_TRIES = 30  # in a row, to find the run again
 _ENDS = {"cancelled": "was cancelled", "broken": "could not go on", "abandoned": "was abandoned"}
 
 
 def status_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax status ARGV`` asks, and return the exit code."""
-    return guarded("status", argv, USAGE, _status)
+    """Execute ``tenax status ARGV`` and return the exit code."""
+    return run_operator_command("status", argv, USAGE, _status)
 
 
 def _status(argv: Sequence[str]) -> int:
     from tenax.cli.run import print_page
 
-    words = read_words(argv, switches=("--watch", "--json"))
-    meant = wanted(words, only_word(words, "run"))
-    shown = _Json() if "--json" in words.switches else _Screen() if _is_terminal() else _Lines()
-    with find_job(meant) as job:
-        if "--watch" in words.switches:
+    arguments = parse_arguments(argv, switches=("--watch", "--json"))
+    selector = job_selector(arguments, single_argument(arguments, "run"))
+    output = _Json() if "--json" in arguments.switches else _Screen() if _is_terminal() else _Lines()
+    with find_job(selector) as job:
+        if "--watch" in arguments.switches:
             try:
-                return _Watch(meant, job, shown).run()
+                return _Watch(selector, job, output).run()
             except KeyboardInterrupt:
                 print_page("\n" if _is_terminal() else "")
                 return 0
-        return shown.once(_ask(job))
+        return output.once(_ask(job))
 
 
 def _ask(job: Job, mark: str = "") -> RunStatus:
@@ -83,12 +83,12 @@ def _is_terminal() -> bool:
 
 
 def is_reader_gone(within_s: float = 0.0) -> bool:
-    """Whether nobody reads what is printed any more (``| head``), or stops to within that time."""
+    """Return True if the reader of stdout has closed the pipe (``| head``), or closes it within this time."""
     import select
 
     waiter = select.poll()
     if sys.stdout is not None:
-        with suppress(OSError):  # it is not a file but an object in this process
+        with suppress(OSError):  # an object in this process that has no descriptor
             waiter.register(sys.stdout.fileno(), 0)
     return any(events & select.POLLERR for _, events in waiter.poll(within_s * 1000))
 
@@ -103,32 +103,33 @@ def terminal_size() -> tuple[int, int]:
     return get_terminal_size((80, 24))
 
 
-# --- how it is shown --------------------------------------------------------------------------------------------------
+# --- output -----------------------------------------------------------------------------------------------------------
 
 
 class _Lines:
-    """Not on a terminal: the screen once, or a line for each event."""
+    """Output to a pipe or file: the screen once, or one line per event."""
 
     def __init__(self) -> None:
         self._since = -1.0
 
     def once(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import render
+        from tenax.cli.status_screen import render
 
         return print_page(render(status, max(80, terminal_size()[0])))
 
     def again(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import told_as_lines
+        from tenax.cli.status_screen import event_lines
 
-        lines = told_as_lines(status, self._since)
+        lines = event_lines(status, self._since)
         self._since = max((self._since, *(event.at for event in status.events)))
         return print_page("".join(f"{line}\n" for line in lines))
 
 
 class _Screen(_Lines):
-    """On a terminal. Drawn over itself: whenever it is left, even by SIGKILL, the terminal is as it was."""
+    """Output to a terminal, redrawn in place. Changes no terminal mode, so nothing has to be restored, even after
+    SIGKILL."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,13 +137,13 @@ class _Screen(_Lines):
 
     def once(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import render
+        from tenax.cli.status_screen import render
 
         return print_page(render(status, terminal_size()[0], colour=allows_colour()), is_styled=True)
 
     def again(self, status: RunStatus) -> int:
         from tenax.cli.run import print_page
-        from tenax.cli.screen import render
+        from tenax.cli.status_screen import render
 
         width, height = terminal_size()
         text = render(status, width, height - 1, colour=allows_colour())
@@ -152,7 +153,7 @@ class _Screen(_Lines):
 
 
 class _Json(_Lines):
-    """For programs: one value, or one on each line. Plain ASCII, whatever names nodes have."""
+    """Output for programs: one JSON value, or one per line. ASCII only."""
 
     def once(self, status: RunStatus) -> int:
         return print_json(status, indent=2)
@@ -171,74 +172,74 @@ def print_json(value: object, indent: int | None = None) -> int:
     return print_page(json.dumps(msgspec.to_builtins(value), indent=indent) + "\n")
 
 
-# --- watching ---------------------------------------------------------------------------------------------------------
+# --- --watch ----------------------------------------------------------------------------------------------------------
 
 
 class _Watch:
-    """Shows the run again whenever something has changed, until it is over."""
+    """Shows the run after every change, until it ends."""
 
-    def __init__(self, meant: JobSelector, job: Job, shown: _Lines) -> None:
-        self._meant = meant
+    def __init__(self, selector: JobSelector, job: Job, output: _Lines) -> None:
+        self._selector = selector
         self._job = job
-        self._shown = shown
+        self._output = output
         self._mark = ""
-        self._said = ""
+        self._last_message = ""
 
     def run(self) -> int:
         while True:
             try:
                 status = _ask(self._job, self._mark)
-            except Declined as error:  # the agent lives, and looks for its coordinator
-                self._say(f"the run cannot be asked just now: {error}")
+            except Declined as error:  # the agent runs, but has lost its coordinator
+                self._print(f"the run cannot be asked just now: {error}")
                 self._mark = ""
-                if is_reader_gone(_AGAIN_S):
+                if is_reader_gone(_RETRY_S):
                     return 0
                 continue
             except LineLost:
-                if not self._find_again():
+                if not self._reconnect():
                     return 0
                 continue
-            has_changed = status.mark != self._mark or isinstance(self._shown, _Screen)
-            self._mark, self._said = status.mark, ""
-            failed = self._shown.again(status) if has_changed else 0
+            has_changed = status.mark != self._mark or isinstance(self._output, _Screen)
+            self._mark, self._last_message = status.mark, ""
+            failed = self._output.again(status) if has_changed else 0
             if is_reader_gone():
                 return 0
             if failed or status.outcome:
                 return failed or self._end(status)
 
     def _end(self, status: RunStatus) -> int:
-        if not isinstance(self._shown, _Json):
-            self._say(end_in_words(status))
+        if not isinstance(self._output, _Json):
+            self._print(outcome_message(status))
         return 0
 
-    def _find_again(self) -> bool:
-        """Its coordinator may have moved, and its agent on this host may have ended. Whether there is one again."""
+    def _reconnect(self) -> bool:
+        """Find the run again: its coordinator may have moved, or its agent here has exited. False if it is gone."""
         self._job.close()
         self._mark = ""
         for _ in range(_MAX_TRIES):
             try:
-                self._job = find_job(self._meant)
+                self._job = find_job(self._selector)
             except NoSuchJob as error:
-                self._say(str(error))
-                if not self._meant.endpoint and not isinstance(error, CannotBeAsked):
+                self._print(str(error))
+                if not self._selector.endpoint and not isinstance(error, NotResponding):
                     return False
-                if is_reader_gone(_AGAIN_S):
+                if is_reader_gone(_RETRY_S):
                     return False
             else:
                 return True
         return False
 
-    def _say(self, text: str) -> None:
-        """Once, however often it is so."""
+    def _print(self, text: str) -> None:
+        """Print a message unless it repeats the last one."""
         from tenax._failures.plain_text import harmless
-        from tenax.cli.run import tell
+        from tenax.cli.run import print_stderr
 
-        if text != self._said:
-            self._said = text
-            tell(f"tenax status: {harmless(text)}")
+        if text != self._last_message:
+            self._last_message = text
+            print_stderr(f"tenax status: {harmless(text)}")
 
 
-def end_in_words(status: RunStatus) -> str:
-    """How a run ended that is over."""
+def outcome_message(status: RunStatus) -> str:
+    """Return a message about how the run ended."""
     ended = _ENDS.get(status.outcome, status.outcome) or "is over"
     return f"the run {status.run_id!r} {ended}" + (f": {status.why}" if status.why else "")

@@ -1,4 +1,4 @@
-"""``tenax timeline JOURNAL_OR_FOLDER``: a run as a page, and as a trace for Perfetto."""
+"""``tenax timeline JOURNAL_OR_FOLDER``: draws a run as an HTML page and as a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -33,91 +33,91 @@ Exit code 0: drawn. 1: drawn, but some journal could not be read, and is named. 
 _FORMATS = ("html", "perfetto")
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """What the command line asks for."""
+class TimelineArguments(msgspec.Struct, frozen=True):
+    """The parsed command line."""
 
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
     output: str = ""
     format: str = ""  # empty: both
 
 
-class WrongUse(Exception):
-    """The command line cannot be followed. The message says why."""
+class WrongUsage(Exception):
+    """The command line is invalid. The message says why."""
 
 
 def timeline_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax timeline ARGV`` asks, and return the exit code."""
+    """Execute ``tenax timeline ARGV`` and return the exit code."""
     from tenax._failures.exit_codes import FAILED, SUCCEEDED, WRONG_USAGE
     from tenax._failures.plain_text import harmless
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
     if {"-h", "--help"}.intersection(argv):
         return print_page(USAGE)
     try:
-        wish = parse(argv)
-    except WrongUse as error:
-        tell(f"tenax timeline: {harmless(str(error))}\ntry: tenax timeline --help")
+        arguments = parse(argv)
+    except WrongUsage as error:
+        print_stderr(f"tenax timeline: {harmless(str(error))}\ntry: tenax timeline --help")
         return WRONG_USAGE
     from tenax.cli.journals import read_histories
 
-    found = read_histories(wish.places)
+    found = read_histories(arguments.paths)
     for trouble in found.troubles:
-        tell(f"tenax timeline: {harmless(trouble)}")
+        print_stderr(f"tenax timeline: {harmless(trouble)}")
     if len(found.histories) != 1:
         if found.histories:
             runs = ", ".join(each.run_id for each in found.histories[:5])
             more = ", ..." if len(found.histories) > 5 else ""
-            tell(
+            print_stderr(
                 f"tenax timeline: there are {len(found.histories)} runs there ({harmless(runs)}{more}); "
                 "name the journals of one, or use tenax report"
             )
         return WRONG_USAGE
     (history,) = found.histories
-    for sentence in history.missing:
-        tell(f"tenax timeline: note: {harmless(sentence)}")
+    for note in history.missing:
+        print_stderr(f"tenax timeline: note: {harmless(note)}")
     try:
-        written = [_write(path, history, form) for path, form in _files(wish, history)]
+        written = [_write(path, history, form) for path, form in _files(arguments, history)]
     except OSError as error:
-        tell(f"tenax timeline: {error.filename!r} cannot be written: {error.strerror}")
+        print_stderr(f"tenax timeline: {error.filename!r} cannot be written: {error.strerror}")
         return WRONG_USAGE
     print_page("".join(f"{path}\n" for path in written))
     return FAILED if found.troubles else SUCCEEDED
 
 
-def parse(argv: Sequence[str]) -> Wish:
-    """From words to a wish. Raises ``WrongUse``."""
-    places, output, form = [], "", ""
+def parse(argv: Sequence[str]) -> TimelineArguments:
+    """Parse the command line. Raises ``WrongUsage``."""
+    paths, output, form = [], "", ""
     left = iter(argv)
     for word in left:
         flag, equals, value = word.partition("=")
         if flag in ("-o", "--output", "--format"):
             value = value if equals else next(left, "")
             if not value:
-                raise WrongUse(f"{flag} needs a value")
+                raise WrongUsage(f"{flag} needs a value")
             if flag == "--format":
                 form = value
             else:
                 output = value
         elif word.startswith("-"):
-            raise WrongUse(f"there is no flag {word!r}")
+            raise WrongUsage(f"there is no flag {word!r}")
         else:
-            places.append(word)
+            paths.append(word)
     if form and form not in _FORMATS:
-        raise WrongUse(f"--format {form!r} is none; write html or perfetto")
-    if not places:
-        raise WrongUse("no journal and no folder was named")
-    return Wish(tuple(places), output, form)
+        raise WrongUsage(f"--format {form!r} is none; write html or perfetto")
+    if not paths:
+        raise WrongUsage("no journal and no folder was named")
+    return TimelineArguments(tuple(paths), output, form)
 
 
-def _files(wish: Wish, history: RunHistory) -> list[tuple[str, str]]:
-    """Where each format goes."""
-    # The id of a run is anybody's text, and this is a name of a file.
+def _files(arguments: TimelineArguments, history: RunHistory) -> list[tuple[str, str]]:
+    """Return the path and format of each file to write."""
+    # A run id may contain any character; a file name may not.
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", history.run_id).strip(".")[:100] or "run"
     named = {"html": f"{stem}-timeline.html", "perfetto": f"{stem}-trace.json"}
-    if wish.output:
-        is_trace = wish.format == "perfetto" or (not wish.format and wish.output.endswith(".json"))
-        return [(wish.output, "perfetto" if is_trace else "html")]
-    return [(named[form], form) for form in ((wish.format,) if wish.format else _FORMATS)]
+    if arguments.output:
+        is_trace = arguments.format == "perfetto" or (not arguments.format and arguments.output.endswith(".json"))
+        return [(arguments.output, "perfetto" if is_trace else "html")]
+    return [(named[form], form) for form in ((arguments.format,) if arguments.format else _FORMATS)]
 
 
 def _write(path: str, history: RunHistory, form: str) -> str:

@@ -1,1 +1,1 @@
-"""The live page of a run: served next to the coordinator, only while it is switched on."""
+"""The dashboard of a run, served by the coordinator's agent. Imported only for ``--dashboard``."""

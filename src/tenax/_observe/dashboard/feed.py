@@ -1,13 +1,13 @@
-"""The feed: what a page that shows one status must be told to show the next. Pure.
+"""The feed of the dashboard: a full status, then differences. Pure.
 
-    whole(status)              everything, for a page that has just come
-    change(before, after)      what differs; None: nothing that can be seen
+    whole(status)              the full status, for a new page
+    change(before, after)      the difference; None if there is no visible one
 
-Laws (tests cite the numbers):
+Invariants (tests cite the numbers):
 
-F1  Whoever has the whole of ``before`` and is told the change has the whole of ``after``.
-F2  What has not changed is not said: neither nodes, nor generations, nor events that were said before.
-F3  Time that goes by is no change. A page counts ages, and what the time is spent on, by itself.
+F1  ``before`` plus the change is ``after``.
+F2  A change contains only nodes, generations and events that differ.
+F3  Passing time is not a change. The page updates ages and durations itself.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# The same moment is not always written as the same number: the clock of the day may have been set meanwhile.
-_SAME_MOMENT_S = 0.25
+# Times differ slightly between statuses, because the wall clock may be adjusted meanwhile.
+_SAME_TIME_S = 0.25
 _TIMES = frozenset({"since", "step_at", "at", "formed_at", "running_at", "ended_at", "settled_at", "hang_since"})
-# The last is told by since when nothing moves, and where workers are: the seconds in it go by.
-_TOLD_APART = frozenset({"now", "nodes", "generations", "failures", "earlier", "events", "goodput", "hang"})
+# Compared separately, or not at all: ``hang`` contains a duration; hang_since and hang_where replace it.
+_EXCLUDED = frozenset({"now", "nodes", "generations", "failures", "earlier", "events", "goodput", "hang"})
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What to take over. Lists that are not there have not changed."""
+    """A difference between two statuses. Missing lists have not changed."""
 
     now: float
     goodput: Goodput
     run: dict[str, Any] = {}  # fields of the status by name
-    nodes: tuple[NodeStatus, ...] = ()  # in place of those with the same id, or new ones
+    nodes: tuple[NodeStatus, ...] = ()  # new, or replacing those with the same id
     gone: tuple[str, ...] = ()  # ids of nodes
-    generations: tuple[GenerationStatus, ...] = ()  # in place of those with the same number, or new ones
-    oldest_generation: int = 0  # those before it are forgotten; 0: none is
+    generations: tuple[GenerationStatus, ...] = ()  # new, or replacing those with the same number
+    oldest_generation: int = 0  # earlier ones are removed; 0: none is
     failures: tuple[FailureStatus, ...] | None = None
     earlier: tuple[FailureStatus, ...] | None = None
     events: tuple[EventStatus, ...] = ()  # new ones
@@ -61,10 +61,10 @@ def change(before: RunStatus, after: RunStatus) -> Change | None:
     run = {
         name: getattr(after, name)
         for name in after.__struct_fields__
-        if name not in _TOLD_APART and not _is_same_value(name, getattr(before, name), getattr(after, name))
+        if name not in _EXCLUDED and not _is_same_value(name, getattr(before, name), getattr(after, name))
     }
     if after.hang_since is not None:
-        run.pop("doing", None)  # is that in words
+        run.pop("doing", None)  # the hang as a message
     nodes = tuple(node for node in after.nodes if not _is_same(known_nodes.pop(node.node_id, None), node))
     generations = tuple(
         entry for entry in after.generations if not _is_same_generation(known_generations.get(entry.number), entry)
@@ -81,7 +81,7 @@ def change(before: RunStatus, after: RunStatus) -> Change | None:
         goodput=after.goodput,
         run=run,
         nodes=nodes,
-        gone=tuple(known_nodes),  # all others were taken out above
+        gone=tuple(known_nodes),  # the others were removed above
         generations=generations,
         oldest_generation=min(numbers, default=0) if has_forgotten else 0,
         failures=failures,
@@ -104,11 +104,11 @@ def _is_same(known: msgspec.Struct | None, found: msgspec.Struct, *, but: str = 
 def _is_same_value(name: str, ours: Any, theirs: Any) -> bool:
     if ours == theirs:
         return True
-    return name in _TIMES and None not in (ours, theirs) and bool(abs(ours - theirs) < _SAME_MOMENT_S)
+    return name in _TIMES and None not in (ours, theirs) and bool(abs(ours - theirs) < _SAME_TIME_S)
 
 
 def _is_same_generation(known: GenerationStatus | None, found: GenerationStatus) -> bool:
-    """Of one that goes on, what it has spent grows by itself."""
+    """Compare generations. The time spent is compared only once the generation has settled, because it grows."""
     if known is not None and known.settled_at is not None and not _is_near(known.spent, found.spent):
         return False
     return _is_same(known, found, but="spent")

@@ -1,4 +1,4 @@
-"""The files of the page, as answers. The same for every run: what they show comes over the stream, as text."""
+"""The static files of the dashboard as HTTP responses. They contain no data of the run, which comes over the stream."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Nothing from elsewhere, nothing inline, and no text that becomes markup or script, should the page ever try.
+# No external or inline content, and no text may become markup or script.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -19,7 +19,7 @@ _POLICY = (
 HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # the link has the key in it
+    "Referrer-Policy": "no-referrer",  # the URL contains the key
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }

@@ -1,16 +1,16 @@
-"""The live page: serves what the coordinator knows to browsers, for as long as the coordinator is here.
+"""The dashboard: serves the run's status to browsers while the coordinator runs in this agent.
 
-    loop's thread      the desk: a status is made when something has happened and somebody watches, and requests go in
-    server's thread    HTTP: what has changed is found, written down and sent
+    loop's thread      computes a status after changes, while browsers are connected, and executes requests
+    server's thread    HTTP: computes, encodes and sends differences
 
-Laws (tests cite the numbers):
+Invariants (tests cite the numbers):
 
-D1  With nobody watching, nothing is computed.
-D2  What the page costs the loop is a small share of its time, however large the run and however much happens: the
-    longer a status takes to make, the longer the next one waits.
-D3  Nobody sees or does anything without the key, which is in the link. What changes the run needs it in a header, which
-    no other page can make a browser send.
-D4  A browser that takes nothing any more loses its stream, and can come back.
+D1  Without a connected browser, nothing is computed.
+D2  The dashboard uses a small share of the loop's time, however large and busy the run is: the pause after a status is
+    a multiple of the time that it took.
+D3  Every page and every request needs the key, which is in the link. Requests that change the run need it in a header,
+    which another site cannot make a browser send.
+D4  A browser that stops reading loses its stream, and can reconnect.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ if TYPE_CHECKING:
     from tenax._io.ports import Cancellable, EventLoop, OperatorApi
     from tenax._view.status import RunStatus
 
-_SOONEST_S = 0.03  # what happens together is shown together
-_BETWEEN_S = 0.1  # two statuses, at least
-_REST_PER_WORK = 40  # so many times as long as a status took to make, the next one waits (D2) ...
-_MAX_BETWEEN_S = 0.7  # ... but nobody waits longer than that
-_ANSWER_S = 30.0  # how long a node, or the loop, may take to answer
+_COALESCE_S = 0.03  # wait this long for further changes
+_MIN_PAUSE_S = 0.1  # between two statuses
+_REST_PER_WORK = 40  # pause after a status, as a multiple of its CPU time (D2)
+_MAX_PAUSE_S = 0.7
+_ANSWER_S = 30.0  # timeout for an answer of a node or of the loop
 _MAX_WAIT_S = 20.0  # for new lines
 _MAX_LINES = 1000
 _KEY_BYTES = 18
 KEY_VARIABLE = "TENAX_DASHBOARD_KEY"
-_LEAST_KEY = 16
+_MIN_KEY = 16
 _MAX_BODY = 4096
 _KEY_HEADER = "x-tenax-key"
-_UNBUFFERED = {"X-Accel-Buffering": "no"}  # for a proxy on the way: each event is due now
+_UNBUFFERED = {"X-Accel-Buffering": "no"}  # proxies must not delay events
 _FROM_THE_PAGE = "asked for on the page"
 
 
-class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Action(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of a POST."""
 
     do: str  # "drain", "restart" or "stop"
@@ -77,34 +77,34 @@ class _Wish(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _key(environ: Mapping[str, str]) -> str:
-    """A new one for every page, or the one that is given: for a Prometheus that must know it in advance."""
+    """Return the key from the environment, for a Prometheus that is configured in advance, or else a random one."""
     given = environ.get(KEY_VARIABLE, "")
     if not given:
         return os.urandom(_KEY_BYTES).hex()
-    if len(given) < _LEAST_KEY or not all(each.isalnum() or each in "-_" for each in given):
-        raise OSError(0, f"{KEY_VARIABLE} must have at least {_LEAST_KEY} letters, digits, '-' or '_'")
+    if len(given) < _MIN_KEY or not all(each.isalnum() or each in "-_" for each in given):
+        raise OSError(0, f"{KEY_VARIABLE} must have at least {_MIN_KEY} letters, digits, '-' or '_'")
     return given
 
 
 class Dashboard:
-    """Opens at once, at HOST:PORT (port 0: any that is free), or raises OSError with a sentence.
+    """Serves at HOST:PORT (port 0: any free port) from the start. Raises OSError with a message.
 
-    ``desk`` is used in the loop's thread alone. ``complain`` is told, there too, what is lost.
+    ``operators`` and ``on_error`` are called in the loop's thread only.
     """
 
     def __init__(
         self,
         address: str,
-        desk: OperatorApi,
+        operators: OperatorApi,
         loop: EventLoop,
-        complain: Callable[[str], None],
+        on_error: Callable[[str], None],
         *,
         patience: Patience = Patience(connections=96),  # noqa: B008 - frozen
         cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        self._desk = desk
+        self._operators = operators
         self._loop = loop
-        self._complain = complain
+        self._on_error = on_error
         self._cpu_clock = cpu_clock
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -114,17 +114,17 @@ class Dashboard:
             _refuse(error, host, port)
         self._key = _key(os.environ)
         self.link = f"http://{_for_people(host)}:{listener.getsockname()[1]}/?key={self._key}"
-        # In the loop's thread.
+        # Used in the loop's thread.
         self._is_watching = False
         self._is_closed = False
         self._is_broken = False
         self._timer: Cancellable | None = None
         self._made_at = 0.0
         self._took_s = 0.0
-        # In the server's.
-        self._streams: dict[Stream, bool] = {}  # and whether it has had the whole
+        # Used in the server's thread.
+        self._streams: dict[Stream, bool] = {}  # and whether it has received the full status
         self._shown: RunStatus | None = None
-        self._newest: RunStatus | None = None  # written by the loop's
+        self._newest: RunStatus | None = None  # set in the loop's thread
         self._server = HttpServer(
             listener,
             self._answer,
@@ -135,51 +135,51 @@ class Dashboard:
         self._server.start()
 
     def close(self) -> None:
-        """Tell every browser how it ended, and hang up."""
+        """Send every browser the last status and close."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._is_watching:
             self._make_and_show()
-        self._rest()
-        self._server.soon(self._say_farewell)
+        self._unwatch()
+        self._server.soon(self._send_farewell)
         self._server.stop()
 
     # --- in the loop's thread -----------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Somebody has come."""
+        """A browser has connected."""
         if self._is_closed or self._is_broken:
             return
         if not self._is_watching:
-            self._desk.watch(self._on_step)
+            self._operators.watch(self._on_step)
             self._is_watching = True
         self._make_and_show()
 
-    def _rest(self) -> None:
-        """Nobody is left (D1)."""
+    def _unwatch(self) -> None:
+        """The last browser has disconnected (D1)."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._is_watching:
-            self._desk.unwatch(self._on_step)
+            self._operators.unwatch(self._on_step)
             self._is_watching = False
 
     def _on_step(self) -> None:
         if self._timer is None:
-            pause_s = min(max(_BETWEEN_S, self._took_s * _REST_PER_WORK), _MAX_BETWEEN_S)
+            pause_s = min(max(_MIN_PAUSE_S, self._took_s * _REST_PER_WORK), _MAX_PAUSE_S)
             now = self._loop.now()
-            self._timer = self._loop.at(max(now + _SOONEST_S, self._made_at + pause_s), self._on_time)
+            self._timer = self._loop.at(max(now + _COALESCE_S, self._made_at + pause_s), self._on_timer)
 
-    def _on_time(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._make_and_show()
 
     def _make_and_show(self) -> None:
-        # Work, not time: on a machine with too much to do, a page that waits for longer shows nothing sooner.
+        # CPU time, not wall time: on a busy host, longer pauses would only delay the page.
         begun_at = self._cpu_clock()
         try:
-            self._newest = self._desk.status()
+            self._newest = self._operators.status()
         except Exception as error:
             self._break(f"{type(error).__name__}: {error}")
             return
@@ -188,20 +188,20 @@ class Dashboard:
         self._server.soon(self._show)
 
     def _break(self, why: str) -> None:
-        """A page that cannot be made must never end a run."""
+        """Stop updating after an error, which must never affect the run."""
         if not self._is_broken:
             self._is_broken = True
-            self._rest()
-            self._complain(f"the page shows nothing new any more: {why}")
+            self._unwatch()
+            self._on_error(f"the page shows nothing new any more: {why}")
 
     def _ask(self, request: AnyRequest, later: Later) -> None:
         def reply(value: Any, error: str) -> None:
             self._server.soon(lambda: later.give(_made(_answered, (value, error))))
 
-        self._in_loop(later, lambda: self._desk.ask(request, reply))
+        self._in_loop(later, lambda: self._operators.ask(request, reply))
 
     def _in_loop(self, later: Later, call: Callable[[], None]) -> None:
-        """From the server's thread. What it raises is an answer."""
+        """Call a function in the loop's thread. An exception becomes the answer."""
 
         def do() -> None:
             try:
@@ -217,8 +217,8 @@ class Dashboard:
         later = Later(_ANSWER_S)
 
         def give() -> None:
-            # Not a new one for everybody who asks (D2). What is made of it is made in the server's thread.
-            self._desk.ask(StatusRequest(), reply)
+            # A request shares recent statuses (D2). The response is built in the server's thread.
+            self._operators.ask(StatusRequest(), reply)
 
         def reply(status: Any, error: str) -> None:
             found = text(INTERNAL_ERROR, error) if error else None
@@ -245,8 +245,8 @@ class Dashboard:
         if path == "/do":
             return self._do(request)
         if not self._has_key(request, anywhere=True):
-            sentence = "this page needs the key of the run: open the link that tenax printed, with its ?key="
-            return text(FORBIDDEN, sentence)
+            message = "this page needs the key of the run: open the link that tenax printed, with its ?key="
+            return text(FORBIDDEN, message)
         match path:
             case "/":
                 return PAGES["/"]()
@@ -273,16 +273,16 @@ class Dashboard:
         if not self._has_key(request, anywhere=False):
             return text(FORBIDDEN, "what changes the run needs the key of its link in the header X-Tenax-Key")
         try:
-            wish = msgspec.json.decode(request.body, type=_Wish)
+            action = msgspec.json.decode(request.body, type=_Action)
         except DECODE_ERRORS as error:
             return text(BAD_REQUEST, f"the body is no wish, such as {{'do': 'restart'}}: {error}")
         later = Later(_ANSWER_S)
-        match wish:
-            case _Wish("drain", node) if node:
+        match action:
+            case _Action("drain", node) if node:
                 self._ask(DrainRequest(node, _FROM_THE_PAGE), later)
-            case _Wish("restart"):
+            case _Action("restart"):
                 self._ask(RestartRequest(_FROM_THE_PAGE), later)
-            case _Wish("stop"):
+            case _Action("stop"):
                 self._ask(StopRequest(_FROM_THE_PAGE), later)
             case _:
                 return text(BAD_REQUEST, "one can wish for 'restart', 'stop', or 'drain' with a 'node'")
@@ -324,21 +324,21 @@ class Dashboard:
         self._streams.pop(stream, None)
         if not self._streams:
             self._shown = None
-            self._loop.soon(self._rest_if_alone)
+            self._loop.soon(self._unwatch_if_unused)
 
-    def _rest_if_alone(self) -> None:
-        if not self._streams:  # somebody may have come meanwhile: that one's own call comes behind this one
-            self._rest()
+    def _unwatch_if_unused(self) -> None:
+        if not self._streams:  # a browser that connected meanwhile has queued _watch after this call
+            self._unwatch()
 
     def _show(self) -> None:
         try:
-            self._tell_streams()
+            self._send_changes()
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             self._loop.soon(lambda: self._break(why))
 
-    def _tell_streams(self) -> None:
-        """What is new in the newest status."""
+    def _send_changes(self) -> None:
+        """Send the newest status: in full to new streams, as a change to the others."""
         status, self._newest = self._newest, None
         if status is None or not self._streams:
             return
@@ -349,12 +349,12 @@ class Dashboard:
         for stream, has_whole in list(self._streams.items()):
             if not has_whole:
                 everything = everything or event("whole", feed.whole(status))
-                self._streams[stream] = True  # before it is said: one that cannot be reached is forgotten then
+                self._streams[stream] = True  # before sending, which removes a stream that is closed
                 stream.say(everything)
             elif new:
                 stream.say(new)
 
-    def _say_farewell(self) -> None:
+    def _send_farewell(self) -> None:
         for stream in list(self._streams):
             stream.say(event("farewell", b"{}"))
 
@@ -373,7 +373,7 @@ def _made(make: Callable[[Any], Response], of: Any) -> Response:
 
 
 def _for_people(host: str) -> str:
-    """Where a browser finds it. All addresses of this host are called by its name."""
+    """Return the host for a link. A wildcard address becomes the host's name."""
     if host in ("", "0.0.0.0", "::"):  # noqa: S104 - asked for
         import socket
 
@@ -384,11 +384,11 @@ def _for_people(host: str) -> str:
 def _refuse(error: OSError, host: str, port: str) -> NoReturn:
     where = f"port {port}" + (f" of {host}" if host else "")
     if error.errno == errno.EADDRINUSE:
-        sentence = f"{where} is taken by another program; choose another, or none for any that is free"
+        message = f"{where} is taken by another program; choose another, or none for any that is free"
     elif error.errno == errno.EACCES:
-        sentence = f"{where} is not for everybody; choose one above 1023"
+        message = f"{where} is not for everybody; choose one above 1023"
     elif error.errno == errno.EADDRNOTAVAIL:
-        sentence = f"{host} is no address of this host; choose one that is, or none for the loopback address"
+        message = f"{host} is no address of this host; choose one that is, or none for the loopback address"
     else:
-        sentence = f"{where} cannot be listened at: {error.strerror or error}"
-    raise OSError(error.errno, sentence) from error
+        message = f"{where} cannot be listened at: {error.strerror or error}"
+    raise OSError(error.errno, message) from error

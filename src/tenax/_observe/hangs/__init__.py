@@ -1,1 +1,1 @@
-"""Hangs: looks at workers while they run, and says when nothing moves. What that means is decided in ``core``."""
+"""Hang detection: samples running workers and reports missing progress. ``_core`` decides what is a hang."""

@@ -1,13 +1,12 @@
-"""The vitals of a worker and of everything that it started: what the kernel counts of them. Reads ``/proc``.
+"""Reads the kernel's counters of a worker and its descendants from ``/proc``.
 
-What there is, per process: bytes and calls of ``read`` and ``write`` (files, pipes, lines of logs), bytes that
-go to a disk, page faults, and for each thread the time in which it ran or wanted to run, and how often it was put on a
-processor. What there is not: bytes on sockets. The kernel counts those per network namespace and per socket, not per
-process, and ``send`` and ``recv`` are not among the calls that it counts. But nobody can send or receive without being
-woken: that is seen in the threads.
+Per process: bytes and calls of ``read`` and ``write`` (files, pipes, log lines), bytes written to disk, page faults,
+and for each thread its run time, its time in the run queue, and how often it was scheduled. Not available per process:
+bytes on sockets, which the kernel counts per network namespace and per socket, and calls of ``send`` and ``recv``. But
+a thread that sends or receives is scheduled, which its thread counters show.
 
-Laws: it never waits, never raises for a process that is gone, and is cheap: threads are looked at only when nothing
-else has moved, and the family tree only now and then.
+Never blocks, never raises for a process that has exited, and is cheap: threads are read only if no other counter has
+changed, and the process tree only on every fourth read.
 """
 
 from __future__ import annotations
@@ -18,47 +17,47 @@ import time
 from tenax._core.hang import ProcessCounters, Thread
 from tenax._processes.descendants import descendants
 
-_TREE_EVERY = 4  # looks
-_MAX_THREADS = 2000  # of one worker and what it started; with more, only their sum is looked at
+_TREE_EVERY = 4  # reads
+_MAX_THREADS = 2000  # of one worker and its descendants; with more, only their sum is used
 _MAX_BYTES = 4096
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 _NS = 1e-9
-_MUCH = 0.2  # of the time
+_BUSY_SHARE = 0.2  # of the time
 
 
 class CounterReader:
-    """Of one worker."""
+    """Reads the counters of one worker and its descendants."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
-        self._below: list[int] = []
-        self._looks = 0
+        self._descendants: list[int] = []
+        self._reads = 0
         self._last: tuple[int, ...] = ()
-        self._threads: dict[int, Thread] = {}  # as they were when they were last looked at
+        self._threads: dict[int, Thread] = {}  # from the last read of threads
         self._threads_at = 0.0
 
     def read(self, *, closely: bool = False) -> ProcessCounters | None:
-        """None: it is gone, or not ours to look at. ``closely``: look at its threads, whatever else has moved."""
-        if self._looks % _TREE_EVERY == 0:
-            self._below = descendants(self.pid)
-        self._looks += 1
+        """Return the counters; None if the worker is gone or not accessible. ``closely``: always read its threads."""
+        if self._reads % _TREE_EVERY == 0:
+            self._descendants = descendants(self.pid)
+        self._reads += 1
         first = _counters(self.pid)
         if first is None:
             return None
         is_stopped, counters = first
         alive = [self.pid]
-        for pid in self._below:
+        for pid in self._descendants:
             found = _counters(pid)
             if found is not None:
                 alive.append(pid)
                 counters = [a + b for a, b in zip(counters, found[1], strict=True)]
-        if len(alive) <= len(self._below):
-            self._looks = 0  # one has ended: look again who is there
+        if len(alive) <= len(self._descendants):
+            self._reads = 0  # a descendant has exited: read the tree next time
         read_bytes, written_bytes, calls, disk_bytes, faults, ticks, count = counters
         seen = (read_bytes, written_bytes, calls, disk_bytes, len(alive))
         is_still, self._last = seen == self._last, seen
         has_threads = count <= _MAX_THREADS
-        threads = self._look_at_threads(alive) if (is_still or closely) and has_threads else None
+        threads = self._read_threads(alive) if (is_still or closely) and has_threads else None
         return ProcessCounters(
             read_bytes,
             written_bytes,
@@ -69,65 +68,67 @@ class CounterReader:
             is_stopped,
             threads,
             ticks * _TICK_S,
-            has_threads and (threads is None or not _is_untold(threads, ticks)),
+            has_threads and (threads is None or not _lacks_statistics(threads, ticks)),
         )
 
-    def _look_at_threads(self, pids: list[int]) -> dict[int, Thread] | None:
-        """None: this system does not tell. How often a thread has waited is asked only of those that hardly do."""
+    def _read_threads(self, pids: list[int]) -> dict[int, Thread] | None:
+        """Return all threads by id; None if the system has no statistics. Waits are counted for busy threads only."""
         found: dict[int, Thread] = {}
         now = time.monotonic()
-        much_s = _MUCH * (now - self._threads_at)
+        busy_s = _BUSY_SHARE * (now - self._threads_at)
         for pid in pids:
-            for name in _names_of_threads(pid):
-                told = _read(f"/proc/{pid}/task/{name}/schedstat").split()
-                if len(told) != 3:
+            for name in _thread_ids(pid):
+                fields = _read(f"/proc/{pid}/task/{name}/schedstat").split()
+                if len(fields) != 3:
                     continue
-                number, wanted_s = int(name), (int(told[0]) + int(told[1])) * _NS
+                number, wanted_s = int(name), (int(fields[0]) + int(fields[1])) * _NS
                 before = self._threads.get(number)
-                is_busy = before is not None and wanted_s - before.wanted_s > much_s
+                is_busy = before is not None and wanted_s - before.wanted_s > busy_s
                 waits = _waits(f"/proc/{pid}/task/{name}/status") if is_busy else None
-                found[number] = Thread(wanted_s, int(told[2]), waits)
+                found[number] = Thread(wanted_s, int(fields[2]), waits)
         self._threads, self._threads_at = found, now
         return found or None
 
 
 def state_of(pid: int) -> str:
-    """The letter that the kernel has for what it does; empty: it is gone."""
+    """Return the kernel's letter for the state of a process; empty if it is gone."""
     stat = _read(f"/proc/{pid}/stat")
     return chr(stat.rpartition(b") ")[2][0]) if stat else ""
 
 
 def _counters(pid: int) -> tuple[bool, list[int]] | None:
-    """Whether it is stopped, and: read, written, calls, to disk, faults, ticks of a processor, threads."""
+    """Return whether the process is stopped, and its counters: bytes read, bytes written, calls, bytes to disk, page
+    faults, CPU ticks, threads."""
     stat, io = _read(f"/proc/{pid}/stat"), _read(f"/proc/{pid}/io")
     if not stat or not io:
         return None
-    # The name in brackets may hold anything, also brackets.
+    # The name in brackets may itself contain brackets.
     state, *fields = stat.rpartition(b")")[2].split()
     if state in (b"Z", b"X"):
         return None
     faults, ticks = int(fields[6]) + int(fields[8]), int(fields[10]) + int(fields[11])
-    told = [int(line.rpartition(b" ")[2]) for line in io.splitlines()]
-    return state in (b"T", b"t"), [told[0], told[1], told[2] + told[3], told[5], faults, ticks, int(fields[16])]
+    counts = [int(line.rpartition(b" ")[2]) for line in io.splitlines()]
+    io_counts = [counts[0], counts[1], counts[2] + counts[3], counts[5]]
+    return state in (b"T", b"t"), [*io_counts, faults, ticks, int(fields[16])]
 
 
-def _names_of_threads(pid: int) -> list[str]:
+def _thread_ids(pid: int) -> list[str]:
     try:
         return os.listdir(f"/proc/{pid}/task")
     except OSError:
-        return []  # it is gone; the next look will tell
+        return []  # it is gone; the next read detects that
 
 
 def _waits(path: str) -> int | None:
-    """How often a thread gave up its processor because it waited for something."""
+    """Return how often a thread gave up its CPU to wait."""
     for line in _read(path).splitlines():
         if line.startswith(b"voluntary_ctxt_switches:"):
             return int(line.rpartition(b"\t")[2])
     return None
 
 
-def _is_untold(threads: dict[int, Thread], ticks: int) -> bool:
-    """A kernel that does not keep these statistics says that nobody ever ran."""
+def _lacks_statistics(threads: dict[int, Thread], ticks: int) -> bool:
+    """Return True if the kernel does not keep scheduler statistics: all counts are 0 although CPU time was used."""
     return ticks > 0 and not any(thread.runs for thread in threads.values())
 
 
@@ -138,7 +139,7 @@ def _read(path: str) -> bytes:
         return b""
     try:
         return os.read(descriptor, _MAX_BYTES)
-    except OSError:  # it ended between the two, or is another user's now
+    except OSError:  # it exited meanwhile, or now belongs to another user
         return b""
     finally:
         os.close(descriptor)

@@ -1,10 +1,10 @@
-"""The sampler: looks at the workers of this node every few seconds while a generation runs, and posts what it sees.
+"""The sampler: reads the counters of this node's workers every few seconds while a generation runs, and posts events.
 
-    stillness  that nothing moves any more, or again                          (``events.QuietSeen``, ``MovementSeen``)
-    stacks     what workers have written down about their threads, as ordered (``events.StacksRead``)
+    ``events.QuietSeen``, ``MovementSeen``  no worker makes progress any more, or one does again
+    ``events.StacksRead``                   the stacks that workers have dumped, after ``commands.ReadStacks``
 
-It decides nothing: whether a node is quiet is ``core.hang``'s opinion, whether a run hangs the coordinator's. It is in
-nobody's way: should it break, that is said once, and the run goes on without it.
+It decides nothing: ``_core.hang`` judges whether a node is quiet, the coordinator whether the run hangs. If the sampler
+fails, it reports that once, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
     from tenax._core.model import AgentSettings
     from tenax._io.loop import Loop, Timer
 
-_EVERY_S = 5.0
-_AT_LEAST_S = 0.05
-_SAMPLES_PER_HANG = 4  # for tests and the impatient: a hang of two seconds is seen in two seconds
+_MAX_INTERVAL_S = 5.0
+_MIN_INTERVAL_S = 0.05
+_SAMPLES_PER_HANG = 4  # so that a hang_after of a few seconds is detected in time
 _MAX_BYTES = 256 << 10  # of the stacks of one worker
 _MAX_STACKS = 32_000  # characters
 
 
 class Destination(Protocol):
-    """Where the files of workers are (``tenax._logs.specs.LogsDest``)."""
+    """The paths of the workers' files (``tenax._logs.specs.LogsDest``)."""
 
     @property
     def error_files(self) -> Mapping[int, str]: ...
 
 
 class Logs(Protocol):
-    """What the sampler needs of ``tenax._node.worker_logs.WorkerLogs``."""
+    """The part of ``tenax._node.worker_logs.WorkerLogs`` that the sampler uses."""
 
     @property
     def destination(self) -> Destination: ...
@@ -61,7 +61,7 @@ class Step(Protocol):
 
 
 class Sampler:
-    """Of one node, for a whole run. ``observe`` every step of its agent machine."""
+    """Samples one node for a whole run. Call ``observe`` after every step of the agent machine."""
 
     def __init__(
         self,
@@ -70,74 +70,74 @@ class Sampler:
         logs: Logs,
         scopes: Callable[[], Mapping[int, Scopes]] = dict,
     ) -> None:
-        """``scopes``: what the watchdog has heard, by local rank, if there is one."""
+        """``scopes``: returns the watchdog's timer scopes by local rank."""
         self._loop = loop
         self._logs = logs
         self._scopes = scopes
-        self._interval_s = max(_AT_LEAST_S, min(_EVERY_S, settings.hang_after_s / _SAMPLES_PER_HANG))
+        self._interval_s = max(_MIN_INTERVAL_S, min(_MAX_INTERVAL_S, settings.hang_after_s / _SAMPLES_PER_HANG))
         self._judge = HangJudge(settings.hang_after_s, self._interval_s)
         self._state: AgentState | None = None
         self._generation = 0
         self._timer: Timer | None = None
         self._readers: dict[int, CounterReader] = {}
-        self._is_quiet = False  # as posted
+        self._is_quiet = False  # as last posted
         self._is_broken = False
-        self._read_until: dict[int, int] = {}  # how much of a worker's stacks is old
+        self._read_until: dict[int, int] = {}  # by local rank: the end of stacks that were already read
 
     def observe(self, step: Step, state: AgentState) -> None:
-        """What the agent machine did last."""
+        """Follow a step of the agent machine."""
         self._state = state
         for command in step.commands:
             match command:
                 case commands.DumpStacks():
-                    self._judge.rebase()  # writing them down is our doing
+                    self._judge.rebase()  # dumping the stacks changes the counters
                 case commands.ReadStacks():
                     self._judge.rebase()
                     self._read_stacks(command)
         if state.phase is not Phase.RUNNING:
-            self._rest()
+            self._stop()
         elif not self._is_broken and (self._timer is None or state.generation != self._generation):
             self._begin(state)
 
     def close(self) -> None:
-        self._rest()
+        self._stop()
 
-    def _rest(self) -> None:
+    def _stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def _begin(self, state: AgentState) -> None:
-        self._rest()
+        self._stop()
         now = self._loop.now()
         self._generation = state.generation
         self._readers, self._read_until = {}, {}
         self._is_quiet = False
         world_size = state.assignment.world_size if state.assignment is not None else 1
         self._judge.begin(world_size, now)
-        self._timer = self._loop.at(now + self._interval_s, self._on_time)
+        self._timer = self._loop.at(now + self._interval_s, self._on_timer)
 
-    def _on_time(self) -> None:
+    def _on_timer(self) -> None:
         now = self._loop.now()
         try:
-            self._look(now)
-        except Exception as error:  # a /proc that is not as we know it: nobody needs us to train
+            self._take_samples(now)
+        except Exception as error:  # an unexpected /proc: training does not depend on sampling
             self._timer = None
             if self._is_quiet:
                 self._loop.post(events.MovementSeen(self._generation))
             self._is_quiet, self._is_broken = False, True
             self._logs.say(f"tenax: workers are not looked at any more: {type(error).__name__}: {error}")
             return
-        self._timer = self._loop.at(now + self._interval_s, self._on_time)
+        self._timer = self._loop.at(now + self._interval_s, self._on_timer)
 
-    # --- one look -----------------------------------------------------------------------------------------------------
+    # --- samples ------------------------------------------------------------------------------------------------------
 
-    def _look(self, now: float) -> None:
+    def _take_samples(self, now: float) -> None:
         if self._state is None:
             return
-        said, scopes = {each.local_rank: each for each in self._logs.progress()}, self._scopes()
+        progress, scopes = {each.local_rank: each for each in self._logs.progress()}, self._scopes()
         samples = [
-            self._sample(rank, worker.pid, said.get(rank), scopes.get(rank))
+            self._sample(rank, worker.pid, progress.get(rank), scopes.get(rank))
             for rank, worker in self._state.workers.items()
             if worker.phase is WorkerPhase.RUNNING and worker.pid
         ]
@@ -152,16 +152,17 @@ class Sampler:
             self._read_until.setdefault(sample.local_rank, _size(self._stacks_file(sample.local_rank)))
         self._loop.post(events.QuietSeen(self._generation, opinion.since, opinion.why, opinion.stopped))
 
-    def _sample(self, rank: int, pid: int, said: WorkerProgress | None, scopes: Scopes | None) -> Sample:
+    def _sample(self, rank: int, pid: int, progress: WorkerProgress | None, scopes: Scopes | None) -> Sample:
         reader = self._readers.get(rank)
         if reader is None or reader.pid != pid:
             reader = self._readers[rank] = CounterReader(pid)
-        vitals = reader.read(closely=self._judge.is_disturbed)
-        if said is None:
-            return Sample(rank, vitals, scopes=scopes)
-        has_stepped = said.last_step >= 0 or said.last_at > 0
-        step = said.last_step if has_stepped else None
-        return Sample(rank, vitals, step, said.last_at, said.first_step, said.first_at, said.phase, scopes)
+        counters = reader.read(closely=self._judge.is_disturbed)
+        if progress is None:
+            return Sample(rank, counters, scopes=scopes)
+        has_stepped = progress.last_step >= 0 or progress.last_at > 0
+        step = progress.last_step if has_stepped else None
+        first = progress.first_step, progress.first_at
+        return Sample(rank, counters, step, progress.last_at, *first, progress.phase, scopes)
 
     # --- stacks -------------------------------------------------------------------------------------------------------
 

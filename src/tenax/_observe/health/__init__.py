@@ -1,8 +1,5 @@
-"""Health: whether the agent is alive and its workers are running, told over HTTP to whoever asks.
+"""Health checks over HTTP: whether the agent is alive and its workers are running.
 
-``AgentLiveness`` is what the agent writes down about itself; ``judgement`` decides from it; ``HealthCheckServer``
-answers
-from a thread of its own, so that it can still say so when the agent is stuck. It stands on ``tenax._io.http``, which
-knows
-nothing of health.
+The agent records its state in ``AgentLiveness``; ``verdict`` judges it; ``HealthCheckServer`` answers from a thread of
+its own, so that it also answers when the agent is stuck.
 """

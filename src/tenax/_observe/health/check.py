@@ -1,7 +1,7 @@
-"""HealthCheck: a health check server in the hands of one run of an agent.
+"""HealthCheck: the health check server of one run of an agent.
 
-The agent opens it before it meets anybody and closes it last. A port that cannot be used is refused before any worker
-starts. A server that breaks in its own code costs the health checks, never the run.
+The agent opens it before the rendezvous and closes it last. A port that cannot be used is rejected before any worker
+starts. A server that raises affects only the health checks, never the run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TIMEOUT_S = 60  # as in torch
 
 
 class HealthCheck:
-    """``server`` is a ``HealthCheckServer`` or what somebody has made like it; only ours can be told of the run."""
+    """``server`` is a ``HealthCheckServer`` or a third-party equivalent, which has no ``signs`` of the run."""
 
     def __init__(self, server: Any) -> None:
         self._server = server
@@ -33,15 +33,15 @@ class HealthCheck:
         self._timer: Cancellable | None = None
 
     def open(self, warn: Callable[[str], None], tell: Callable[[str], None] = lambda _: None) -> None:
-        """Start to serve. Raises RequestRefused if the port cannot be used.
+        """Start the server. Raises RequestRefused if the port cannot be used.
 
-        ``warn`` is called if the server's own code fails, ``tell`` with where it serves.
+        ``warn`` is called if the server raises, ``tell`` with the port that it uses.
         """
         if self.signs is not None:
             self.signs.begin()
         try:
             self._server.start()
-        except Exception as error:  # the server may be somebody else's, and raise what it likes
+        except Exception as error:  # a third-party server may raise anything
             port = getattr(self._server, "port", None)
             if isinstance(error, OSError) and port is not None:
                 raise RequestRefused(
@@ -56,7 +56,7 @@ class HealthCheck:
             tell(f"health checks are answered at port {port}")
 
     def watch(self, loop: EventLoop) -> None:
-        """From now on the loop must come round to us."""
+        """Record a beat of the loop every second from now on."""
         signs = self.signs
         if signs is None or not self._is_serving:
             return
@@ -68,17 +68,17 @@ class HealthCheck:
         beat()
 
     def ask_watchdog(self, last_progress: Callable[[], float | None]) -> None:
-        """This run has a watchdog; see ``AgentLiveness``. After ``open``."""
+        """Include the progress that the run's watchdog has seen. Call after ``open``."""
         if self.signs is not None:
             self.signs.ask_watchdog(last_progress)
 
     def observe(self, state: AgentState) -> None:
-        """The agent has made a step."""
+        """Record a step of the agent."""
         if self.signs is not None:
             self.signs.note(state.phase.value, state.generation, is_ready=has_running_workers(state))
 
     def turn(self, phase: str, generation: int, *, is_ready: bool, waits_for: str) -> None:
-        """The same of an agent with a loop of another kind, which beats here and not every second."""
+        """Record a turn of an agent that polls. It beats here, not every second."""
         if self.signs is not None:
             self.signs.note(phase, generation, is_ready=is_ready)
             if waits_for:
@@ -87,14 +87,14 @@ class HealthCheck:
                 self.signs.beat()
 
     def close(self, warn: Callable[[str], None]) -> None:
-        """Nobody answers any more. ``warn`` hears that the server has broken in the end."""
+        """Stop the server. ``warn`` is called if it raises."""
         if self._timer is not None:
             self._timer.cancel()
         if self._is_serving:
             self._is_serving = False
             try:
                 self._server.stop()
-            except Exception as error:  # as in open; what the workers did stays done
+            except Exception as error:  # a third-party server may raise anything
                 warn(f"the health check server did not stop well: its stop() raised {_line(error)}")
 
 
@@ -103,7 +103,7 @@ def _line(error: Exception) -> str:
 
 
 def health_check_of(server: Any, environ: Mapping[str, str]) -> HealthCheck | None:
-    """With the server that was passed, or with one of ours if the environment asks for it. Raises ValueError."""
+    """Return a check with this server, or with tenax's own if the environment enables it. Raises ValueError."""
     if server is not None:
         return HealthCheck(server)
     port = health_check_port(environ)

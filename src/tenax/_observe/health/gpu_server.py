@@ -1,7 +1,7 @@
-"""GPUHealthCheckServer: a health check that also asks the GPUs.
+"""GPUHealthCheckServer: a health check that also checks the GPUs.
 
-A GPU that needs a reset makes ``/healthz`` and ``/readyz`` answer 503 and says what it needs. The driver cannot tell,
-it can only be asked, so a thread asks it every so often; a driver that hangs holds up that thread and nothing else.
+With a GPU that needs a reset, ``/healthz`` and ``/readyz`` answer 503 with the required action. The driver has no
+notifications, so a thread polls it; a driver that hangs blocks only that thread.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _JOIN_S = 2.0  # a driver may hang; the thread is a daemon
 
 
 class GPUHealthCheckServer(HealthCheckServer):
-    """The first three are as in ``HealthCheckServer``.
+    """The first three parameters are those of ``HealthCheckServer``.
 
-    ``gpu_device_index``: the only GPU to ask about; None: all.
-    ``gpu_check_interval``: seconds between two looks.
-    ``enable_gpu_monitoring``: False: a plain ``HealthCheckServer``.
-    ``nvml``: a module like pynvml; None: that module.
+    ``gpu_device_index``: the only GPU to check; None: all.
+    ``gpu_check_interval``: seconds between two checks.
+    ``enable_gpu_monitoring``: False makes it a plain ``HealthCheckServer``.
+    ``nvml``: a module with pynvml's interface; None: pynvml.
     """
 
     def __init__(
@@ -50,33 +50,33 @@ class GPUHealthCheckServer(HealthCheckServer):
         self._nvml = nvml
         self._gpu_check: GPUHealthCheck | None = None
         self._gpus: list[GpuHealth] = []
-        self._no_look = ""  # why the last look has found nothing out; empty: it has
-        self._gpus_seen_at = 0.0  # seconds since the epoch
-        self._has_looked = threading.Event()
-        self._is_over = threading.Event()
+        self._check_error = ""  # why the last check failed; empty: it did not
+        self._checked_at = 0.0  # seconds since the epoch
+        self._has_checked = threading.Event()
+        self._stopping = threading.Event()
         self._gpu_thread: threading.Thread | None = None
 
     def start(self) -> None:
         super().start()
         if self._gpu_monitoring_enabled and self._gpu_thread is None:
-            self._is_over.clear()
-            self._gpu_thread = threading.Thread(target=self._look, name="tenax gpu health", daemon=True)
+            self._stopping.clear()
+            self._gpu_thread = threading.Thread(target=self._poll, name="tenax gpu health", daemon=True)
             self._gpu_thread.start()
 
     def stop(self) -> None:
         super().stop()
         if self._gpu_thread is not None:
-            self._is_over.set()
+            self._stopping.set()
             self._gpu_thread.join(_JOIN_S)
             self._gpu_thread = None
 
     def get_gpu_health_status(self) -> dict[str, Any]:
-        """What is known of the GPUs. ``is_healthy`` is True while nothing is known against them."""
+        """Return the state of the GPUs. ``is_healthy`` is True unless a GPU is known to be unhealthy."""
         if not self._gpu_monitoring_enabled:
             return {"error": "the GPUs are not watched: enable_gpu_monitoring is False"}
         check, gpus = self._gpu_check, self._gpus
-        if self._no_look:
-            return {"error": self._no_look}
+        if self._check_error:
+            return {"error": self._check_error}
         if check is None:
             return {"error": "the GPUs have not been looked at yet"}
         if check.why_not:
@@ -86,14 +86,14 @@ class GPUHealthCheckServer(HealthCheckServer):
             "device_index": self._gpu_device_index,
             "is_healthy": all(gpu.is_healthy is not False for gpu in gpus),
             "pynvml_available": check.pynvml_available,
-            "timestamp": self._gpus_seen_at,
+            "timestamp": self._checked_at,
             "gpus": [
                 {"index": gpu.index, "is_healthy": gpu.is_healthy, "action": gpu.action, "why": gpu.why} for gpu in gpus
             ],
         }
 
     def get_health_summary(self) -> dict[str, Any]:
-        """The agent and the GPUs together."""
+        """Return the health of the agent and of the GPUs."""
         gpu_health = self.get_gpu_health_status()
         return {
             "process_health": {"alive": self._is_making_progress(), "last_progress_time": self._alive_callback()},
@@ -103,30 +103,30 @@ class GPUHealthCheckServer(HealthCheckServer):
         }
 
     def wait_for_first_look(self, timeout_s: float) -> bool:
-        """Whether the GPUs have been looked at by then."""
-        return self._has_looked.wait(timeout_s)
+        """Wait for the first check of the GPUs. Return False on timeout."""
+        return self._has_checked.wait(timeout_s)
 
     def _is_making_progress(self) -> bool:
         return time.time() - self._alive_callback() <= self._timeout
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         from tenax.utils.gpu_health_check import GPUHealthCheck
 
         check: GPUHealthCheck | None = None
-        while not self._is_over.is_set():
+        while not self._stopping.is_set():
             try:
                 if check is None:
                     check = GPUHealthCheck(self._gpu_device_index, self._gpu_check_interval, nvml=self._nvml)
                 self._gpus = check.check()
-                self._gpus_seen_at = time.time()
+                self._checked_at = time.time()
                 self._gpu_check = check
-                self._no_look = ""
-            # NVML's Python package can fail in ways of its own. Without this thread, what was seen last would stand.
+                self._check_error = ""
+            # NVML's Python package can raise anything. If this thread ended, the last result would remain valid.
             except Exception as error:
                 self._gpus = []
-                self._no_look = f"the GPUs could not be looked at: {type(error).__name__}: {error}"
-            self._has_looked.set()
-            self._is_over.wait(self._gpu_check_interval)
+                self._check_error = f"the GPUs could not be looked at: {type(error).__name__}: {error}"
+            self._has_checked.set()
+            self._stopping.wait(self._gpu_check_interval)
 
     def _trouble(self) -> str:
         return "; ".join(gpu.why for gpu in self._gpus if gpu.is_healthy is False)
@@ -143,7 +143,7 @@ def create_gpu_healthcheck_server(
     gpu_check_interval: int = 60,
     enable_gpu_monitoring: bool = True,
 ) -> GPUHealthCheckServer:
-    """A health check server that also asks the GPUs, not started yet."""
+    """Return a health check server that also checks the GPUs, not started."""
     return GPUHealthCheckServer(
         alive_callback, port, timeout, gpu_device_index, gpu_check_interval, enable_gpu_monitoring
     )

@@ -1,7 +1,7 @@
 """HealthCheckServer: answers over HTTP whether the agent is alive and whether its workers run.
 
-``/readyz`` is about the workers, every other path (``/healthz``, ``/livez``) about the agent: 200 or 503, and a
-sentence; with ``Accept: application/json`` or ``?format=json``, what is known. It listens on IPv6 and IPv4.
+``/readyz`` is about the workers, every other path (``/healthz``, ``/livez``) about the agent. The answer is 200 or 503
+with a message, or with details for ``Accept: application/json`` or ``?format=json``. Listens on IPv6 and IPv4.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ READY_PATH = "/readyz"
 
 
 class HealthCheckServer:
-    """Serves between ``start`` and ``stop``. Subclass it, and override these two, to answer in another way.
+    """Serves between ``start`` and ``stop``. To answer differently, override these two in a subclass.
 
-    ``alive_callback``: says when there was progress last, in seconds since the epoch.
-    ``port``: where to listen; 0: at any port that is free.
-    ``timeout``: how many seconds ago that may be at most.
-    ``signs``: what an agent that is given this server writes down about itself.
+    ``alive_callback``: returns the time of the last progress, in seconds since the epoch.
+    ``port``: port to listen on; 0: any free port.
+    ``timeout``: maximum age of the last progress, in seconds.
+    ``signs``: liveness that the agent records.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class HealthCheckServer:
 
     @property
     def port(self) -> int:
-        """Where it listens; with port 0, the one that was given to it."""
+        """The port; if it was 0, the one that the system chose."""
         return self._bound_port or self._port
 
     def is_alive(self) -> bool:
-        """What ``/healthz`` says."""
+        """Return the verdict of ``/healthz``."""
         return liveness(self._read(), self._timeout).is_good
 
     def start(self) -> None:
-        """Listen. Raises OSError if the port cannot be had. Does nothing while it is serving."""
+        """Start serving. Raises OSError if the port cannot be used. Does nothing if already started."""
         if self._server is not None:
             return
         from tenax._io.http.server import HttpServer
@@ -71,7 +71,7 @@ class HealthCheckServer:
         self._server.start()
 
     def stop(self) -> None:
-        """Nobody listens any more. Does nothing when it is not serving."""
+        """Stop serving. Does nothing if not started."""
         if self._server is not None:
             self._server.stop()
             self._server = None
@@ -92,20 +92,20 @@ class HealthCheckServer:
         signs = self.signs.read()
         try:
             age_s = max(0.0, time.time() - self._alive_callback())
-        except Exception as error:  # somebody else's code; whoever asks is told
+        except Exception as error:  # third-party code; the answer contains the error
             return msgspec.structs.replace(signs, trouble=f"alive_callback raised {type(error).__name__}: {error}")
         trouble = signs.trouble or self._trouble()
         return msgspec.structs.replace(signs, callback_age_s=age_s, trouble=trouble)
 
     def _trouble(self) -> str:
-        """For subclasses: what else makes it unhealthy, in a sentence."""
+        """For subclasses: return another reason for being unhealthy; empty if there is none."""
         return ""
 
     def _more(self) -> dict[str, Any]:
-        """For subclasses: what else to tell a program."""
+        """For subclasses: return additional fields of the JSON answer."""
         return {}
 
 
 def create_healthcheck_server(alive_callback: Callable[[], int], port: int, timeout: int) -> HealthCheckServer:
-    """A health check server, not started yet."""
+    """Return a health check server, not started."""
     return HealthCheckServer(alive_callback, port, timeout)

@@ -1,8 +1,7 @@
-"""Judgement: from what is known of an agent to whether it is alive, and whether it is ready.
+"""Judges whether an agent is alive and ready. Pure.
 
-Pure. *Alive* is the agent itself: it makes progress, whatever its workers do and however long it waits for nodes; who
-is not alive should be killed. *Ready* is its work: workers of a generation are running, or the run is over; who is not
-ready should be waited for.
+*Alive*: the agent makes progress, whatever its workers do and however long it waits for nodes. An agent that is not
+alive should be killed. *Ready*: the workers of a generation are running, or the run is over.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ _OVER = (Phase.CLOSING, Phase.DONE, Phase.ENDED)
 
 
 class Signs(msgspec.Struct, frozen=True):
-    """What is known at one moment. None: nobody says."""
+    """A snapshot of the agent's liveness. None: unknown."""
 
     phase: str = ""
     generation: int = 0
     is_ready: bool = False
     loop_age_s: float | None = None
-    waits_for: str = ""  # what the agent waits for in somebody else's code, where no progress can be seen
-    watchdog_age_s: float | None = None  # since a worker told the watchdog of its timers
+    waits_for: str = ""  # what the agent waits for in third-party code, where progress is invisible
+    watchdog_age_s: float | None = None  # since a worker last contacted the watchdog
     callback_age_s: float | None = None  # of the alive_callback
-    trouble: str = ""  # what makes it unhealthy whatever its progress is
+    trouble: str = ""  # a reason for being unhealthy, whatever the progress
 
 
 class HealthVerdict(msgspec.Struct, frozen=True):
-    """An answer: good or not, and a sentence."""
+    """Whether the agent passes a check, and why."""
 
     is_good: bool
     why: str
 
 
 def liveness(signs: Signs, timeout_s: float) -> HealthVerdict:
-    """Whether everything that should make progress has made some within ``timeout_s``."""
+    """Check that everything that should make progress has done so within ``timeout_s``."""
     if signs.trouble:
         return HealthVerdict(False, signs.trouble)
-    # The watchdog is not judged: it lives in the loop, and what it has heard last is the workers' progress.
+    # The watchdog is not judged: it runs in the loop, and its age is that of the workers' progress.
     for what, age_s in {"the agent": signs.callback_age_s, "the agent's loop": signs.loop_age_s}.items():
         if age_s is not None and age_s > timeout_s:
             return HealthVerdict(False, f"{what} has made no progress for {age_s:.0f} s; {timeout_s:g} s are allowed")
@@ -53,7 +52,7 @@ def liveness(signs: Signs, timeout_s: float) -> HealthVerdict:
 
 
 def readiness(signs: Signs, timeout_s: float) -> HealthVerdict:
-    """Whether workers run, or need not any more."""
+    """Check that workers run, or that the run is over."""
     alive = liveness(signs, timeout_s)
     if not alive.is_good:
         return alive
@@ -63,7 +62,7 @@ def readiness(signs: Signs, timeout_s: float) -> HealthVerdict:
 
 
 def details(judged: HealthVerdict, signs: Signs, timeout_s: float) -> dict[str, Any]:
-    """The same for a program. Nothing of the environment, and not the run id: every network can read it."""
+    """Return the verdict and the snapshot for JSON. Contains no run id or environment: any peer can read it."""
     return {
         "ok": judged.is_good,
         "why": judged.why,
@@ -77,7 +76,7 @@ def details(judged: HealthVerdict, signs: Signs, timeout_s: float) -> dict[str, 
 
 
 def has_running_workers(state: AgentState) -> bool:
-    """Whether this node does what it is here for: every worker of a generation is there, or the run is over for it."""
+    """Return True if every worker of a generation has started, or the run is over for this node."""
     if state.phase in _OVER:
         return True
     started = all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())

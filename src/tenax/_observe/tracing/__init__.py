@@ -1,1 +1,1 @@
-"""Tracing: a run as a trace of OpenTelemetry. Imported for ``--trace``, and by nobody else."""
+"""Tracing: sends a run as an OpenTelemetry trace. Imported only for ``--trace``."""

@@ -1,19 +1,20 @@
-"""The trace of a run: one span for the run, one for each generation, and below it what its time went on.
+"""The trace of a run: one span for the run, one for each generation, and spans for the phases of a generation.
 
     run JOB
-      rendezvous                   nodes are waited for
-      generation 1                 with an event for each worker that failed
+      rendezvous                   waiting for nodes
+      generation 1                 with an event for each failed worker
         starting | training | stopping
 
-Every id is derived from the id of the run: so the trace of a run can be found, and a coordinator that takes over on
-another host goes on with the same trace.
+All ids are derived from the run id, so a run's trace can be found, and a coordinator that takes over on another host
+continues the same trace.
 
-Laws (tests cite the numbers):
+Invariants (tests cite the numbers):
 
-T1  The loop's thread only looks and puts: all that OpenTelemetry does, its import too, happens in a thread of its own.
-T2  Whatever goes wrong, there or here, is said once and changes nothing. The end of a run waits for two seconds at
-    most; a coordinator that goes elsewhere, whose nodes need their loop, does not wait.
-T3  A span is sent once, when it is over.
+T1  The loop's thread only reads the status and queues spans. Everything of OpenTelemetry, including its import, runs in
+    a thread of its own.
+T2  Errors are reported once and do not affect the run. The end of a run waits at most two seconds for the sender; a
+    coordinator that moves to another host does not wait, because its node needs the loop.
+T3  A span is sent once, after it has ended.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
 
     Value = str | int | float | bool
 
-_PATIENCE_S = 2.0  # for what is left when the coordinator goes
-_REST_PER_WORK = 20  # so many times as long as a look took, the next one waits
+_CLOSE_TIMEOUT_S = 2.0  # to send the last spans
+_REST_PER_WORK = 20  # pause after reading the status, as a multiple of the time that took
 _MAX_FAILURES = 32  # events of one span
-_LONGEST = 1000  # characters of a text
+_MAX_TEXT = 1000  # characters
 _OPEN_TELEMETRY = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
@@ -55,78 +56,78 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One span that is over. Times are seconds since the epoch."""
+    """One ended span. Times are seconds since the epoch."""
 
     name: str
-    path: str  # within the run: it makes the id
-    parent: str  # the path of the span above; empty: none
+    path: str  # unique within the run; the span's id is derived from it
+    parent: str  # path of the parent span; empty: none
     since: float
     until: float
     attributes: dict[str, Value] = {}
     moments: tuple[Moment, ...] = ()
-    trouble: str = ""  # why it did not end well
+    trouble: str = ""  # why it failed; empty: it did not
 
 
 class RunTrace:
-    """Looks at a coordinator, and sends spans. ``spec``: ``otel``, or ``otel:URL``.
+    """Follows a coordinator and sends spans. ``spec``: ``otel``, or ``otel:URL``.
 
-    Raises ValueError if nothing says where to, and ImportError without OpenTelemetry, each with a sentence.
+    Raises ValueError if no address is configured, and ImportError without OpenTelemetry, each with a message.
     """
 
     def __init__(
         self,
         spec: str,
-        desk: OperatorApi,
-        complain: Callable[[str], None],
+        operators: OperatorApi,
+        on_error: Callable[[str], None],
         *,
         env: Mapping[str, str] | None = None,
         make_sender: Callable[[str, str], Any] | None = None,
     ) -> None:
-        """``make_sender`` is called with the run's id and the address, in the thread that sends."""
+        """``make_sender`` is called with the run id and the address, in the sending thread."""
         address = _address(spec, os.environ if env is None else env)
         if make_sender is None:
-            _check_that_it_is_installed()
+            _check_installed()
             from tenax._observe.tracing.sender import SpanSender
 
             make_sender = SpanSender
-        self._desk = desk
-        self._complain = complain
+        self._operators = operators
+        self._on_error = on_error
         self._make_sender = make_sender
         self._address = address
         self._sender: Any = None
-        self._has_complained = False
+        self._has_reported = False
         self._formed = 0  # the last generation whose rendezvous was sent
         self._settled = 0  # the last one that was sent
         self._failures: dict[int, dict[int, FailureStatus]] = {}  # generation -> rank
-        self._look_again_at = 0.0
+        self._next_read_at = 0.0
         self._is_closed = False
-        self._run_id = desk.status().run_id
+        self._run_id = operators.status().run_id
         self._delivery = Delivery("the trace (--trace)", self._send, self._end_sending)
-        desk.watch(self._on_step)
+        operators.watch(self._on_step)
 
     # --- in the loop's thread -----------------------------------------------------------------------------------------
 
     def _on_step(self) -> None:
-        """What is not seen now is seen later: a status remembers. So looking may be put off where it is dear."""
+        """Read the status unless it is too soon. A status includes the past, so nothing is missed by waiting."""
         began = time.monotonic()
-        if began < self._look_again_at:
+        if began < self._next_read_at:
             return
-        self._look_at_desk()
+        self._read_status()
         took_s = time.monotonic() - began
-        self._look_again_at = began + took_s * (1 + _REST_PER_WORK)
-        self._say(self._delivery.first_trouble())
+        self._next_read_at = began + took_s * (1 + _REST_PER_WORK)
+        self._report(self._delivery.first_trouble())
 
-    def _look_at_desk(self) -> RunStatus | None:
-        """None: it cannot be looked at. We are called in the middle of the coordinator's work, which goes on."""
+    def _read_status(self) -> RunStatus | None:
+        """Queue new spans and return the status; None if it failed. Never raises: the coordinator's step continues."""
         try:
-            status = self._desk.status()
-            self._look(status)
+            status = self._operators.status()
+            self._queue_spans(status)
         except Exception as error:
-            self._say(f"the trace (--trace) is not whole: {type(error).__name__}: {error}; the job is not affected")
+            self._report(f"the trace (--trace) is not whole: {type(error).__name__}: {error}; the job is not affected")
             return None
         return status
 
-    def _look(self, status: RunStatus) -> None:
+    def _queue_spans(self, status: RunStatus) -> None:
         for failure in (*status.earlier, *status.failures):
             if failure.generation > self._settled:
                 of = self._failures.setdefault(failure.generation, {})
@@ -143,26 +144,26 @@ class RunTrace:
         if parts:
             self._delivery.put(parts)
 
-    def _say(self, trouble: str) -> None:
-        if trouble and not self._has_complained:
-            self._has_complained = True
-            self._complain(trouble)
+    def _report(self, trouble: str) -> None:
+        if trouble and not self._has_reported:
+            self._has_reported = True
+            self._on_error(trouble)
 
     def close(self) -> None:
-        """The coordinator ends, or goes elsewhere. Waits a little for what is left."""
+        """Stop following. If the run is over, wait up to two seconds for the last spans to be sent."""
         if self._is_closed:
             return
         self._is_closed = True
-        self._desk.unwatch(self._on_step)
-        status = self._look_at_desk()
-        if status is None or not status.outcome:  # somebody else goes on with it
+        self._operators.unwatch(self._on_step)
+        status = self._read_status()
+        if status is None or not status.outcome:  # another coordinator continues the run
             self._delivery.finish()
             return
         self._delivery.put([run_part(status)])
-        trouble = self._delivery.close(_PATIENCE_S)
-        self._say(f"{trouble}; the job was not affected" if trouble else "")
+        trouble = self._delivery.close(_CLOSE_TIMEOUT_S)
+        self._report(f"{trouble}; the job was not affected" if trouble else "")
 
-    # --- in the thread that sends -------------------------------------------------------------------------------------
+    # --- in the sending thread ----------------------------------------------------------------------------------------
 
     def _send(self, parts: list[Part]) -> None:
         if self._sender is None:
@@ -175,13 +176,13 @@ class RunTrace:
 
 
 def run_part(status: RunStatus) -> Part:
-    """The whole run, when it is over."""
+    """Return the span of an ended run."""
     goodput = status.goodput
     spent = goodput.spent
     attributes: dict[str, Value] = {
         "tenax.run_id": status.run_id,
         "tenax.outcome": status.outcome,
-        "tenax.why": status.why[:_LONGEST],
+        "tenax.why": status.why[:_MAX_TEXT],
         "tenax.generations": status.generation,
         "tenax.restarts_used": status.restarts_used,
         "tenax.max_restarts": status.max_restarts,
@@ -202,7 +203,7 @@ def run_part(status: RunStatus) -> Part:
 
 
 def rendezvous_part(each: GenerationStatus) -> list[Part]:
-    """How long nodes were waited for before this generation. Nothing, if nobody was."""
+    """Return the span of the rendezvous before this generation; none if it did not wait for nodes."""
     waited_s = each.spent.waiting_s
     if waited_s <= 0:
         return []
@@ -212,18 +213,18 @@ def rendezvous_part(each: GenerationStatus) -> list[Part]:
 
 
 def generation_parts(each: GenerationStatus, failures: list[FailureStatus]) -> list[Part]:
-    """A generation that has ended everywhere, and what its time went on."""
+    """Return the spans of a generation that has ended on all nodes, and of its phases."""
     path = f"generation {each.number}"
     settled_at = each.settled_at if each.settled_at is not None else each.formed_at
     ended_at = each.ended_at if each.ended_at is not None else settled_at
     trains_since = min(each.formed_at + each.spent.starting_s, ended_at)
     attributes: dict[str, Value] = {
         "tenax.generation": each.number,
-        "tenax.why": each.why[:_LONGEST],
+        "tenax.why": each.why[:_MAX_TEXT],
         "tenax.nodes": each.nodes,
         "tenax.workers": each.workers,
         "tenax.ended_by": each.ended_by,
-        "tenax.ended_why": each.ended_why[:_LONGEST],
+        "tenax.ended_why": each.ended_why[:_MAX_TEXT],
     }
     if each.last_step >= 0:
         attributes |= {"tenax.first_step": each.first_step, "tenax.last_step": each.last_step}
@@ -249,7 +250,7 @@ def _moment(failure: FailureStatus) -> Moment:
         "tenax.rank": failure.rank,
         "tenax.host": failure.host,
         "tenax.exit_code": failure.exit_code,
-        "tenax.what": failure.what[:_LONGEST],
+        "tenax.what": failure.what[:_MAX_TEXT],
         "tenax.cause": kind_of(failure),
         "tenax.is_consequence": failure.is_consequence,
     }
@@ -257,12 +258,12 @@ def _moment(failure: FailureStatus) -> Moment:
 
 
 def trace_id(run_id: str) -> int:
-    """128 bits: the beginning of the SHA-256 of the run's id."""
+    """Return the first 128 bits of the SHA-256 of the run id."""
     return int.from_bytes(sha256(run_id.encode("utf-8", "backslashreplace")).digest()[:16], "big") or 1
 
 
 def span_id(run_id: str, path: str) -> int:
-    """64 bits."""
+    """Return 64 bits derived from the run id and the span's path."""
     return int.from_bytes(sha256(f"{run_id}\n{path}".encode("utf-8", "backslashreplace")).digest()[:8], "big") or 1
 
 
@@ -279,14 +280,14 @@ def _address(spec: str, env: Mapping[str, str]) -> str:
     return address
 
 
-def _check_that_it_is_installed() -> None:
-    """Without importing it: that would take longer than a run takes to start."""
+def _check_installed() -> None:
+    """Raise ImportError without OpenTelemetry. Does not import it, which would take longer than starting a run."""
     from importlib.util import find_spec
 
     for name in _OPEN_TELEMETRY:
         try:
             is_there = find_spec(name) is not None
-        except ImportError:  # a package above it is not there either
+        except ImportError:  # its parent package is missing too
             is_there = False
         if not is_there:
             raise ImportError(f"it needs {name}, which is not installed: pip install 'tenax[otel]'", name=name)

@@ -1,6 +1,6 @@
-"""Sends spans as OTLP over HTTP, with OpenTelemetry's SDK. The only module of ours that imports its tracing.
+"""Sends spans as OTLP over HTTP with OpenTelemetry's SDK. The only module of tenax that imports its tracing.
 
-It lives in one thread and is called by nobody else. What cannot be sent is raised.
+Used by one thread only. Errors are raised.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ if TYPE_CHECKING:
 
     from tenax._observe.tracing.run_trace import Part
 
-_EXPORT_S = 1.5  # for one request
-_LONGEST_REASON = 120
+_EXPORT_TIMEOUT_S = 1.5  # for one request
+_MAX_REASON = 120
 
 
 class NotSent(Exception):
-    """The collector could not be reached, or did not take it. The message says what is known of it."""
+    """The collector could not be reached or rejected the spans. The message has the reason."""
 
 
 class SpanSender:
-    """Of one run. ``address`` has the path. Headers and certificates come from OpenTelemetry's variables."""
+    """Sends the spans of one run. ``address`` is a full URL; headers and certificates come from OpenTelemetry's
+    variables."""
 
     def __init__(self, run_id: str, address: str) -> None:
         from opentelemetry.exporter.otlp.proto.http import trace_exporter
@@ -34,11 +35,11 @@ class SpanSender:
 
         self._run_id = run_id
         self._address = address
-        # It writes what goes wrong to its logger, often; we say it once.
+        # The exporter logs every error; tenax reports only the first.
         self._logger = logging.getLogger(trace_exporter.__name__)
-        self._ours = _OfThisThread()
-        self._logger.addFilter(self._ours)
-        self._exporter: Any = trace_exporter.OTLPSpanExporter(address, timeout=_EXPORT_S)
+        self._log_filter = _LogCapture()
+        self._logger.addFilter(self._log_filter)
+        self._exporter: Any = trace_exporter.OTLPSpanExporter(address, timeout=_EXPORT_TIMEOUT_S)
         resource = Resource.create()  # from OTEL_RESOURCE_ATTRIBUTES and OTEL_SERVICE_NAME
         if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
             resource = resource.merge(Resource({SERVICE_NAME: "tenax"}))
@@ -48,15 +49,15 @@ class SpanSender:
     def send(self, parts: list[Part]) -> None:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
-        self._ours.reason = ""
+        self._log_filter.reason = ""
         if self._exporter.export([self._span(part) for part in parts]) is not SpanExportResult.SUCCESS:
             what = "a span" if len(parts) == 1 else f"{len(parts)} spans"
-            why = _short(self._ours.reason) or "no reason was given"
+            why = _short(self._log_filter.reason) or "no reason was given"
             raise NotSent(f"{what} did not reach {_host(self._address)}: {why}")
 
     def close(self) -> None:
         self._exporter.shutdown()
-        self._logger.removeFilter(self._ours)
+        self._logger.removeFilter(self._log_filter)
 
     def _span(self, part: Part) -> Any:
         from opentelemetry.sdk.trace import Event, ReadableSpan
@@ -84,15 +85,15 @@ class SpanSender:
 
 
 def _short(reason: str) -> str:
-    """What the system said, if it said anything: libraries wrap it in many words."""
+    """Return the system's error message, if there is one, without what libraries wrap around it."""
     import re
 
-    said = re.search(r"\[Errno -?\d+\] ([\w ]+)", reason)
-    return said[1] if said else reason[:_LONGEST_REASON]
+    found = re.search(r"\[Errno -?\d+\] ([\w ]+)", reason)
+    return found[1] if found else reason[:_MAX_REASON]
 
 
 def _host(address: str) -> str:
-    """Without what may be a secret: a name and a password in front of the host, a key behind it."""
+    """Return scheme and host only: the rest of the URL may contain a password or a key."""
     scheme, _, rest = address.partition("://")
     return f"{scheme}://{rest.partition('/')[0].rpartition('@')[2]}"
 
@@ -101,12 +102,12 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-class _OfThisThread(logging.Filter):
-    """Keeps what the exporter logs for us from a console, and remembers why. What it logs for others passes."""
+class _LogCapture(logging.Filter):
+    """Suppresses and keeps what the exporter logs in this thread. Other threads' log records pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.reason = ""  # the first that it gave: what follows is only that it gave up
+        self.reason = ""  # of the first record; later ones only say that the exporter gave up
         self._thread = threading.get_ident()
 
     def filter(self, record: logging.LogRecord) -> bool:

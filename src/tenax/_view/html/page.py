@@ -1,6 +1,6 @@
-"""The frame of every page: style for light and dark, narrow and wide; and text that is made harmless.
+"""HTML building blocks of the static pages: frame, style, escaping, tables.
 
-A page holds everything that it shows. Its policy forbids it to load or to send anything.
+A page is self-contained. Its Content-Security-Policy forbids it to load or send anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-# What the time was spent on, and what a node does, has the colours of the live page (``dashboard/page.css``).
+# Phases and states have the colours of the live page (``dashboard/page.css``).
 _STYLE = """
 :root {
   color-scheme: light dark;
@@ -73,7 +73,7 @@ _POLICY = (
 
 
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """A whole file. ``body`` is HTML already."""
+    """Return a whole HTML file. ``body`` is already HTML."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -84,12 +84,12 @@ def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
 
 
 def text(value: object) -> str:
-    """Anything that a stranger wrote, as it may stand in a page. Halves of characters cannot be written to a file."""
+    """Escape untrusted text for HTML, and lone surrogates, which cannot be encoded."""
     return escape(harmless(str(value)), quote=True)
 
 
 def data(encoded: bytes, name: str) -> str:
-    """JSON for a script of the page. Nothing in it can end the element."""
+    """Embed JSON for the page's script, escaped so that it cannot close the element."""
     safe = encoded.decode().replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     return f'<script type="application/json" id="{name}">{safe}</script>'
 
@@ -100,7 +100,7 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
 
 
 def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already. A wide one scrolls by itself, with the keyboard too."""
+    """Return a table whose cells are already HTML. A wide table scrolls, by keyboard too."""
     head = "".join(f'<th scope="col">{text(each)}</th>' for each in heads)
     lines = "\n".join(f"<tr>{''.join(row)}</tr>" for row in rows)
     return (
@@ -110,12 +110,12 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def cell(value: object, kind: str = "n") -> str:
-    """``kind``: n is kept on one line, text may wrap."""
+    """Return a table cell. ``kind``: ``n`` stays on one line, ``text`` may wrap."""
     return f'<td class="{kind}">{text(value)}</td>'
 
 
 def badge(outcome: str) -> str:
-    """How a run ended. Not by colour alone."""
+    """Return the outcome with a symbol, so that it does not depend on colour."""
     if not outcome:
         return '<span class="badge neutral">&#8230; no end known</span>'
     mark, kind = ("&#10003;", "good") if outcome == "succeeded" else ("&#10007;", "bad")
@@ -124,5 +124,5 @@ def badge(outcome: str) -> str:
     return f'<span class="badge {kind}">{mark} {text(outcome)}</span>'
 
 
-def notes(sentences: Iterable[str]) -> str:
-    return "".join(f'<p class="note">{text(each)}</p>' for each in sentences)
+def notes(messages: Iterable[str]) -> str:
+    return "".join(f'<p class="note">{text(each)}</p>' for each in messages)

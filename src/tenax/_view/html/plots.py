@@ -1,6 +1,6 @@
-"""Plots as SVG, made by hand. They fit any width without a script: places are percentages, letters keep their size.
+"""Plots as SVG. They fit any width without a script: positions are percentages, the font size is fixed.
 
-Each has a sentence for those who do not see it, and shows nothing that only a colour tells.
+Each plot has a text alternative, and colour never carries information on its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EDGES_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 
 
 def time_spent(spent: Spent) -> str:
-    """One bar: the whole time, by what it was spent on."""
+    """Return one bar with the total time by kind."""
     total_s = spent.total_s
     if not total_s > 0:
         return ""
@@ -32,8 +32,8 @@ def time_spent(spent: Spent) -> str:
     shares = [(kind, getattr(spent, f"{kind}_s")) for kind in KINDS]
     for kind, seconds in shares:
         width = 100 * seconds / total_s
-        said = f"{_MEANINGS.get(kind, kind)}: {duration_in_words(seconds)}, {percent(seconds, total_s)}"
-        parts.append(_rect(left, width, 0, 26, kind, said))
+        title = f"{_MEANINGS.get(kind, kind)}: {duration_in_words(seconds)}, {percent(seconds, total_s)}"
+        parts.append(_rect(left, width, 0, 26, kind, title))
         left += width
     label = "Time spent: " + "; ".join(f"{kind} {percent(seconds, total_s)}" for kind, seconds in shares if seconds > 0)
     items = "".join(
@@ -46,62 +46,62 @@ def time_spent(spent: Spent) -> str:
 
 
 def strip(phases: Sequence[Phase], began_at: float, ended_at: float, failures: Sequence[float], label: str) -> str:
-    """The run from left to right, with a mark where a worker failed."""
+    """Return the run from left to right, with a mark at each failure."""
     span_s = max(ended_at - began_at, 1e-9)
     parts = []
     for since, until, kind in phases:
-        said = f"{_MEANINGS.get(kind, kind)}, {duration_in_words(until - since)}"
-        parts.append(_rect(100 * (since - began_at) / span_s, 100 * (until - since) / span_s, 12, 24, kind, said))
+        title = f"{_MEANINGS.get(kind, kind)}, {duration_in_words(until - since)}"
+        parts.append(_rect(100 * (since - began_at) / span_s, 100 * (until - since) / span_s, 12, 24, kind, title))
     for at in failures:
-        place = min(max(100 * (at - began_at) / span_s, 0), 100)
-        parts.append(f'<text x="{place:.3f}%" y="10" text-anchor="middle" style="fill:var(--failed)">&#9660;</text>')
+        x = min(max(100 * (at - began_at) / span_s, 0), 100)
+        parts.append(f'<text x="{x:.3f}%" y="10" text-anchor="middle" style="fill:var(--failed)">&#9660;</text>')
     for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
-        said = duration_in_words(share * span_s) if share else "0"
-        parts.append(f'<text class="quiet" x="{100 * share:g}%" y="52" text-anchor="{anchor}">{said}</text>')
+        label_text = duration_in_words(share * span_s) if share else "0"
+        parts.append(f'<text class="quiet" x="{100 * share:g}%" y="52" text-anchor="{anchor}">{label_text}</text>')
     return _svg(56, label, "".join(parts))
 
 
 def bars(rows: Sequence[tuple[str, float, str]], kind: str, label: str) -> str:
-    """A line for each: a name, a value, and the value in words."""
+    """Return one horizontal bar per row: name, value, and the value as text."""
     most = max((value for _, value, _ in rows), default=0) or 1
     parts = []
-    for place, (name, value, said) in enumerate(rows):
-        y = place * 38
+    for index, (name, value, value_text) in enumerate(rows):
+        y = index * 38
         shown = name if len(name) <= 46 else f"{name[:43]}..."
         parts.append(f'<text x="0" y="{y + 14}">{text(shown)}<title>{text(name)}</title></text>')
-        parts.append(f'<text x="100%" y="{y + 14}" text-anchor="end">{text(said)}</text>')
-        parts.append(_rect(0, max(100 * value / most, 0.5), y + 19, 10, kind, f"{name}: {said}"))
+        parts.append(f'<text x="100%" y="{y + 14}" text-anchor="end">{text(value_text)}</text>')
+        parts.append(_rect(0, max(100 * value / most, 0.5), y + 19, 10, kind, f"{name}: {value_text}"))
     return _svg(len(rows) * 38, label, "".join(parts)) if rows else ""
 
 
 def histogram(seconds: Sequence[float], kind: str, label: str) -> str:
-    """How often a duration was how long, on a scale that has room for milliseconds and hours."""
+    """Return a histogram of durations, on a scale from milliseconds to hours."""
     if not seconds:
         return ""
     counts = [0] * (len(_EDGES_S) + 1)
     for each in seconds:
-        counts[next((place for place, edge in enumerate(_EDGES_S) if each <= edge), len(_EDGES_S))] += 1
-    used = [place for place, count in enumerate(counts) if count]
+        counts[next((index for index, edge in enumerate(_EDGES_S) if each <= edge), len(_EDGES_S))] += 1
+    used = [index for index, count in enumerate(counts) if count]
     shown = range(max(0, used[0] - 1), min(len(counts), used[-1] + 2))
     most, width = max(counts), 100 / len(shown)
     parts = []
-    for column, place in enumerate(shown):
-        height = math.ceil(90 * counts[place] / most)
+    for column, index in enumerate(shown):
+        height = math.ceil(90 * counts[index] / most)
         left = column * width
-        name = _bin(place)
+        name = _bin_name(index)
         middle = f'x="{left + width / 2:.3f}%" text-anchor="middle"'
-        if counts[place]:
-            parts.append(_rect(left + width * 0.1, width * 0.8, 110 - height, height, kind, f"{name}: {counts[place]}"))
-            parts.append(f'<text {middle} y="{104 - height}">{counts[place]}</text>')
+        if counts[index]:
+            parts.append(_rect(left + width * 0.1, width * 0.8, 110 - height, height, kind, f"{name}: {counts[index]}"))
+            parts.append(f'<text {middle} y="{104 - height}">{counts[index]}</text>')
         parts.append(f'<text class="quiet" {middle} y="127">{name}</text>')
     parts.append('<line x1="0" x2="100%" y1="110.5" y2="110.5" style="stroke:var(--line)"/>')
     return _svg(134, label, "".join(parts))
 
 
-def _bin(place: int) -> str:
-    if place == len(_EDGES_S):
+def _bin_name(index: int) -> str:
+    if index == len(_EDGES_S):
         return f"&gt; {_short(_EDGES_S[-1])}"
-    return f"&#8804; {_short(_EDGES_S[place])}"
+    return f"&#8804; {_short(_EDGES_S[index])}"
 
 
 def _short(seconds: float) -> str:

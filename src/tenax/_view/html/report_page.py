@@ -1,4 +1,4 @@
-"""The report on one or many runs as a page: how they ended, what failed where, and what it cost. Pure."""
+"""The report on one or many runs as an HTML page: outcomes, failures, hosts, goodput. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_MARKS = 200
 
 
 def report_page(summary: Summary, histories: Sequence[RunHistory], troubles: Sequence[str] = ()) -> str:
-    """The whole file. ``troubles``: what could not be read."""
+    """Return the whole HTML file. ``troubles``: messages about journals that could not be read."""
     count = len(summary.runs)
     title = f"{count} runs" if count != 1 else f"Run {summary.runs[0].run_id}"
     outcome = f" {html.badge(summary.runs[0].outcome)}" if count == 1 else ""
@@ -80,7 +80,7 @@ def _runs(summary: Summary) -> str:
 
 
 def _run(run: RunLine) -> list[list[str]]:
-    """A row of figures, and one of words below it."""
+    """Return a row of figures and a row of text below it."""
     spent = run.goodput.spent if run.goodput is not None else None
     trained = percent(spent.training_s, spent.total_s) if spent is not None and spent.total_s > 0 else ""
     lost = duration_in_words(spent.lost_s) if spent is not None and spent.lost_s > 0 else ""
@@ -95,13 +95,13 @@ def _run(run: RunLine) -> list[list[str]]:
         html.cell(run.workers),
         html.cell(moment_in_words(run.began_at)),
     ]
-    has_cause = run.outcome == "failed" and run.first_cause  # which says more than why it ended
-    words = [run.why] if run.why and not has_cause else []
-    words += [run.failure_in_words] if run.first_cause else []
-    words += run.hangs[:_MAX_HANGS]
-    words += run.missing
-    words.append(run.place_in_words)
-    below = "<br>".join(html.text(each) for each in words)
+    has_cause = run.outcome == "failed" and run.first_cause  # more specific than why the run ended
+    lines = [run.why] if run.why and not has_cause else []
+    lines += [run.failure_in_words] if run.first_cause else []
+    lines += run.hangs[:_MAX_HANGS]
+    lines += run.missing
+    lines.append(run.place_in_words)
+    below = "<br>".join(html.text(each) for each in lines)
     return [figures, [f'<td class="below" colspan="{len(figures)}"><div>{below}</div></td>']]
 
 
@@ -129,8 +129,8 @@ def _bars(counts: tuple[Count, ...], kind: str, label: str) -> str:
     if more:
         rest = sum(each.count for each in more)
         rows.append((f"{len(more)} others", float(rest), str(rest)))
-    said = ", ".join(f"{name}: {words}" for name, _, words in rows)
-    return plots.bars(rows, kind, f"{label}: {said}")
+    values = ", ".join(f"{name}: {value}" for name, _, value in rows)
+    return plots.bars(rows, kind, f"{label}: {values}")
 
 
 def _recoveries_in_words(summary: Summary) -> str:
@@ -150,8 +150,8 @@ def _not_training(summary: Summary) -> str:
             if seconds > 0:
                 rows.append((run.run_id, seconds, f"{duration_in_words(seconds)}, {percent(seconds, spent.total_s)}"))
     rows.sort(key=lambda each: -each[1])
-    said = ", ".join(f"{name} {words}" for name, _, words in rows[:_MAX_BARS])
-    return plots.bars(rows[:_MAX_BARS], "starting", f"Time that was not training: {said}")
+    values = ", ".join(f"{name} {value}" for name, _, value in rows[:_MAX_BARS])
+    return plots.bars(rows[:_MAX_BARS], "starting", f"Time that was not training: {values}")
 
 
 def _strips(histories: Sequence[RunHistory]) -> str:

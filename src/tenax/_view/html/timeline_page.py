@@ -1,10 +1,11 @@
-"""The timeline of one run as a page: what happened when, on every node, and what it cost. Pure."""
+"""The timeline of one run as an HTML page: nodes, workers, generations, failures, goodput. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 
 from tenax._view.chrome_trace import phases_of
+from tenax._view.failure_kind import exit_summary
 from tenax._view.goodput_text import duration_in_words, goodput_in_words, percent
 from tenax._view.html import page as html
 from tenax._view.html import plots
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from tenax._view.history import NodeHistory, RunHistory, WorkerSpan
     from tenax._view.status import FailureStatus, GenerationStatus
 
-# The colour of what a node or a worker did; the word stands beside it.
+# Colours of the states of nodes and workers. The state is also shown as text.
 _COLOURS = {
     "joined": "idle",
     "spare": "idle",
@@ -30,13 +31,13 @@ _COLOURS = {
 _MAX_LANES = 20_000
 _MAX_ROWS = 500  # of one table
 _MAX_TRACEBACKS = 20
-_MAX_HANGS = 20  # in words; the lanes have all
-_LONGEST = 20_000  # characters of a traceback
-_WORKERS_SHOWN_AT_FIRST = 64
+_MAX_HANGS = 20  # as text; the lanes show all
+_MAX_TRACEBACK = 20_000  # characters
+_MAX_WORKERS_UNFOLDED = 64
 
 
 def timeline_page(history: RunHistory) -> str:
-    """The whole file."""
+    """Return the whole HTML file."""
     parts = [
         f"<h1>Run {html.text(history.run_id)} {html.badge(history.outcome)}</h1>",
         f"<p>{html.text(_sentence(history))}</p>" if history.why else "",
@@ -103,7 +104,7 @@ def _spent(history: RunHistory) -> str:
 def _lanes(history: RunHistory) -> str:
     lanes, is_cut = lanes_of(history)
     workers = sum(1 for lane in lanes if "w" in lane)
-    checked = " checked" if 0 < workers <= _WORKERS_SHOWN_AT_FIRST else ""
+    checked = " checked" if 0 < workers <= _MAX_WORKERS_UNFOLDED else ""
     hidden = "" if workers else " hidden"
     encoded = msgspec.json.encode({"span": round(history.duration_s, 6), "lanes": lanes})
     kept = html.notes([f"Only the first {len(lanes)} lanes are drawn; the trace file has all."]) if is_cut else ""
@@ -120,7 +121,10 @@ def _lanes(history: RunHistory) -> str:
 
 
 def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
-    """What the script draws: ``n``ame, ``s``pans (colour, since, until, words), ``f``ailures, ``w``: of a worker."""
+    """Return the lanes for the script, and whether some were left out.
+
+    Keys: ``n`` name, ``s`` spans (colour, start, end, text), ``f`` failures (time, text), ``w`` the lane of a worker.
+    """
     began_at = history.began_at
 
     def t(at: float) -> float:
@@ -128,12 +132,8 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
 
     lanes: list[dict[str, Any]] = []
     if history.generations:
-        words = {each.number: f"generation {each.number}" for each in history.generations}
-        phases = [
-            [kind, t(since), t(until), f"{kind}, {words[number]}" if number else kind]
-            for since, until, kind, number in phases_of(history)
-        ]
-        lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _told(each)] for each in _causes(history)]})
+        phases = [[kind, t(since), t(until), _doing(kind, number)] for since, until, kind, number in phases_of(history)]
+        lanes.append({"n": "run", "s": phases, "f": [[t(each.at), _failure_text(each)] for each in _causes(history)]})
     if history.hangs:
         spans = [["lost", t(each.since), t(each.until), each.in_words] for each in history.hangs]
         lanes.append({"n": "nothing moved", "s": spans})
@@ -146,7 +146,7 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
             for span in node.spans
         ]
         lane: dict[str, Any] = {"n": node.name, "s": spans}
-        if node.gone_at is not None and node.gone_how == "lost":  # who was asked to leave has not failed
+        if node.gone_at is not None and node.gone_how == "lost":  # a drained node has not failed
             lane["f"] = [[t(node.gone_at), f"{node.gone_how}: {node.gone_why}" if node.gone_why else node.gone_how]]
         lanes.append(lane)
         by_rank: dict[int, list[WorkerSpan]] = {}
@@ -156,7 +156,7 @@ def lanes_of(history: RunHistory) -> tuple[list[dict[str, Any]], bool]:
             lane = {"n": f"worker {local_rank}", "w": 1, "s": [_worker(each, t) for each in workers]}
             known = [failed[key] for each in workers if (key := (each.generation, each.rank)) in failed]
             if known:
-                lane["f"] = [[t(each.at), _told(each)] for each in known]
+                lane["f"] = [[t(each.at), _failure_text(each)] for each in known]
             lanes.append(lane)
     return lanes, False
 
@@ -165,7 +165,7 @@ def _causes(history: RunHistory) -> list[FailureStatus]:
     return [each for each in history.failures if not each.is_consequence][:1000]
 
 
-def _told(failure: FailureStatus) -> str:
+def _failure_text(failure: FailureStatus) -> str:
     return f"rank {failure.rank} on {failure.host} failed: {failure.what[:200]}"
 
 
@@ -175,18 +175,9 @@ def _doing(what: str, generation: int) -> str:
 
 def _worker(each: WorkerSpan, t: Any) -> list[Any]:
     ended = f" {each.ended}" if each.ended else ", end not known"
-    code = f" ({_code(each.exit_code)})" if each.exit_code else ""
-    words = f"rank {each.rank}{ended}{code}, generation {each.generation}, pid {each.pid}"
-    return [_COLOURS.get(each.ended, "idle"), t(each.since), t(each.until), words]
-
-
-def _code(exit_code: int) -> str:
-    import signal
-
-    try:
-        return signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
-    except ValueError:
-        return f"signal {-exit_code}"
+    code = f" ({exit_summary(each.exit_code)})" if each.exit_code else ""
+    text = f"rank {each.rank}{ended}{code}, generation {each.generation}, pid {each.pid}"
+    return [_COLOURS.get(each.ended, "idle"), t(each.since), t(each.until), text]
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -226,8 +217,8 @@ def _failures(history: RunHistory) -> str:
     if not history.failures:
         return ""
     rows = []
-    for place, each in enumerate(history.failures[:_MAX_ROWS]):
-        traceback = each.traceback[-_LONGEST:] if place < _MAX_TRACEBACKS else ""
+    for index, each in enumerate(history.failures[:_MAX_ROWS]):
+        traceback = each.traceback[-_MAX_TRACEBACK:] if index < _MAX_TRACEBACKS else ""
         kept = f"<pre>{html.text(traceback)}</pre>" if traceback else ""
         what = f"{html.text(each.what)}" + (
             ' <span class="muted">(a consequence)</span>' if each.is_consequence else ""

@@ -1,7 +1,7 @@
-"""What makes the timeline page move: lanes on a canvas, to be zoomed and dragged, with the keyboard too.
+"""Style and script of the timeline page: lanes on a canvas that can be zoomed and moved, by keyboard too.
 
-Only the lanes in sight are drawn, so that thousands of them cost no more than a screen. Without a script the page still
-has its strip and its tables.
+Only visible lanes are drawn, so thousands of lanes cost no more than one screen. Without JavaScript the page still has
+its strip and tables.
 """
 
 STYLE = """

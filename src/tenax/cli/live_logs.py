@@ -1,7 +1,7 @@
-"""Live lines: what nodes of a running job answer to ``tenax logs``, merged.
+"""Log lines of a running job, fetched from its nodes and merged by time.
 
-Everything goes over one line to the coordinator, which passes it on. Nothing is asked again and again: who follows
-waits at every node for the next line (``LogsRequest.wait_s``), and at the coordinator for nodes that come and go.
+All requests use one connection to the coordinator, which forwards them. ``--follow`` does not poll: it keeps one
+waiting request at every node (``LogsRequest.wait_s``), and one at the coordinator for nodes that come and go.
 """
 
 from __future__ import annotations
@@ -31,35 +31,36 @@ if TYPE_CHECKING:
     from tenax.cli.job import Job
     from tenax.cli.logs import Choice, Page
 
-_PATIENCE_S = 15.0  # for an answer that nobody makes wait
-_WAIT_S = 20.0  # how long an answer may wait for the next line
-_TOGETHER_S = 0.1  # what nodes answer within that time is merged
-_LAST_WORDS_S = 5.0  # after the end: for what is still on its way
-_AGAIN_S = 1.0  # after something could not be asked: nobody announces that it can be again
+_TIMEOUT_S = 15.0  # for an answer, beyond the time it may wait for lines
+_WAIT_S = 20.0  # how long a node may wait for the next line before it answers
+_MERGE_S = 0.1  # answers that arrive within this time are merged
+_DRAIN_S = 5.0  # after the end of the run, for lines still in transit
+_RETRY_S = 1.0  # after a failed request: there is no event for a node becoming reachable
 _NEVER = float("inf")
 _MAX_FOLLOWED = 512  # nodes
-_MAX_ASKED = 64  # at once
+_MAX_REQUESTS = 64  # in flight
 
 
 _AT_ITS_HOST = "what it kept in files is in its log folder on that host ('tenax logs FOLDER' shows it there)"
 
 
-class Asker:
-    """Several requests at once over one line; answers come in any order."""
+class Requests:
+    """Requests in flight over one connection. Answers arrive in any order."""
 
     def __init__(self, job: Job) -> None:
         self._line = job._line
-        self._whose: dict[int, Any] = {}
+        self._keys: dict[int, Any] = {}
 
-    def ask(self, whose: Any, request: AnyRequest) -> None:
-        self._whose[self._line.send(request)] = whose
+    def send(self, key: Any, request: AnyRequest) -> None:
+        """Send a request. ``key`` identifies its answer."""
+        self._keys[self._line.send(request)] = key
 
     @property
-    def asked(self) -> int:
-        return len(self._whose)
+    def in_flight(self) -> int:
+        return len(self._keys)
 
-    def hear(self, until: float) -> tuple[Any, msgspec.Raw, str] | None:
-        """Whose answer comes next, and what it is, or why there is none; None: nothing until then. Raises LineLost."""
+    def receive(self, until: float) -> tuple[Any, msgspec.Raw, str] | None:
+        """Return key, value and error of the next answer; None if none arrives in time. Raises ``LineLost``."""
         while True:
             try:
                 frame = self._line.hear(until)
@@ -67,12 +68,12 @@ class Asker:
                 if isinstance(error.__cause__, TimeoutError):
                     return None
                 raise
-            if isinstance(frame, wire.Answer) and frame.number in self._whose:
-                return self._whose.pop(frame.number), frame.value, frame.error
+            if isinstance(frame, wire.Answer) and frame.number in self._keys:
+                return self._keys.pop(frame.number), frame.value, frame.error
 
 
 def recent(job: Job, choice: Choice, page: Page) -> None:
-    """What there is now."""
+    """Show the lines that exist now."""
     status = _status(job)
     nodes = _nodes(status, choice)
     if choice.generation > status.generation:
@@ -81,45 +82,46 @@ def recent(job: Job, choice: Choice, page: Page) -> None:
         if not RankSet(choice.ranks).overlaps(0, status.world_size):
             its = f"ranks 0 to {status.world_size - 1}" if status.world_size > 1 else "rank 0 only"
             raise NoSuchJob(f"generation {status.generation} has no rank {choice.ranks}; it has {its}")
-        if gone := _ranks_that_are_gone(status, choice):
-            told = f"the node of {gone} in generation {status.generation} is gone from the run; {_AT_ITS_HOST}"
+        if gone := _ranks_of_lost_nodes(status, choice):
+            text = f"the node of {gone} in generation {status.generation} is gone from the run; {_AT_ITS_HOST}"
             if not nodes:
-                raise NoSuchJob(told)
-            page.note(told)
+                raise NoSuchJob(text)
+            page.note(text)
     elif choice.ranks:
         page.if_nothing = f"there are no such lines; if the node of rank {choice.ranks} is gone, {_AT_ITS_HOST}"
-    asker = Asker(job)
+    requests = Requests(job)
     if choice.last >= 0:
-        answers = _ask_all(asker, nodes, _request(choice, unfinished=True), page)
+        answers = _ask_all(requests, nodes, _request(choice, unfinished=True), page)
         lines = list(_merged([answer.lines for answer in answers.values()]))
         page.show(lines[max(0, len(lines) - choice.last) :])
     else:
-        _show_in_portions(_merged([_pages(asker, node, choice, page) for node in nodes]), page)
+        _show_in_batches(_merged([_all_lines(requests, node, choice, page) for node in nodes]), page)
 
 
 def follow(job: Job, choice: Choice, page: Page) -> None:
-    """What there is now, and then all that comes, until the run is over."""
+    """Show the lines that exist now, then new ones until the run ends."""
     Follower(job, choice, page).run()
 
 
 class Follower:
     def __init__(self, job: Job, choice: Choice, page: Page) -> None:
-        self._asker = Asker(job)
+        self._requests = Requests(job)
         self._choice = choice
         self._page = page
         self._status = _status(job)
-        self._ask_status_at = 0.0  # never while it is asked
+        self._ask_status_at = 0.0  # _NEVER while a request is in flight
+        # By node id:
         self._cursors: dict[str, str] = {}
-        self._asked: set[str] = set()
-        self._behind: set[str] = set()  # who has said that there is more
+        self._asked: set[str] = set()  # with a request in flight
+        self._behind: set[str] = set()  # with more lines than the last answer had
         self._troubles: dict[str, _Trouble] = {}
-        self._over: set[str] = set()  # of which nothing more will come
+        self._over: set[str] = set()  # without further lines
 
     def run(self) -> None:
         choice, page = self._choice, self._page
         nodes = _nodes(self._status, choice)
         if choice.last >= 0:
-            answers = _ask_all(self._asker, nodes, _request(choice), page)
+            answers = _ask_all(self._requests, nodes, _request(choice), page)
             lines = list(_merged([answer.lines for answer in answers.values()]))
             page.show(lines[max(0, len(lines) - choice.last) :])
             for node_id, answer in answers.items():
@@ -128,18 +130,18 @@ class Follower:
             while not self._is_over and not page.is_closed:
                 self._ask_status()
                 self._ask_nodes()
-                self._take_together(time.monotonic() + _WAIT_S + _PATIENCE_S)
+                self._receive_batch(time.monotonic() + _WAIT_S + _TIMEOUT_S)
         except LineLost:
             page.note("the line to the run was closed: it is over, or the node that was asked has left it")
             return
         if self._status.phase == "over":
-            self._take_last_words()
+            self._receive_rest()
         if self._status.phase == "over" and not page.is_closed:
-            from tenax.cli.status import end_in_words
+            from tenax.cli.status import outcome_message
 
             if self._behind - self._over:
                 page.note("the run ended before all of its lines were shown; what was kept in files is there")
-            page.note(end_in_words(self._status))
+            page.note(outcome_message(self._status))
 
     @property
     def _is_over(self) -> bool:
@@ -149,13 +151,13 @@ class Follower:
 
     @property
     def _unfinished(self) -> set[str]:
-        """Who may have more to say."""
+        """The nodes that may have more lines."""
         return {node.node_id for node in _nodes(self._status, self._choice)} - self._over
 
     def _ask_status(self) -> None:
         if time.monotonic() >= self._ask_status_at:
             self._ask_status_at = _NEVER
-            self._asker.ask(None, StatusRequest(self._status.mark, _WAIT_S))
+            self._requests.send(None, StatusRequest(self._status.mark, _WAIT_S))
 
     def _ask_nodes(self) -> None:
         nodes = _nodes(self._status, self._choice)
@@ -167,23 +169,23 @@ class Follower:
             if node.node_id not in self._asked | self._over and (trouble is None or now >= trouble.again_at):
                 self._asked.add(node.node_id)
                 cursor = self._cursors.get(node.node_id, START)
-                self._asker.ask(node, _request(self._choice, node, cursor=cursor, wait_s=_WAIT_S))
+                self._requests.send(node, _request(self._choice, node, cursor=cursor, wait_s=_WAIT_S))
 
-    def _take_together(self, until: float) -> None:
-        """Wait for an answer, and for those that come with it; show them in order. What was heard is shown also if
-        the line is lost with it."""
+    def _receive_batch(self, until: float) -> None:
+        """Wait for an answer and those that follow closely, and show their lines in order, even if the connection is
+        lost meanwhile."""
         found: list[tuple[LogLine, ...]] = []
         again_at = [each.again_at for node_id, each in self._troubles.items() if node_id not in self._asked]
         until = min(until, self._ask_status_at, *again_at)
         try:
-            while (heard := self._asker.hear(until)) is not None:
-                node, value, error = heard
+            while (received := self._requests.receive(until)) is not None:
+                node, value, error = received
                 if node is None:
-                    self._take_status(value, error)
+                    self._update_status(value, error)
                     break
                 self._asked.discard(node.node_id)
                 if error:
-                    self._have_trouble(node, error)
+                    self._add_trouble(node, error)
                     break
                 self._troubles.pop(node.node_id, None)
                 answer = _decoded(value, LogAnswer)
@@ -192,69 +194,69 @@ class Follower:
                 if not answer.lines:
                     break
                 found.append(answer.lines)
-                until = min(until, time.monotonic() + _TOGETHER_S)
+                until = min(until, time.monotonic() + _MERGE_S)
         finally:
             self._page.show(_merged(found))
-            self._page.tell_left_out()
+            self._page.note_left_out()
 
     def _note_end(self, node_id: str, answer: LogAnswer) -> None:
-        """Where the next answer begins, if there will be one."""
+        """Store where the next answer starts, or that there will be none."""
         self._cursors[node_id] = answer.cursor
         (self._behind.add if answer.is_more else self._behind.discard)(node_id)
-        wanted = self._choice.generation
-        # A node that was not in it, and the run is beyond it.
-        is_too_late = answer.generation < wanted < self._status.generation and not answer.is_more
+        chosen = self._choice.generation
+        # The node was not in the chosen generation, and the run is past it.
+        is_too_late = answer.generation < chosen < self._status.generation and not answer.is_more
         if answer.is_over or is_too_late:
             self._over.add(node_id)
 
-    def _take_status(self, value: msgspec.Raw, error: str) -> None:
-        if error:  # whoever was asked lives, and looks for the coordinator
-            self._ask_status_at = time.monotonic() + _AGAIN_S
+    def _update_status(self, value: msgspec.Raw, error: str) -> None:
+        if error:  # the agent runs, but has lost its coordinator
+            self._ask_status_at = time.monotonic() + _RETRY_S
             return
         self._ask_status_at = 0.0
         status = _decoded(value, RunStatus)
         if status.phase != "over":
-            self._tell_troubles({node.node_id for node in status.nodes})
+            self._note_troubles({node.node_id for node in status.nodes})
         self._status = status
 
-    def _have_trouble(self, node: NodeStatus, error: str) -> None:
-        """It is asked again a little later, and spoken of when the next status tells whether it has left."""
+    def _add_trouble(self, node: NodeStatus, error: str) -> None:
+        """Schedule a retry. The error is reported once the next status shows whether the node has left."""
         before = self._troubles.get(node.node_id)
-        told = before.told if before is not None else ""
-        self._troubles[node.node_id] = _Trouble(node, error, told, time.monotonic() + _AGAIN_S)
+        reported = before.reported if before is not None else ""
+        self._troubles[node.node_id] = _Trouble(node, error, reported, time.monotonic() + _RETRY_S)
 
-    def _tell_troubles(self, present: set[str]) -> None:
-        """Who could not be asked, once."""
+    def _note_troubles(self, present: set[str]) -> None:
+        """Report each error once."""
         for node_id, trouble in list(self._troubles.items()):
             if node_id not in present:
                 self._page.note(f"{trouble.node.name} has left the run")
                 del self._troubles[node_id]
-            elif trouble.told != trouble.error:
+            elif trouble.reported != trouble.error:
                 self._page.note(f"{trouble.node.name}: {trouble.error}")
-                trouble.told = trouble.error
+                trouble.reported = trouble.error
 
-    def _take_last_words(self) -> None:
-        """The run is over: what nodes still say before they go."""
-        until = time.monotonic() + _LAST_WORDS_S
+    def _receive_rest(self) -> None:
+        """After the end of the run, show the lines that nodes send before they exit."""
+        until = time.monotonic() + _DRAIN_S
         self._ask_status_at = _NEVER
         try:
             while (self._unfinished | self._asked) - self._over - self._troubles.keys():
                 if self._page.is_closed or time.monotonic() >= until:
                     return
-                with suppress(LineLost):  # what was said before it was closed can still be heard
+                with suppress(LineLost):  # answers sent before the connection was closed can still be received
                     self._ask_nodes()
-                self._take_together(until)
+                self._receive_batch(until)
         except LineLost:
             return
 
 
 class _Trouble:
-    """A node that could not be asked."""
+    """A failed request to a node."""
 
-    def __init__(self, node: NodeStatus, error: str, told: str, again_at: float) -> None:
+    def __init__(self, node: NodeStatus, error: str, reported: str, again_at: float) -> None:
         self.node = node
         self.error = error
-        self.told = told  # what was said of it
+        self.reported = reported  # the last error that was printed
         self.again_at = again_at
 
 
@@ -263,7 +265,7 @@ def _status(job: Job) -> RunStatus:
 
 
 def _nodes(status: RunStatus, choice: Choice) -> list[NodeStatus]:
-    """Who may have such lines. In the last generation it is known who has which rank."""
+    """Return the nodes that may have the chosen lines. Only the last generation's ranks are known."""
     if not choice.ranks or choice.generation not in (0, status.generation) or not _are_ranks_known(status):
         return list(status.nodes)
     ranks = RankSet(choice.ranks)
@@ -271,12 +273,12 @@ def _nodes(status: RunStatus, choice: Choice) -> list[NodeStatus]:
 
 
 def _are_ranks_known(status: RunStatus) -> bool:
-    """Between two generations nobody has one."""
+    """Return False between two generations, when no node has ranks."""
     return any(node.first_rank >= 0 for node in status.nodes)
 
 
-def _ranks_that_are_gone(status: RunStatus, choice: Choice) -> str:
-    """Those of this generation whose node is not in the run any more, if some of them were chosen."""
+def _ranks_of_lost_nodes(status: RunStatus, choice: Choice) -> str:
+    """Return the chosen ranks of this generation whose node has left the run."""
     ranks = RankSet(choice.ranks)
     gaps: list[tuple[int, int]] = []
     first = 0
@@ -301,19 +303,19 @@ def _request(choice: Choice, node: NodeStatus | None = None, **more: Any) -> Log
     )
 
 
-def _ask_all(asker: Asker, nodes: list[NodeStatus], request: LogsRequest, page: Page) -> dict[str, LogAnswer]:
-    """By node, what those answered that did."""
+def _ask_all(requests: Requests, nodes: list[NodeStatus], request: LogsRequest, page: Page) -> dict[str, LogAnswer]:
+    """Send a request to all nodes and return the answers by node id. Errors are printed as notes."""
     answers: dict[str, LogAnswer] = {}
     left = list(nodes)
-    while left or asker.asked:
-        while left and asker.asked < _MAX_ASKED:
+    while left or requests.in_flight:
+        while left and requests.in_flight < _MAX_REQUESTS:
             node = left.pop(0)
-            asker.ask(node, msgspec.structs.replace(request, node=node.node_id))
-        heard = asker.hear(time.monotonic() + _PATIENCE_S)
-        if heard is None:
-            page.note(f"{asker.asked + len(left)} nodes did not answer in time")
+            requests.send(node, msgspec.structs.replace(request, node=node.node_id))
+        received = requests.receive(time.monotonic() + _TIMEOUT_S)
+        if received is None:
+            page.note(f"{requests.in_flight + len(left)} nodes did not answer in time")
             break
-        node, value, error = heard
+        node, value, error = received
         if error:
             page.note(f"{node.name}: {error}")
         else:
@@ -322,12 +324,12 @@ def _ask_all(asker: Asker, nodes: list[NodeStatus], request: LogsRequest, page: 
     return answers
 
 
-def _pages(asker: Asker, node: NodeStatus, choice: Choice, page: Page) -> Iterator[LogLine]:
-    """All lines of one node, from the oldest on; fetched as they are needed."""
+def _all_lines(requests: Requests, node: NodeStatus, choice: Choice, page: Page) -> Iterator[LogLine]:
+    """Yield all lines of one node, oldest first, fetching them as needed."""
     cursor, is_more = START, True
     while is_more:
         request = _request(choice, node, cursor=cursor, unfinished=True)
-        answer = _ask_all(asker, [node], request, page).get(node.node_id)
+        answer = _ask_all(requests, [node], request, page).get(node.node_id)
         if answer is None:
             return
         yield from answer.lines
@@ -338,11 +340,11 @@ def _merged(parts: Iterable[Iterable[LogLine]]) -> Iterator[LogLine]:
     return merge(*parts, key=lambda line: (line.generation, line.at))
 
 
-def _show_in_portions(lines: Iterator[LogLine], page: Page) -> None:
+def _show_in_batches(lines: Iterator[LogLine], page: Page) -> None:
     from itertools import islice
 
-    while not page.is_closed and (portion := list(islice(lines, 1000))):
-        page.show(portion)
+    while not page.is_closed and (batch := list(islice(lines, 1000))):
+        page.show(batch)
 
 
 def _decoded(value: msgspec.Raw, kind: Any) -> Any:

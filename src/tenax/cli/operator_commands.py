@@ -1,7 +1,7 @@
-"""``tenax stop``, ``tenax restart``, ``tenax drain``: what an operator may want of a run.
+"""``tenax stop``, ``tenax restart`` and ``tenax drain``: an operator's requests to a run.
 
-On a terminal they say what will happen and ask first. Elsewhere nobody can be asked, so they act only with ``--yes``.
-They say what was begun, and do not wait for its end.
+On a terminal they describe the effect and ask for confirmation. Elsewhere they act only with ``--yes``. They print what
+was started and do not wait for it to finish.
 """
 
 from __future__ import annotations
@@ -9,7 +9,16 @@ from __future__ import annotations
 import os
 import sys
 
-from tenax.cli.job import PLACE_HELP, Job, UsageError, find_job, guarded, only_word, read_words, wanted
+from tenax.cli.job import (
+    SELECTOR_HELP,
+    Job,
+    UsageError,
+    find_job,
+    job_selector,
+    parse_arguments,
+    run_operator_command,
+    single_argument,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,14 +26,14 @@ if TYPE_CHECKING:
 
     from tenax._core.requests import AnyRequest
     from tenax._view.status import NodeStatus, RunStatus
-    from tenax.cli.job import Words
+    from tenax.cli.job import Arguments
 
     Plan = Callable[[RunStatus], str]
 
 _COMMON = f"""\
 --yes does not ask first. --why TEXT says why, for the report and the journal.
 
-{PLACE_HELP}
+{SELECTOR_HELP}
 Exit code 0: it is being done. 1: it was refused, or there is no such run. 2: the command line cannot be followed.
 """
 
@@ -63,45 +72,45 @@ without it if enough are left. NODE is its name or rank, as 'tenax status' shows
 {_COMMON}"""
 
 _MAX_WHY = 1000
-_AT_WORK = ("starting", "working", "stopping", "draining")  # states of a node whose workers run
+_BUSY = ("starting", "working", "stopping", "draining")  # states of a node whose workers run
 
 
 def stop_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax stop ARGV`` asks, and return the exit code."""
-    return guarded("stop", argv, STOP_USAGE, _stop)
+    """Execute ``tenax stop ARGV`` and return the exit code."""
+    return run_operator_command("stop", argv, STOP_USAGE, _stop)
 
 
 def restart_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax restart ARGV`` asks, and return the exit code."""
-    return guarded("restart", argv, RESTART_USAGE, _restart)
+    """Execute ``tenax restart ARGV`` and return the exit code."""
+    return run_operator_command("restart", argv, RESTART_USAGE, _restart)
 
 
 def drain_command(argv: Sequence[str]) -> int:
-    """Do what ``tenax drain ARGV`` asks, and return the exit code."""
-    return guarded("drain", argv, DRAIN_USAGE, _drain)
+    """Execute ``tenax drain ARGV`` and return the exit code."""
+    return run_operator_command("drain", argv, DRAIN_USAGE, _drain)
 
 
 def _stop(argv: Sequence[str]) -> int:
     from tenax._core.requests import StopRequest
 
-    words = read_words(argv, switches=("--yes", "--wait"), values=("--why",))
-    request = StopRequest(_why(words, "stopped"))
-    with find_job(wanted(words, only_word(words, "run"))) as job:
+    arguments = parse_arguments(argv, switches=("--yes", "--wait"), values=("--why",))
+    request = StopRequest(_why(arguments, "stopped"))
+    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
-            at_work = [node for node in status.nodes if node.state in _AT_WORK]
-            if not at_work:
+            busy = [node for node in status.nodes if node.state in _BUSY]
+            if not busy:
                 return f"ends the run {status.run_id!r}, of which no worker runs"
-            return f"ends the run {status.run_id!r}: {_size(at_work)} will be asked to end"
+            return f"ends the run {status.run_id!r}: {_size(busy)} will be asked to end"
 
-        if "--wait" not in words.switches:
-            return _do(words, job, request, plan)
-        agent = _handle_of(job)  # before it can end, and its number be another's
+        if "--wait" not in arguments.switches:
+            return _do(arguments, job, request, plan)
+        agent = _pidfd_of_agent(job)  # before the agent can exit and its pid be reused
         try:
-            begun = _do(words, job, request, plan)
-            if begun == 0:
+            exit_code = _do(arguments, job, request, plan)
+            if exit_code == 0:
                 _wait(job, agent)
-            return begun
+            return exit_code
         finally:
             if agent >= 0:
                 os.close(agent)
@@ -110,40 +119,40 @@ def _stop(argv: Sequence[str]) -> int:
 def _restart(argv: Sequence[str]) -> int:
     from tenax._core.requests import RestartRequest
 
-    words = read_words(argv, switches=("--yes",), values=("--why",))
-    request = RestartRequest(_why(words, "restarted"))
-    with find_job(wanted(words, only_word(words, "run"))) as job:
+    arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
+    request = RestartRequest(_why(arguments, "restarted"))
+    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
 
         def plan(status: RunStatus) -> str:
             again = _size([node for node in status.nodes if node.state != "spare"])
             return f"ends generation {status.generation} of the run {status.run_id!r} and starts {again} again"
 
-        return _do(words, job, request, plan)
+        return _do(arguments, job, request, plan)
 
 
 def _drain(argv: Sequence[str]) -> int:
     from tenax._core.requests import DrainRequest
 
-    words = read_words(argv, switches=("--yes",), values=("--why",))
-    if not words.plain:
+    arguments = parse_arguments(argv, switches=("--yes",), values=("--why",))
+    if not arguments.positional:
         raise UsageError("say which node is to leave: its name or rank, as 'tenax status' shows them")
-    node = words.plain.pop(0)
-    request = DrainRequest(node, _why(words, "drained"))
-    with find_job(wanted(words, only_word(words, "run"))) as job:
-        return _do(words, job, request, lambda status: _plan_of_drain(job, status, node))
+    node = arguments.positional.pop(0)
+    request = DrainRequest(node, _why(arguments, "drained"))
+    with find_job(job_selector(arguments, single_argument(arguments, "run"))) as job:
+        return _do(arguments, job, request, lambda status: _drain_plan(job, status, node))
 
 
-def _plan_of_drain(job: Job, status: RunStatus, name: str) -> str:
-    """Raises ``Declined``: nobody is asked about a node that is not there."""
-    node = _named(status, name) or _meant(job, status, name)
+def _drain_plan(job: Job, status: RunStatus, name: str) -> str:
+    """Describe the effect of draining a node. Raises ``Declined`` if there is no such node."""
+    node = _find_in_status(status, name) or _ask_coordinator(job, status, name)
     if node is None:
         return f"asks the node {name!r} to leave the run {status.run_id!r}"
     workers = "its worker" if node.slots == 1 else f"its {node.slots} workers"
-    ends = f"{workers} will be asked to end" if node.state in _AT_WORK else "no worker of it runs"
+    ends = f"{workers} will be asked to end" if node.state in _BUSY else "no worker of it runs"
     plan = f"lets {node.name} leave the run {status.run_id!r}: {ends}"
     left = len(status.nodes) - 1
     if left == 0 and status.max_nodes == 1:
-        so_the_run = "the run with them" if node.state in _AT_WORK else "the run ends"
+        so_the_run = "the run with them" if node.state in _BUSY else "the run ends"
         return f"{plan}, and {so_the_run}, because it has no other node"
     if left < status.min_nodes:
         others = "no other is" if left == 0 else "1 other is" if left == 1 else f"{left} others are"
@@ -151,8 +160,8 @@ def _plan_of_drain(job: Job, status: RunStatus, name: str) -> str:
     return f"{plan}, and {left} others go on" if left > 1 else f"{plan}, and the other one goes on"
 
 
-def _named(status: RunStatus, name: str) -> NodeStatus | None:
-    """Only to say what will happen: who is meant is decided where the nodes are known."""
+def _find_in_status(status: RunStatus, name: str) -> NodeStatus | None:
+    """Find a node by name, for the confirmation only: the coordinator decides which node is drained."""
     for node in status.nodes:
         if name in (node.name, node.node_id):
             return node
@@ -161,33 +170,33 @@ def _named(status: RunStatus, name: str) -> NodeStatus | None:
     return found[0] if len(found) == 1 else None
 
 
-def _meant(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
-    """Whom the coordinator takes it for, which knows names that a status does not show. Raises ``Declined``."""
+def _ask_coordinator(job: Job, status: RunStatus, name: str) -> NodeStatus | None:
+    """Resolve a name at the coordinator, which has names that a status does not show. Raises ``Declined``."""
     from tenax._core.requests import NodeRequest
 
     node_id = job.ask(NodeRequest(name), str)
     return next((node for node in status.nodes if node.node_id == node_id), None)
 
 
-def _do(words: Words, job: Job, request: AnyRequest, plan: Plan) -> int:
+def _do(arguments: Arguments, job: Job, request: AnyRequest, plan: Plan) -> int:
     from tenax._core.requests import StatusRequest
     from tenax._failures.exit_codes import FAILED
     from tenax._failures.plain_text import harmless
     from tenax._view.status import RunStatus
-    from tenax.cli.run import print_page, tell
+    from tenax.cli.run import print_page, print_stderr
 
-    if "--yes" not in words.switches:
+    if "--yes" not in arguments.switches:
         if sys.stdin is None or not sys.stdin.isatty():
             raise UsageError("nobody can be asked here whether this is really wanted; add --yes")
         status = job.ask(StatusRequest(), RunStatus)
-        if not _agrees(f"This {plan(status)}."):
-            tell("tenax: nothing was done")
+        if not _confirm(f"This {plan(status)}."):
+            print_stderr("tenax: nothing was done")
             return FAILED
-    said = job.ask(request, str)
-    return print_page(f"{harmless(said)}\n")
+    answer = job.ask(request, str)
+    return print_page(f"{harmless(answer)}\n")
 
 
-def _agrees(text: str) -> bool:
+def _confirm(text: str) -> bool:
     from tenax._failures.plain_text import harmless
 
     answer = ""
@@ -196,13 +205,13 @@ def _agrees(text: str) -> bool:
         sys.stderr.flush()
         answer = sys.stdin.readline()
     finally:
-        if not answer.endswith("\n"):  # Ctrl-C, Ctrl-D: what is printed next begins a line
+        if not answer.endswith("\n"):  # after Ctrl-C or Ctrl-D, start a new line
             sys.stderr.write("\n")
     return answer.strip().lower() in ("y", "yes")
 
 
-def _handle_of(job: Job) -> int:
-    """A descriptor of the agent's process; -1 where there is none: it is on another host, or in another container."""
+def _pidfd_of_agent(job: Job) -> int:
+    """Return a pidfd of the agent; -1 if it is on another host or in another container."""
     if job.agent is None or not hasattr(os, "pidfd_open"):
         return -1
     try:
@@ -212,7 +221,7 @@ def _handle_of(job: Job) -> int:
 
 
 def _wait(job: Job, agent: int) -> None:
-    """Its door closes shortly before the agent ends: the process itself is waited for where the system can tell."""
+    """Wait until the agent exits. Its control socket closes shortly before that, so wait for the pidfd too."""
     import select
 
     job.until_gone()
@@ -230,15 +239,15 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _why(words: Words, done: str) -> str:
-    why = words.values.get("--why", "").strip()
+def _why(arguments: Arguments, done: str) -> str:
+    why = arguments.values.get("--why", "").strip()
     if len(why.encode(errors="surrogateescape")) > _MAX_WHY:
         raise UsageError(f"--why takes at most {_MAX_WHY} bytes")
     return why or f"{done} by {_operator()}"
 
 
 def _operator() -> str:
-    """Who asks, as far as the system knows."""
+    """Return the user and host that sent the request."""
     try:
         import pwd
 

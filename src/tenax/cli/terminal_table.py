@@ -1,7 +1,7 @@
-"""Cells of a terminal: text that fits them, and tables that fit a width. Pure.
+"""Text and tables that fit a terminal's width. Pure.
 
-Names, hosts and reasons are written by others: ``plain`` makes one harmless line of them first. A character may be two
-cells wide or none, so that lengths are never those of strings.
+Widths are counted in cells: a character may take two cells or none. Names, hosts and reasons are untrusted; ``plain``
+turns them into one line without control characters.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _GAP = "  "
 
 
 class Column(msgspec.Struct, frozen=True):
-    """One column of a table. Of those that do not fit, the least wanted go first; of the rest one may shrink."""
+    """One column of a table. If the table is too wide, columns are shrunk, then dropped by lowest priority."""
 
     title: str
-    wanted: int  # more: rather kept
-    is_right: bool = False  # numbers
-    least: int = 0  # may be cut down to so many cells; 0: never
+    priority: int
+    is_right: bool = False  # align right, for numbers
+    min_width: int = 0  # minimum width when shrunk; 0: never shrunk
 
 
 def plain(text: str) -> str:
-    """What somebody else wrote, on one line that does nothing to a terminal."""
+    """Return untrusted text as one line without control characters."""
     return " ".join(harmless(text).split())
 
 
 def cells(text: str) -> int:
-    """How wide it is."""
+    """Return the width of the text in cells."""
     return len(text) if text.isascii() else sum(map(_width, text))
 
 
@@ -44,17 +44,17 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
-def cut(text: str, most: int) -> str:
-    """The text, with its end left out (and that said) if it is wider than that."""
-    if cells(text) <= most:
+def cut(text: str, width: int) -> str:
+    """Return the text, ending in ``...`` if it was cut to fit the width."""
+    if cells(text) <= width:
         return text
-    room, kept = max(0, most - 3), []
+    room, kept = max(0, width - 3), []
     for character in text:
         room -= _width(character)
         if room < 0:
             break
         kept.append(character)
-    return "".join(kept) + "..."[: max(0, most)]
+    return "".join(kept) + "..."[: max(0, width)]
 
 
 def padded(text: str, width: int, *, is_right: bool = False) -> str:
@@ -62,11 +62,11 @@ def padded(text: str, width: int, *, is_right: bool = False) -> str:
     return space + text if is_right else text + space
 
 
-def wrapped(text: str, width: int, most_lines: int) -> list[str]:
-    """At spaces where there are any. What does not fit on so many lines is left out, and that is said."""
+def wrapped(text: str, width: int, max_lines: int) -> list[str]:
+    """Wrap the text, at spaces if possible. The last line ends in ``...`` if the text does not fit."""
     lines: list[str] = []
     left = text
-    while left and len(lines) < most_lines - 1 and cells(left) > width:
+    while left and len(lines) < max_lines - 1 and cells(left) > width:
         line = ""
         for character in left:
             if cells(line) + _width(character) > width:
@@ -81,29 +81,29 @@ def wrapped(text: str, width: int, most_lines: int) -> list[str]:
 
 
 def table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """A line for the titles and one per row, none wider than ``width``. Columns without any text are left out."""
-    shown = [place for place, _ in enumerate(columns) if any(row[place] for row in rows)]
-    widths = {place: max(cells(columns[place].title), *(cells(row[place]) for row in rows)) for place in shown}
+    """Return a line of titles and one line per row, none wider than ``width``. Empty columns are omitted."""
+    shown = [index for index, _ in enumerate(columns) if any(row[index] for row in rows)]
+    widths = {index: max(cells(columns[index].title), *(cells(row[index]) for row in rows)) for index in shown}
 
     def excess() -> int:
-        return sum(widths[place] for place in shown) + len(_GAP) * (len(shown) - 1) - (width or 0)
+        return sum(widths[index] for index in shown) + len(_GAP) * (len(shown) - 1) - (width or 0)
 
     def shrink() -> None:
-        for place in shown:
-            if columns[place].least and excess() > 0:
-                widths[place] = max(min(columns[place].least, widths[place]), widths[place] - excess())
+        for index in shown:
+            if columns[index].min_width and excess() > 0:
+                widths[index] = max(min(columns[index].min_width, widths[index]), widths[index] - excess())
 
     if width is not None:
         natural = dict(widths)
         shrink()
         while excess() > 0 and len(shown) > 1:
-            shown.remove(min(shown, key=lambda place: columns[place].wanted))
+            shown.remove(min(shown, key=lambda index: columns[index].priority))
             widths.update(natural)
             shrink()
     lines = []
     for row in [[column.title for column in columns], *rows]:
         line = _GAP.join(
-            padded(cut(row[place], widths[place]), widths[place], is_right=columns[place].is_right) for place in shown
+            padded(cut(row[index], widths[index]), widths[index], is_right=columns[index].is_right) for index in shown
         ).rstrip()
         lines.append(line if width is None else cut(line, width))
     return lines

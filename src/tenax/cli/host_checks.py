@@ -1,7 +1,6 @@
-"""The world: what a command line needs of this machine, checked before anything starts.
+"""Checks of this host before a start: script, folders, devices, installed plug-ins.
 
-The words may fit together and still ask for what is not here: a script, a folder, a device, an installed name. Each is
-refused in one sentence. Looks, and changes nothing.
+Each failed check is a ``UsageError`` with one sentence. Changes nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 
 
 def current_folder() -> str:
-    """Where the user stands. Raises ``UsageError`` when somebody has removed it meanwhile."""
+    """Return the current folder. Raises ``UsageError`` if it was removed."""
     try:
         return os.getcwd()
     except OSError as error:
         raise UsageError("the folder this was started in is gone; change to one that exists") from error
 
 
-def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
-    """Refuse what cannot be had here. Raises ``UsageError``."""
+def check_host(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
+    """Raise ``UsageError`` if this host lacks something that the options need."""
     check_script(options, cwd, environ)
     if options.log_dir and options.log_dir != os.devnull:
         _check_log_dir(options.log_dir, cwd)
@@ -46,20 +45,20 @@ def check_world(options: Options, cwd: str, environ: Mapping[str, str]) -> None:
     elif options.max_nodes > 1 or not {"use_agent_store", "store_allow"}.isdisjoint(options.rdzv_configs):
         _check_rendezvous(options)
     if options.logs_specs is not None:
-        logs_specs_named(options.logs_specs)
+        load_logs_specs_class(options.logs_specs)
     if options.virtual_local_rank:
         _check_devices(options, environ)
     if options.numa_binding:
-        places_of(options, environ)
+        decide_placements(options, environ)
     try:
         abandon_s_from(environ)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    _check_watching(environ)
+    _check_observers(environ)
 
 
-def _check_watching(environ: Mapping[str, str]) -> None:
-    """Where health checks are answered and workers can be asked, if anybody wants that."""
+def _check_observers(environ: Mapping[str, str]) -> None:
+    """Check the variables that enable health checks, worker sockets and the watchdog."""
     try:
         if environ.get("TORCHELASTIC_HEALTH_CHECK_PORT"):
             from tenax._observe.health.port import health_check_port
@@ -75,14 +74,14 @@ def _check_watching(environ: Mapping[str, str]) -> None:
 
 
 def _check_log_dir(log_dir: str, cwd: str) -> None:
-    """A job of days must not find out at its end that nothing was kept."""
-    place = os.path.join(cwd, log_dir)
-    while not os.path.exists(place):
-        place = os.path.dirname(place.rstrip(os.sep))
-    if not os.path.isdir(place):
-        raise UsageError(f"--log-dir {log_dir}: {place} is a file; name a folder")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise UsageError(f"--log-dir {log_dir}: {place} may not be written to; name another folder")
+    """Check that the log folder can be created and written, so that a job of days does not run without logs."""
+    path = os.path.join(cwd, log_dir)
+    while not os.path.exists(path):
+        path = os.path.dirname(path.rstrip(os.sep))
+    if not os.path.isdir(path):
+        raise UsageError(f"--log-dir {log_dir}: {path} is a file; name a folder")
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise UsageError(f"--log-dir {log_dir}: {path} may not be written to; name another folder")
 
 
 def _check_report(report: str, cwd: str) -> None:
@@ -95,7 +94,7 @@ def _check_report(report: str, cwd: str) -> None:
 
 
 def check_files(options: Options, environ: Mapping[str, str]) -> None:
-    """Refuse paths that cannot be written, by trying. Raises ``UsageError``. Leaves no file behind."""
+    """Raise ``UsageError`` for paths that cannot be written, found by trying. Leaves no file behind."""
     if options.report:
         try:
             _try_to_write(options.report)
@@ -103,14 +102,14 @@ def check_files(options: Options, environ: Mapping[str, str]) -> None:
             raise UsageError(
                 f"--report {options.report}: cannot be written: {error.strerror}; name a file that can be written"
             ) from error
-    if doors := environ.get("TENAX_DOORS"):
+    if sockets := environ.get("TENAX_DOORS"):
         try:
-            os.mkdir(doors, 0o700)
+            os.mkdir(sockets, 0o700)
         except FileExistsError:
-            return  # whether it is private is checked when it is used
+            return  # its permissions are checked when it is used
         except OSError as error:
             raise UsageError(
-                f"TENAX_DOORS is {doors!r}, which cannot be created: {error.strerror}; name a folder whose parent "
+                f"TENAX_DOORS is {sockets!r}, which cannot be created: {error.strerror}; name a folder whose parent "
                 "exists and can be written, or leave it unset"
             ) from error
 
@@ -119,7 +118,7 @@ def _try_to_write(path: str) -> None:
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     except FileExistsError:
-        if os.path.isfile(path):  # a pipe or a device is opened once, for the report itself
+        if os.path.isfile(path):  # a pipe or a device is opened only once, to write the report
             os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
     else:
         os.unlink(path)
@@ -135,7 +134,7 @@ def _check_installed_backend(name: str, own: frozenset[str]) -> None:
 
 
 def rendezvous_parameters(options: Options) -> RendezvousParameters:
-    """What the rendezvous will be told."""
+    """Return the parameters of the rendezvous handler."""
     from tenax.rendezvous.api import RendezvousParameters
 
     return RendezvousParameters(
@@ -150,7 +149,7 @@ def rendezvous_parameters(options: Options) -> RendezvousParameters:
 
 
 def _check_rendezvous(options: Options) -> None:
-    """Settings, the file of a secret and certificates. Our handlers look at them when they are made, and do no more."""
+    """Check settings, secret and certificates. The constructors of tenax's handlers read them and do nothing else."""
     from tenax.rendezvous.registry import get_rendezvous_handler
 
     try:
@@ -159,8 +158,8 @@ def _check_rendezvous(options: Options) -> None:
         raise UsageError(str(error).rstrip(".")) from error
 
 
-def logs_specs_named(name: str | None) -> type[LogsSpecs]:
-    """The class that decides where logs go."""
+def load_logs_specs_class(name: str | None) -> type[LogsSpecs]:
+    """Return the class that decides where logs go. Raises ``UsageError``."""
     from tenax._logs.specs import load_logs_specs
 
     try:
@@ -170,7 +169,7 @@ def logs_specs_named(name: str | None) -> type[LogsSpecs]:
 
 
 def _check_devices(options: Options, environ: Mapping[str, str]) -> None:
-    """With --virtual-local-rank every worker needs a device of its own."""
+    """Check that every worker has a device of its own (--virtual-local-rank)."""
     from tenax._core.environment import CUDA_VISIBLE_DEVICES, only_device
 
     try:
@@ -180,7 +179,7 @@ def _check_devices(options: Options, environ: Mapping[str, str]) -> None:
 
 
 def numa_options(options: Options) -> NumaOptions | None:
-    """The binding that was asked for, as the launcher knows it."""
+    """Return the requested binding in the launcher's type."""
     if options.numa_binding is None:
         return None
     from tenax.numa.binding import AffinityMode, NumaOptions
@@ -188,12 +187,12 @@ def numa_options(options: Options) -> NumaOptions | None:
     return NumaOptions(AffinityMode(options.numa_binding))
 
 
-def places_of(options: Options, environ: Mapping[str, str]) -> Placements:
-    """Where workers would run on this machine. Raises ``UsageError`` when the binding cannot be had."""
-    from tenax._node.placements import decide_placements
+def decide_placements(options: Options, environ: Mapping[str, str]) -> Placements:
+    """Decide where workers run on this machine. Raises ``UsageError`` if the binding is impossible."""
+    from tenax._node import placements
     from tenax._processes.placement import PlacementError
 
     try:
-        return decide_placements(numa_options(options), options.nproc_per_node, environ)
+        return placements.decide_placements(numa_options(options), options.nproc_per_node, environ)
     except PlacementError as error:
         raise UsageError(str(error).rstrip(".")) from error

@@ -1,7 +1,7 @@
-"""A run's status on one screen of a terminal. Pure: a status in, text out.
+"""Renders a run's status as one screen of a terminal. Pure.
 
-It fits every width of at least 40 cells, and a height if one is given. Of many nodes it shows those that do not work
-first, and counts the others. Nothing is told by colour alone, and nothing that others wrote can act on the terminal.
+Fits every width of at least 40 cells, and a height if one is given. Nodes with problems come first; nodes that do not
+fit are counted. Colour never carries information on its own, and untrusted text cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 import msgspec
 
 from tenax._view.goodput_text import duration_in_words, goodput_in_words
-from tenax.cli.cells import Column, cut, plain, table, wrapped
+from tenax.cli.terminal_table import Column, cut, plain, table, wrapped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from tenax._view.status import EventStatus, FailureStatus, NodeStatus, RunStatus
 
-LEAST_WIDTH = 40
+MIN_WIDTH = 40
 _BOLD, _RED, _GREEN, _YELLOW, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
-# Those whose state says most come first; what is not here comes before them all.
+# In display order; unknown states come first.
 _STATES = ("draining", "stopping", "joined", "starting", "waiting", "spare", "working", "done")
 _INDENT = "  "
 _LABEL_CELLS = 12
 _COLUMNS = (
     Column("RANK", 5, is_right=True),
-    Column("NODE", 9, least=10),
+    Column("NODE", 9, min_width=10),
     Column("STATE", 8),
     Column("FOR", 1, is_right=True),
     Column("WORKERS", 4),
@@ -35,34 +35,43 @@ _COLUMNS = (
 )
 
 
-class _Room(msgspec.Struct, frozen=True):
-    """How much of what there may be much of is shown."""
+class _Limits(msgspec.Struct, frozen=True):
+    """Maximum number of entries in each list."""
 
     nodes: int
     events: int
     failures: int
 
 
-_ROOMS = (_Room(200, 12, 8), _Room(64, 12, 8), _Room(32, 10, 6), _Room(16, 8, 4), _Room(8, 6, 3), _Room(4, 4, 2))
-_PLENTY, _LITTLE = _Room(16, 8, 4), (_Room(3, 2, 1), _Room(2, 0, 1))
+_DEFAULT_LIMITS = _Limits(16, 8, 4)
+_LIMITS_TO_FIT = (  # tried in this order until the screen fits the height
+    _Limits(200, 12, 8),
+    _Limits(64, 12, 8),
+    _Limits(32, 10, 6),
+    _Limits(16, 8, 4),
+    _Limits(8, 6, 3),
+    _Limits(4, 4, 2),
+    _Limits(3, 2, 1),
+    _Limits(2, 0, 1),
+)
 
 
 def render(status: RunStatus, width: int = 80, height: int | None = None, *, colour: bool = False) -> str:
-    """The screen. With a ``height`` it has no more lines than that."""
-    paint = _paint if colour else _leave
-    width = max(LEAST_WIDTH, width)
+    """Return the screen as text. ``height``: maximum number of lines; None: no limit."""
+    paint = _paint if colour else _no_paint
+    width = max(MIN_WIDTH, width)
     if height is None:
-        return "".join(f"{line}\n" for line in _lines(status, width, _PLENTY, paint))
+        return "".join(f"{line}\n" for line in _lines(status, width, _DEFAULT_LIMITS, paint))
     lines: list[str] = []
-    for room in (*_ROOMS, *_LITTLE):
-        lines = _lines(status, width, room, paint)
+    for limits in _LIMITS_TO_FIT:
+        lines = _lines(status, width, limits, paint)
         if len(lines) <= height:
             break
     return "".join(f"{line}\n" for line in lines[: max(1, height)])
 
 
-def told_as_lines(status: RunStatus, since: float) -> list[str]:
-    """What has happened since then, a line for each, for a pipe."""
+def event_lines(status: RunStatus, since: float) -> list[str]:
+    """Return the events after ``since``, one line each, for output to a pipe."""
     return [_event(event) for event in status.events if event.at > since]
 
 
@@ -70,24 +79,24 @@ def _paint(colour: str, text: str) -> str:
     return f"{colour}{text}{_PLAIN}" if text else ""
 
 
-def _leave(colour: str, text: str) -> str:  # noqa: ARG001 - stands in for _paint
+def _no_paint(colour: str, text: str) -> str:  # noqa: ARG001 - has the signature of _paint
     return text
 
 
-def _lines(status: RunStatus, width: int, room: _Room, paint: Callable[[str, str], str]) -> list[str]:
+def _lines(status: RunStatus, width: int, limits: _Limits, paint: Callable[[str, str], str]) -> list[str]:
     lines = [paint(_BOLD, cut(f"run {plain(status.run_id)}: {_headline(status)}", width)), ""]
-    for label, text in _facts(status):
-        told = _labelled(label, text, width)
-        lines += [paint(_RED, line) for line in told] if label == "hang" else told
-    lines += ["", *_nodes(status, width, room.nodes, paint)]
-    lines += _failures(status, width, room.failures, paint)
-    if room.events and status.events:
+    for label, text in _summary(status):
+        labelled = _labelled(label, text, width)
+        lines += [paint(_RED, line) for line in labelled] if label == "hang" else labelled
+    lines += ["", *_nodes(status, width, limits.nodes, paint)]
+    lines += _failures(status, width, limits.failures, paint)
+    if limits.events and status.events:
         lines += ["", paint(_BOLD, "last events")]
-        lines += [cut(_INDENT + _event(event), width) for event in status.events[-room.events :]]
+        lines += [cut(_INDENT + _event(event), width) for event in status.events[-limits.events :]]
     return lines
 
 
-# --- the run ----------------------------------------------------------------------------------------------------------
+# --- run --------------------------------------------------------------------------------------------------------------
 
 
 def _headline(status: RunStatus) -> str:
@@ -98,7 +107,7 @@ def _headline(status: RunStatus) -> str:
 
 
 def _since(status: RunStatus) -> float | None:
-    """When the run came to do what it does; None: that is not known."""
+    """Return when the current phase began; None if unknown."""
     if not status.generations:
         return None
     last = status.generations[-1]
@@ -116,18 +125,18 @@ def _age(status: RunStatus, since: float) -> str:
     return duration_in_words(max(0.0, status.now - since))
 
 
-def _facts(status: RunStatus) -> list[tuple[str, str]]:
-    facts = [("hang", plain(status.hang)) if status.hang else ("now", plain(status.doing))]
+def _summary(status: RunStatus) -> list[tuple[str, str]]:
+    entries = [("hang", plain(status.hang)) if status.hang else ("now", plain(status.doing))]
     if status.generations:
         last = status.generations[-1]
         began = f"{last.number}, formed {_age(status, last.formed_at)} ago"
-        facts.append(("generation", f"{began}: {plain(last.why)}" if last.why else began))
+        entries.append(("generation", f"{began}: {plain(last.why)}" if last.why else began))
         if last.ended_why:
-            facts.append(("its end", plain(last.ended_why)))
-    facts.append(("restarts", _restarts(status)))
+            entries.append(("its end", plain(last.ended_why)))
+    entries.append(("restarts", _restarts(status)))
     if line := goodput_in_words(status.goodput):
-        facts.append(("time", line))
-    return facts
+        entries.append(("time", line))
+    return entries
 
 
 def _restarts(status: RunStatus) -> str:
@@ -154,9 +163,9 @@ def _labelled(label: str, text: str, width: int) -> list[str]:
 
 
 def _nodes(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
-    nodes = sorted(status.nodes, key=_order)
+    nodes = sorted(status.nodes, key=_sort_key)
     lines = [paint(_BOLD, cut(_count(status), width))]
-    shown = nodes[:most] if len(nodes) > most + 1 else nodes  # "and 1 more" takes as much room as that one
+    shown = nodes[:most] if len(nodes) > most + 1 else nodes  # "and 1 more" takes as many lines as that node
     if not shown:
         return lines
     titles, *rows = table(_COLUMNS, [_row(status, node) for node in shown], width - len(_INDENT))
@@ -179,14 +188,14 @@ def _count(status: RunStatus) -> str:
 
 def _states(nodes: Sequence[NodeStatus]) -> str:
     counts: dict[str, int] = {}
-    for node in sorted(nodes, key=_order):
+    for node in sorted(nodes, key=_sort_key):
         counts[plain(node.state)] = counts.get(plain(node.state), 0) + 1
     return ", ".join(f"{count} {state}" for state, count in counts.items())
 
 
-def _order(node: NodeStatus) -> tuple[bool, int, int, str]:
-    place = _STATES.index(node.state) if node.state in _STATES else -1
-    return not node.failed, place, node.rank if node.rank >= 0 else 1 << 30, node.name
+def _sort_key(node: NodeStatus) -> tuple[bool, int, int, str]:
+    position = _STATES.index(node.state) if node.state in _STATES else -1
+    return not node.failed, position, node.rank if node.rank >= 0 else 1 << 30, node.name
 
 
 def _colour(node: NodeStatus) -> str:
@@ -215,11 +224,11 @@ def _workers(node: NodeStatus) -> str:
 def _step(node: NodeStatus) -> str:
     steps = [step for step in node.steps if step >= 0]
     phases = sorted({plain(phase) for phase in node.phases if phase})
-    said = "" if not steps else str(steps[0]) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
-    return " ".join((*filter(None, (said, *(cut(phase, 12) for phase in phases[:2]))),))
+    span = "" if not steps else str(steps[0]) if min(steps) == max(steps) else f"{min(steps)}-{max(steps)}"
+    return " ".join((*filter(None, (span, *(cut(phase, 12) for phase in phases[:2]))),))
 
 
-# --- what happened ----------------------------------------------------------------------------------------------------
+# --- failures and events ----------------------------------------------------------------------------------------------
 
 
 def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, str], str]) -> list[str]:
@@ -244,10 +253,10 @@ def _failures(status: RunStatus, width: int, most: int, paint: Callable[[str, st
 def _failure(status: RunStatus, failure: FailureStatus, width: int, *, is_earlier: bool = False) -> list[str]:
     which = f"generation {failure.generation}, " if is_earlier else ""
     who = f"{which}rank {failure.rank} on {plain(failure.host)}, {_age(status, failure.at)} ago"
-    told = ": ".join(filter(None, (plain(failure.cause), plain(failure.what))))
+    what = ": ".join(filter(None, (plain(failure.cause), plain(failure.what))))
     if failure.is_consequence:
         who += ", a consequence"
-    first, *others = wrapped(f"{who}: {told}", width - 4, 3)
+    first, *others = wrapped(f"{who}: {what}", width - 4, 3)
     return [_INDENT + first, *(f"{_INDENT}  {line}" for line in others)]
 
 

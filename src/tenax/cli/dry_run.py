@@ -1,7 +1,7 @@
-"""The plan: what ``tenax run --dry-run`` prints. It says what a run would do, and starts, makes and opens nothing.
+"""``tenax run --dry-run``: describes what a run would do. Starts, creates and opens nothing.
 
-The environment comes from the same function that a real run uses; what is only known later (a free port, a random
-name, the ranks that several nodes agree upon) stands in angle brackets. A secret is never shown.
+The environment comes from the function that a real run uses. Values that are decided later (a free port, a random name,
+the ranks of several nodes) are shown in angle brackets. Secrets are never shown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tenax._node.watchdog import TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_TI
 from tenax._observe.health.port import TORCHELASTIC_HEALTH_CHECK_PORT, health_check_port
 from tenax._processes.entrypoint import LOCAL_RANK_MACRO
 from tenax.cli.flags import UsageError
-from tenax.cli.meeting import ORDER_VARIABLE, TOKEN_VARIABLE
+from tenax.cli.host_checks import decide_placements, rendezvous_parameters
 from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, split_endpoint
+from tenax.cli.rendezvous_options import ORDER_VARIABLE, TOKEN_VARIABLE
 from tenax.cli.script import entrypoint_of
-from tenax.cli.world import places_of, rendezvous_parameters
 from tenax.control_plane._sockets import VARIABLE as SOCKET_VARIABLE
 from tenax.control_plane._sockets import socket_folder
 
@@ -40,9 +40,9 @@ _TITLE_WIDTH = 12
 
 
 def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[str, str]) -> str:
-    """The whole plan as text. Raises ``UsageError`` where a real run would refuse to start."""
-    places = places_of(options, environ)
-    environments = _environments(options, places, environ)
+    """Return the description as text. Raises ``UsageError`` where a real run would refuse to start."""
+    placements = decide_placements(options, environ)
+    environments = _environments(options, placements, environ)
     shared = {
         name: value
         for name, value in environments[0].items()
@@ -50,10 +50,10 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
     }
     sections = [
         _opening(options),
-        *_facts(options, places, interpreter, cwd, environ),
+        *_settings(options, placements, interpreter, cwd, environ),
         "",
         "environment of every worker, added to what is inherited:",
-        *_assignments(shared),
+        *_variables(shared),
     ]
     for rank, environment in enumerate(environments):
         number = f"global rank {environment['RANK']} of {environment['WORLD_SIZE']}"
@@ -62,9 +62,9 @@ def describe(options: Options, *, interpreter: str, cwd: str, environ: Mapping[s
             f"worker {rank}: {number if options.max_nodes == 1 else 'its ranks are known when all are there'}",
         ]
         sections.append("  " + _title("command") + _command(options, interpreter, rank))
-        if places.placement is not None and places.placement.bindings:
-            sections.append("  " + _title("CPUs") + places.placement.bindings[rank].why)
-        sections += _assignments({name: value for name, value in environment.items() if name not in shared})
+        if placements.placement is not None and placements.placement.bindings:
+            sections.append("  " + _title("CPUs") + placements.placement.bindings[rank].why)
+        sections += _variables({name: value for name, value in environment.items() if name not in shared})
     return "\n".join(sections) + "\n"
 
 
@@ -81,8 +81,8 @@ def _count(options: Options) -> str:
     return str(most) if least == most else f"{least} to {most}"
 
 
-def _facts(
-    options: Options, places: Placements, interpreter: str, cwd: str, environ: Mapping[str, str]
+def _settings(
+    options: Options, placements: Placements, interpreter: str, cwd: str, environ: Mapping[str, str]
 ) -> Iterable[str]:
     yield from _lines("script", [_kind_of_script(options)])
     if not options.no_python:
@@ -97,16 +97,16 @@ def _facts(
     yield from _lines("role", [options.role])
     if options.max_nodes > 1:
         yield from _lines("nodes", _nodes(options, environ))
-        yield from _lines("meeting", _meeting(options, environ))
+        yield from _lines("meeting", _rendezvous(options, environ))
     yield from _lines("restarts", _restarts(options))
     yield from _lines("stopping", _stopping(options))
     yield from _lines("logs", _logs(options))
     yield from _handlers(options, environ)
-    yield from _seeing(options)
-    yield from _watching(environ)
-    yield from _lines("threads", [_threads(places, environ)])
+    yield from _observers(options)
+    yield from _enabled_by_variables(environ)
+    yield from _lines("threads", [_threads(placements, environ)])
     yield from _lines(
-        "placement", [places.placement.why.rstrip(".") if places.placement else "workers may run on any CPU"]
+        "placement", [placements.placement.why.rstrip(".") if placements.placement else "workers may run on any CPU"]
     )
 
 
@@ -155,14 +155,14 @@ def _nodes(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
         yield "numbered as they come; a node that stays keeps its number"
 
 
-def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
-    """Where and how nodes meet, from the very settings that a run would use."""
+def _rendezvous(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
+    """Describe the rendezvous from the settings that a real run would use."""
     if options.rdzv_backend not in MANY_NODES_BACKENDS:
         at = f" at {options.rdzv_endpoint}" if options.rdzv_endpoint else ""
         yield f"decided by the installed rendezvous {options.rdzv_backend!r}{at}"
         return
     if options.rdzv_backend in ETCD_BACKENDS:
-        yield from _meeting_at_etcd(options)
+        yield from _etcd_rendezvous(options)
         return
     from tenax._io.endpoint import Endpoint
     from tenax.rendezvous._tcp_handler import tcp_settings
@@ -174,7 +174,7 @@ def _meeting(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
     yield _tls(options)
 
 
-def _meeting_at_etcd(options: Options) -> Iterable[str]:
+def _etcd_rendezvous(options: Options) -> Iterable[str]:
     from tenax.rendezvous._etcd_handler import etcd_rendezvous_settings
 
     settings = etcd_rendezvous_settings(rendezvous_parameters(options))
@@ -271,7 +271,7 @@ def _logs(options: Options) -> Iterable[str]:
 
 
 def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
-    """Where metrics and events go, as far as that can be known before the handlers are made."""
+    """Describe the sinks of metrics and events. Checks their names; creates no handler."""
     try:
         if options.metrics:
             from tenax.metrics._by_name import check_names
@@ -287,7 +287,7 @@ def _handlers(options: Options, environ: Mapping[str, str]) -> Iterable[str]:
         raise UsageError(str(error)) from error
 
 
-def _seeing(options: Options) -> Iterable[str]:
+def _observers(options: Options) -> Iterable[str]:
     if options.dashboard:
         where = options.dashboard.removesuffix(":0") + (", any free port" if options.dashboard.endswith(":0") else "")
         yield from _lines("page", [f"served at {where}, where the coordinator is (--dashboard)"])
@@ -299,12 +299,12 @@ def _seeing(options: Options) -> Iterable[str]:
 
 
 def _without_secrets(names: str) -> str:
-    """An address may have a user and a password in it."""
+    """Hide passwords in URLs."""
     return hide_passwords(_names(names))
 
 
-def _watching(environ: Mapping[str, str]) -> Iterable[str]:
-    """What is on that only variables switch on."""
+def _enabled_by_variables(environ: Mapping[str, str]) -> Iterable[str]:
+    """Describe features that only environment variables enable."""
     if watchdog_plan(environ) is not None:
         what = "a worker that does not leave a timer's scope in time is ended"
         yield from _lines("watchdog", [f"on: {what} ({TORCHELASTIC_ENABLE_FILE_TIMER})"])
@@ -318,8 +318,8 @@ def _watching(environ: Mapping[str, str]) -> Iterable[str]:
         yield from _lines("asking", [f"workers that use worker_main: {command} ({SOCKET_VARIABLE})"])
 
 
-def _watching_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
-    """What a worker gets of it. A mark for the stacks is taken away again before its script begins."""
+def _feature_variables(options: Options, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that these features set in a worker."""
     found = {}
     watchdog = watchdog_plan(environ)
     if watchdog is not None:
@@ -340,15 +340,15 @@ def _streams(chosen: int | dict[int, int], workers: int) -> str:
     return ", ".join(named) or _STREAMS[0]
 
 
-def _threads(places: Placements, environ: Mapping[str, str]) -> str:
+def _threads(placements: Placements, environ: Mapping[str, str]) -> str:
     if "OMP_NUM_THREADS" in environ:
         return f"OMP_NUM_THREADS={environ['OMP_NUM_THREADS']}, inherited"
-    if places.omp_num_threads:
-        return places.notes[-1].rstrip(".")
+    if placements.omp_num_threads:
+        return placements.notes[-1].rstrip(".")
     return "OMP_NUM_THREADS is left alone: one worker may use every core"
 
 
-def _environments(options: Options, places: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
+def _environments(options: Options, placements: Placements, environ: Mapping[str, str]) -> list[dict[str, str]]:
     settings = AgentSettings(
         run_id=options.run_id or _RANDOM_ID,
         role=options.role,
@@ -359,7 +359,7 @@ def _environments(options: Options, places: Placements, environ: Mapping[str, st
     assignment = _assignment(options, environ)
     for_all = WorkerEnvironment(
         virtual_local_rank=options.virtual_local_rank,
-        omp_num_threads=places.omp_num_threads,
+        omp_num_threads=placements.omp_num_threads,
     )
     environments = [
         worker_environment(settings, assignment, rank, environ, for_all) for rank in range(options.nproc_per_node)
@@ -368,11 +368,11 @@ def _environments(options: Options, places: Placements, environ: Mapping[str, st
         if not assignment.master_port:
             environment["MASTER_PORT"] = _FREE_PORT
         if options.max_nodes > 1:
-            environment.update(_known_later(options))
+            environment.update(_decided_later(options))
         if options.log_dir != os.devnull and options.logs_specs in (None, "default"):
             environment["TORCHELASTIC_ERROR_FILE"] = f"<log folder>/attempt_0/{rank}/error.json"
             environment["TENAX_NOTICE_FILE"] = "<log folder>/notice-1.json"
-        environment.update(_watching_variables(options, rank, environ))
+        environment.update(_feature_variables(options, rank, environ))
         if options.compat:
             environment.update(_compat_variables(environ))
     return environments
@@ -381,13 +381,13 @@ def _environments(options: Options, places: Placements, environ: Mapping[str, st
 def _compat_variables(environ: Mapping[str, str]) -> dict[str, str]:
     try:
         from tenax.compat import environment
-    except ImportError as error:  # this is a program that has imported torch's own before
+    except ImportError as error:  # the calling program has already imported torch.distributed.elastic
         raise UsageError(f"--compat comes too late: {error}") from error
     return environment(environ)
 
 
 def _assignment(options: Options, environ: Mapping[str, str]) -> Assignment:
-    """This node's part if it is alone, so that only where its workers meet was to be chosen."""
+    """Return the assignment of a node that runs alone."""
     host, port = options.local_addr or LOOPBACK, "0"
     if options.rdzv_backend == "static":
         host, port = split_endpoint(options.rdzv_endpoint)
@@ -403,8 +403,8 @@ def _assignment(options: Options, environ: Mapping[str, str]) -> Assignment:
     )
 
 
-def _known_later(options: Options) -> dict[str, str]:
-    """What only the coordinator of several nodes will know. They need not have the same number of workers."""
+def _decided_later(options: Options) -> dict[str, str]:
+    """Return the variables that the coordinator of several nodes sets. Nodes may have different numbers of workers."""
     is_own = options.rdzv_backend in MANY_NODES_BACKENDS
     settings = options.rdzv_configs if is_own else {}
     is_fixed = options.min_nodes == options.max_nodes
@@ -423,8 +423,8 @@ def _known_later(options: Options) -> dict[str, str]:
     return later
 
 
-def _assignments(environment: Mapping[str, str]) -> list[str]:
-    """One variable a line, so that values of any length stay readable. What is not known yet keeps its brackets."""
+def _variables(environment: Mapping[str, str]) -> list[str]:
+    """Return one line per variable. Values in angle brackets are not quoted."""
     return [f"  {name}={value if value.startswith('<') else shlex.quote(value)}" for name, value in environment.items()]
 
 

@@ -1,0 +1,232 @@
+"""The rendezvous of several nodes: backend, endpoint and node rank, from the flags. Pure.
+
+Imported only when there are several nodes.
+
+1. The user names the endpoint: the same on every node, and reachable from all of them. There is no default, because
+   nodes that each assume to be the endpoint would wait for each other forever.
+2. tcp, c10d and static are one engine; torchrun's default, static, only means that ranks are given. etcd and etcd-v2
+   are one engine; their endpoint is etcd's.
+3. A rank is assigned exactly as requested, or rejected. Where nodes may come and go, a cluster's ``PET_NODE_RANK`` only
+   sets the order of the nodes.
+"""
+
+from __future__ import annotations
+
+from tenax.cli.flags import UsageError
+from tenax.cli.options import ETCD_BACKENDS, MANY_NODES_BACKENDS, check_endpoint, is_host, split_endpoint, types_master
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from tenax.cli.options import FlagValues
+
+_DEFAULT_MASTER_PORT = 29500
+_WILDCARDS = frozenset({"0.0.0.0", "::", "*", "0", "::0"})  # noqa: S104 - recognised, not bound
+# Read by the engine where --rdzv-conf does not set them.
+ORDER_VARIABLE = "TENAX_NODE_ORDER"
+TOKEN_VARIABLE = "TENAX_RDZV_TOKEN"  # noqa: S105 - the variable's name
+
+
+def many_node_rendezvous(
+    flags: FlagValues, least: int, most: int, settings: dict[str, Any], environ: Mapping[str, str]
+) -> tuple[str, str, dict[str, Any]]:
+    """Return the backend, endpoint and settings of the rendezvous."""
+    backend = _backend(flags)
+    if backend not in MANY_NODES_BACKENDS:
+        _check_third_party_flags(flags)
+        return backend, flags["rdzv_endpoint"], settings
+    endpoint = _etcd_endpoint(flags) if backend in ETCD_BACKENDS else _tcp_endpoint(flags, settings)
+    is_static = backend == "static" and flags.typed("rdzv_backend")
+    if is_static and least != most:
+        raise UsageError(
+            f"{flags.quote('rdzv_backend')} needs a fixed number of nodes, but {flags.quote('nnodes')} lets them come "
+            "and go; use '--rdzv-backend tcp'"
+        )
+    _decide_rank(flags, least, most, settings, environ)
+    if is_static and "rank" not in settings:
+        raise UsageError(
+            f"{flags.quote('rdzv_backend')} needs the number of each node: add --node-rank, or use "
+            "'--rdzv-backend tcp', which numbers them itself"
+        )
+    if backend == "static" and "rank" not in settings:
+        backend = "tcp"
+    if "is_host" in settings:
+        is_elected = backend in ETCD_BACKENDS
+        who = "is elected leads" if is_elected else f"can listen at {endpoint} serves it"
+        flags.notes.append(f"is_host in {flags.name('rdzv_conf')} has no effect: whoever {who}")
+    return backend, endpoint, settings
+
+
+def _backend(flags: FlagValues) -> str:
+    backend = str(flags["rdzv_backend"])
+    if not backend:
+        raise UsageError(f"{flags.name('rdzv_backend')} needs a name, such as 'tcp' or 'static'")
+    is_default = flags.from_environment("rdzv_backend")
+    if is_default and types_master(flags) and backend not in MANY_NODES_BACKENDS - ETCD_BACKENDS:
+        flags.note_unused("rdzv_backend", types_master(flags))
+        return "static"
+    if backend in MANY_NODES_BACKENDS:
+        return backend
+    if backend == "local":
+        raise UsageError(f"{flags.quote('rdzv_backend')} is for one node, but {flags.quote('nnodes')} asks for several")
+    return backend
+
+
+def _check_third_party_flags(flags: FlagValues) -> None:
+    """Reject flags that a third-party rendezvous does not support."""
+    for dest, whose in (
+        ("master_addr", "the static rendezvous"),
+        ("master_port", "the static rendezvous"),
+        ("node_rank", "a rendezvous of tenax"),
+    ):
+        if flags.typed(dest):
+            raise UsageError(
+                f"{flags.quote(dest)} is for {whose}, but {flags.quote('rdzv_backend')} names another; drop one of them"
+            )
+        if flags.given(dest):
+            flags.note_unused(dest, "rdzv_backend")
+
+
+# --- endpoint ---------------------------------------------------------------------------------------------------------
+
+
+def _tcp_endpoint(flags: FlagValues, settings: Mapping[str, Any]) -> str:
+    if settings.get("store_type") == "file":
+        raise UsageError(
+            f"several nodes cannot meet in a file in this release; drop store_type from {flags.name('rdzv_conf')} and "
+            "name a host with --rdzv-endpoint"
+        )
+    endpoint = flags["rdzv_endpoint"].strip()
+    if endpoint and flags.from_environment("rdzv_endpoint") and types_master(flags):
+        flags.note_unused("rdzv_endpoint", types_master(flags))
+        endpoint = ""
+    if endpoint:
+        _check_same_address(flags, endpoint)
+        _check_reachable(flags, "rdzv_endpoint", *split_endpoint(endpoint))
+        check_endpoint(flags)
+        return str(endpoint)
+    return _master_address(flags)
+
+
+def _etcd_endpoint(flags: FlagValues) -> str:
+    """Return the addresses of etcd's members, which need not be nodes of the job. The etcd handler checks them."""
+    for dest in ("master_addr", "master_port"):
+        if flags.typed(dest):
+            raise UsageError(
+                f"{flags.quote(dest)} names a place that a node serves, but with {flags.quote('rdzv_backend')} nodes "
+                "meet at etcd; name its members with --rdzv-endpoint, and drop that"
+            )
+        if flags.given(dest):
+            flags.note_unused(dest, "rdzv_backend")
+    endpoint = str(flags["rdzv_endpoint"]).strip()
+    if not endpoint:
+        raise UsageError(
+            f"{flags.quote('rdzv_backend')} needs to know where etcd is: add '--rdzv-endpoint HOST:PORT,HOST:PORT', "
+            "its members and the same on all nodes"
+        )
+    return endpoint
+
+
+def _master_address(flags: FlagValues) -> str:
+    if not flags.given("master_addr"):
+        if flags.given("master_port"):
+            raise UsageError(
+                f"{flags.quote('master_port')} names the port, but not the machine where the nodes meet: add "
+                "--master-addr HOST, of one of them"
+            )
+        raise UsageError(
+            f"{flags.quote('nnodes')} asks for several nodes, and they need a place to meet: add "
+            "'--rdzv-endpoint HOST', one of them and the same on all, or run on this machine alone with --standalone"
+        )
+    host = flags["master_addr"].strip().strip("[]")
+    port = _DEFAULT_MASTER_PORT if flags["master_port"] is None else flags["master_port"]
+    _check_reachable(flags, "master_addr" if port else "master_port", host, str(port))
+    if not is_host(host):
+        raise UsageError(f"{flags.name('master_addr')} takes a host, with its port in --master-port, not {host!r}")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _check_same_address(flags: FlagValues, endpoint: str) -> None:
+    """Reject a master that differs from the endpoint. A cluster's variables are ignored, as under torchrun."""
+    host, port = split_endpoint(endpoint)
+    for dest, is_same in (
+        ("master_addr", flags["master_addr"] == host),
+        ("master_port", str(flags["master_port"]) == port),
+    ):
+        if not flags.given(dest) or is_same:
+            continue
+        if flags.typed(dest):
+            raise UsageError(
+                f"{flags.quote('rdzv_endpoint')} and {flags.quote(dest)} name two different meeting places; "
+                "drop one of them"
+            )
+        flags.note_unused(dest, "rdzv_endpoint")
+
+
+def _check_reachable(flags: FlagValues, dest: str, host: str, port: str) -> None:
+    if host in _WILDCARDS:
+        raise UsageError(
+            f"{flags.quote(dest)} is an address of every machine, so that each node would serve it and be alone; name "
+            "one of them, as the others reach it"
+        )
+    if port.isdecimal() and int(port) == 0:
+        raise UsageError(
+            f"{flags.quote(dest)} leaves the port open, so that nobody could find it; name one, such as 29400"
+        )
+
+
+# --- rank -------------------------------------------------------------------------------------------------------------
+
+
+def _decide_rank(
+    flags: FlagValues, least: int, most: int, settings: dict[str, Any], environ: Mapping[str, str]
+) -> None:
+    """Set ``rank``, or ``node_order`` where the number of nodes may change, if the node's rank was given."""
+    _merge_rank(flags, settings)
+    if "rank" not in settings:
+        return
+    rank = settings["rank"]
+    dest = "node_rank" if flags.given("node_rank") else "rdzv_conf"
+    given = flags.quote("node_rank") if dest == "node_rank" else f"rank={rank} in {flags.name('rdzv_conf')}"
+    order = settings.get("node_order") or environ.get(ORDER_VARIABLE, "")
+    if order and flags.typed(dest):
+        raise UsageError(
+            f"{given} fixes the number of this node, but node_order={order} orders it among the others; "
+            "drop one of them"
+        )
+    if order:
+        flags.notes.append(f"{given} is not used, because of node_order={order}")
+        del settings["rank"]
+    elif least != most and flags.typed(dest):
+        raise UsageError(
+            f"{given} cannot be fixed where nodes come and go ({flags.quote('nnodes')}); order them with "
+            "--rdzv-conf node_order=..., or leave it out"
+        )
+    elif least != most:
+        flags.notes.append(f"{given} only orders the nodes, because their number may change ({flags.quote('nnodes')})")
+        settings["node_order"] = str(settings.pop("rank"))
+    elif rank >= most:
+        numbers = "0 and 1" if most == 2 else f"0 to {most - 1}"
+        if flags.typed(dest) or not flags.typed("nnodes"):
+            raise UsageError(f"{given} is not a node of this job, whose {most} nodes have the numbers {numbers}")
+        flags.notes.append(f"{given} is not used, because of {flags.quote('nnodes')}")
+        del settings["rank"]
+
+
+def _merge_rank(flags: FlagValues, settings: dict[str, Any]) -> None:
+    """Set ``rank`` from --node-rank or --rdzv-conf, which must not differ."""
+    text = settings.get("rank")
+    if text is not None:
+        if not text.isdecimal():
+            raise UsageError(f"rank in {flags.name('rdzv_conf')} takes a whole number of at least 0, not {text!r}")
+        settings["rank"] = int(text)
+    if not flags.given("node_rank"):
+        return
+    if text is not None and settings["rank"] != flags["node_rank"]:
+        raise UsageError(
+            f"{flags.quote('node_rank')} and rank={text} in {flags.name('rdzv_conf')} name two different nodes; "
+            "drop one of them"
+        )
+    settings["rank"] = flags["node_rank"]
