@@ -11,7 +11,7 @@ from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, Phase
 from tenax._core.coordinator import CoordinatorMachine, Ending, NodeLost, RunPhase, Send
 from tenax._core.lease import Lease, LeaseTerms
-from tenax._core.model import when_it_began
+from tenax._core.model import failure_began_at
 from tenax._core.policy import GiveUp, Restart
 from tenax.testing.simulator import Parts
 
@@ -119,7 +119,7 @@ class NeverGivesUp(CoordinatorMachine):
 
 class NamesTheLastCause(CoordinatorMachine):
     def _after_failure(self, now: float) -> None:
-        times = [when_it_began(failure) for failure in self.state.failures]
+        times = [failure_began_at(failure) for failure in self.state.failures]
         turned = zip(self.state.failures, [times[-1 - index] for index in range(len(times))], strict=True)
         self.state.failures = [
             msgspec.structs.replace(

@@ -47,8 +47,8 @@ from tenax._core.model import (
     WorkerPhase,
     WorkerRecord,
     by_cause,
-    most_of_stacks,
-    told_in_full,
+    truncate_failures,
+    truncate_stacks,
 )
 
 SIGINT, SIGQUIT, SIGKILL, SIGTERM = 2, 3, 9, 15  # the same on every system we run on; the core imports no `signal`
@@ -405,7 +405,7 @@ class AgentMachine:
         else:
             # It ended after we asked it to. Its error file may prove that it had failed by itself before that.
             worker = state.workers[local_rank]
-            worker.stacks = most_of_stacks(evidence.stacks)
+            worker.stacks = truncate_stacks(evidence.stacks)
             if evidence.raised_at is not None and evidence.raised_at < state.stopping_since:
                 state.failures.append(self._failure(worker, "", evidence))
         self._go_on_if_stopped(now)
@@ -819,7 +819,7 @@ def why_asked(state: AgentState) -> str:
 
 def stopped_message(state: AgentState, now: float) -> messages.NodeStopped:
     return messages.NodeStopped(
-        state.generation, now, told_in_full(state.failures), stopped_workers(state), state.was_cut_off
+        state.generation, now, truncate_failures(state.failures), stopped_workers(state), state.was_cut_off
     )
 
 

@@ -44,11 +44,11 @@ from tenax._core.model import (
     Stopped,
     Verdict,
     by_cause,
-    told_in_full,
-    when_it_began,
+    failure_began_at,
+    truncate_failures,
 )
 from tenax._core.policy import AnyDecision, BudgetPolicy, GiveUp, History, RestartPolicy, Wait
-from tenax._core.ranks import Candidate, arrange, choose, number
+from tenax._core.ranks import Candidate, arrange, assign_ranks, choose
 from tenax._core.record import RunRecord
 from tenax._core.run_state import (
     AnyCoordinatorEvent,
@@ -73,7 +73,7 @@ from tenax._core.run_state import (
     Suspicion,
     Tick,
 )
-from tenax._core.text import NAMES_SAID, some_of
+from tenax._core.text import MAX_NAMES, some_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -683,7 +683,7 @@ class CoordinatorMachine:
         state, settings = self.state, self.state.settings
         candidates = [self._candidate(node_id) for node_id in state.ready]
         arranged = arrange(choose(candidates, settings.max_nodes))
-        places = number(arranged)
+        places = assign_ranks(arranged)
         first = state.nodes[arranged[0].node_id]
         state.phase = RunPhase.RUNNING
         state.generation += 1
@@ -806,7 +806,7 @@ class CoordinatorMachine:
 
     def _hosts_in_words(self, node_ids: Collection[str]) -> str:
         """Some of them. The others are only counted: there may be thousands, and they come one by one."""
-        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, NAMES_SAID)]
+        shown = [self.state.nodes[node_id].label for node_id in islice(node_ids, MAX_NAMES)]
         return some_of(shown, len(node_ids))
 
     def _lost_in_words(self) -> str:
@@ -1000,7 +1000,7 @@ class CoordinatorMachine:
         state = self.state
         state.phase = RunPhase.ENDING
         state.ended_by, state.ended_why, state.ended_at = kind, why, now
-        began_at = min(map(when_it_began, state.failures), default=None) if kind is Ending.FAILURE else None
+        began_at = min(map(failure_began_at, state.failures), default=None) if kind is Ending.FAILURE else None
         state.ledger.ended(kind.value if kind is not None else "latecomer", why, began_at, now)
         state.deadlines = {RunDeadline.TELL: now + state.settings.tell_waiting_every_s}
         state.quiet, state.hang = {}, None
@@ -1043,7 +1043,7 @@ class CoordinatorMachine:
             tuple(state.earlier),
             tuple(state.failures),
             state.world_size,
-            when_it_began(first) - state.formed_at,
+            failure_began_at(first) - state.formed_at,
             state.longest_s,
         )
         decision = state.decision = self._ask_policy(first, history)
@@ -1129,7 +1129,7 @@ class CoordinatorMachine:
         state.deadlines.clear()
         state.quiet, state.hang = {}, None
         state.ledger.over(outcome.value, why, now)
-        failures = told_in_full(sorted(state.failures, key=by_cause))
+        failures = truncate_failures(sorted(state.failures, key=by_cause))
         failed = {failure.global_rank for failure in state.failures}
         stopped = tuple(each for each in state.stopped if each.global_rank not in failed)
         state.verdict = Verdict(

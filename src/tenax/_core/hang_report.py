@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from tenax._core.messages import HangReport, StackPlace
-from tenax._core.model import most_of_stacks
+from tenax._core.model import truncate_stacks
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def places_of(workers: Iterable[LocalStacks]) -> tuple[StackPlace, ...]:
     for worker in workers:
         frames, beside = frames_in(worker.stacks)
         why = "" if frames else worker.why or "what it wrote tells no place"
-        stacks = most_of_stacks(worker.stacks) if frames else ""
+        stacks = truncate_stacks(worker.stacks) if frames else ""
         places.append(
             StackPlace((worker.global_rank,), frames, beside, stacks, why, local_rank=worker.local_rank, pid=worker.pid)
         )
