@@ -213,7 +213,7 @@ class GivesUpOnALoss(CoordinatorMachine):
     def _after_generation(self, now: float) -> None:
         if self.state.lost and self.state.failures:
             self.state.decision = GiveUp("that is too much")
-            self._over(Outcome.FAILED, "that is too much", now)
+            self._end_run(Outcome.FAILED, "that is too much", now)
         else:
             super()._after_generation(now)
 
@@ -246,19 +246,19 @@ class GoesOnAfterALoss(CoordinatorMachine):
 class GoesOnAfterAFailure(CoordinatorMachine):
     """Waits until the node has stopped."""
 
-    def _take_failures(self, record, failures, by_s: float, now: float) -> None:
+    def _add_failures(self, record, failures, by_s: float, now: float) -> None:
         phase = self.state.phase
         if phase is RunPhase.RUNNING:
             self.state.phase = RunPhase.GATHERING
-        super()._take_failures(record, failures, by_s, now)
+        super()._add_failures(record, failures, by_s, now)
         self.state.phase = phase
 
 
 class EndsForNothing(CoordinatorMachine):
     """Does not wait for the end that was announced."""
 
-    def _pass_on_notice(self, record, why: str, in_s: float | None) -> None:
-        super()._pass_on_notice(record, why, in_s)
+    def _forward_notice(self, record, why: str, in_s: float | None) -> None:
+        super()._forward_notice(record, why, in_s)
         if self.state.phase is RunPhase.RUNNING:
             self._end_generation(Ending.DRAIN, why, self.state.formed_at)
 
@@ -269,8 +269,8 @@ class LetsInWhoCannotComeIn(CoordinatorMachine):
 
 
 class NamesTheLastCauseFirst(CoordinatorMachine):
-    def _over(self, outcome: Outcome, why: str, now: float) -> None:
-        super()._over(outcome, why, now)
+    def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
+        super()._end_run(outcome, why, now)
         self.replace(failures=self.verdict.failures[::-1])
 
     @property
@@ -280,20 +280,20 @@ class NamesTheLastCauseFirst(CoordinatorMachine):
 
     def replace(self, **more) -> None:
         self.state.verdict = msgspec.structs.replace(self.verdict, **more)
-        for index, say in enumerate(self._says):
+        for index, say in enumerate(self._outbox):
             if isinstance(say.event, events.RunEnded):
-                self._says[index] = Send(say.to, msgspec.structs.replace(say.event, verdict=self.state.verdict))
+                self._outbox[index] = Send(say.to, msgspec.structs.replace(say.event, verdict=self.state.verdict))
 
 
 class ForgetsACause(NamesTheLastCauseFirst):
-    def _over(self, outcome: Outcome, why: str, now: float) -> None:
-        CoordinatorMachine._over(self, outcome, why, now)
+    def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
+        CoordinatorMachine._end_run(self, outcome, why, now)
         self.replace(failures=self.verdict.failures[:1])
 
 
 class NamesTheStoppedTwice(NamesTheLastCauseFirst):
-    def _over(self, outcome: Outcome, why: str, now: float) -> None:
-        CoordinatorMachine._over(self, outcome, why, now)
+    def _end_run(self, outcome: Outcome, why: str, now: float) -> None:
+        CoordinatorMachine._end_run(self, outcome, why, now)
         self.replace(stopped=self.verdict.stopped * 2)
 
 
@@ -393,7 +393,7 @@ class WaitsForTheDead(CoordinatorMachine):
         if was_awaited and self.state.phase is RunPhase.ENDING:
             self.state.unstopped.add(node_id)
 
-    def _waiting_in_words(self, now: float) -> str:
+    def _describe_waiting(self, now: float) -> str:
         return "waiting"
 
 
@@ -406,7 +406,7 @@ class IsNeverContent(CoordinatorMachine):
 
 
 class HearsEchoes(CoordinatorMachine):
-    def _is_ours(self, record, generation: int) -> bool:
+    def _is_current(self, record, generation: int) -> bool:
         return self.state.phase is not RunPhase.OVER and self._is_member(record.info.node_id)
 
 
@@ -418,10 +418,10 @@ class BelievesAnOldReady(CoordinatorMachine):
 
 
 class RemembersStrangers(CoordinatorMachine):
-    def _on_heard(self, node_id: str, message, now: float) -> None:
+    def _on_received(self, node_id: str, message, now: float) -> None:
         if node_id not in self.state.nodes and not isinstance(message, messages.NodeJoined):
             self.state.arrivals += 1
-        super()._on_heard(node_id, message, now)
+        super()._on_received(node_id, message, now)
 
 
 # --- C9 ---------------------------------------------------------------------------------------------------------------
@@ -487,7 +487,7 @@ class AsksNewcomersToLeave(CoordinatorMachine):
     def _on_ready(self, record, ready, now: float) -> None:
         super()._on_ready(record, ready, now)
         if self.state.phase is RunPhase.RUNNING and record.phase is NodePhase.READY:
-            self._say(events.LeaveRequested("there is no place"), record.info.node_id)
+            self._send(events.LeaveRequested("there is no place"), record.info.node_id)
 
 
 # --- L1 of the ledger ------------------------------------------------------------------------------------------------
@@ -513,7 +513,7 @@ class JudgesWhenItResumes(CoordinatorMachine):
     """Acts at once on what it missed."""
 
     def _on_resumed(self, now: float) -> None:
-        self._on_time(now)
+        self._on_tick(now)
 
 
 class ForgetsToWaitAgain(CoordinatorMachine):

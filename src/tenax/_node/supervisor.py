@@ -10,7 +10,7 @@ import os
 
 from tenax._core import commands as order
 from tenax._core import events
-from tenax._core.agent import AgentMachine, Phase, is_started, words_on_connecting
+from tenax._core.agent import AgentMachine, Phase, is_started, messages_on_connecting
 from tenax._core.text import harmless
 from tenax._io.helper_process import inheritable_environ
 from tenax._io.ports import ControlledNode
@@ -225,7 +225,7 @@ class Supervisor:
         return self._run_journal.run_step
 
     def _words(self, node: NodeInfo) -> list[FromNode]:
-        return words_on_connecting(self.machine.state, node, self._loop.now())
+        return messages_on_connecting(self.machine.state, node, self._loop.now())
 
     def _stay_for_others(self) -> bool:
         """The coordinator may live in this process, and others may still need it. Whether no signal ended that."""

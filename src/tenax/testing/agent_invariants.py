@@ -55,9 +55,9 @@ class InvariantChecker:
         self._occupied = not state.cleared  # processes of the last generation may be alive
         self._clearing = state.rung >= Rung.CLEARING  # the end of all of them was ordered
         self._late = {rank for rank, worker in state.workers.items() if worker.overdue}  # a scope of theirs expired
-        self._is_wanted = state.stacks_wish is not None  # the coordinator wants stacks
-        self._is_quiet = state.stillness is not None  # as told
-        self._is_hang_told = state.is_hang_told
+        self._is_wanted = state.stacks_request is not None  # the coordinator wants stacks
+        self._is_quiet = state.quiet is not None  # as told
+        self._is_hang_reported = state.is_hang_reported
         self._is_written_before = False
         self._remember(state)
 
@@ -124,7 +124,7 @@ class InvariantChecker:
                 self._occupied = True
                 self._clearing = False
                 self._late = set()
-                self._is_wanted = self._is_quiet = self._is_hang_told = False
+                self._is_wanted = self._is_quiet = self._is_hang_reported = False
             case order.DumpStacks(generation):
                 if generation != self._started or not (self._late or self._is_wanted):
                     raise InvariantBroken(f"A10: {command}, and nobody is late")
@@ -132,9 +132,9 @@ class InvariantChecker:
                 if generation != self._started or not self._is_wanted:
                     raise InvariantBroken(f"A11: {command}, and nobody wants stacks")
             case order.ReportHang() | order.ReportMovement():
-                if self._is_hang_told is isinstance(command, order.ReportHang):
+                if self._is_hang_reported is isinstance(command, order.ReportHang):
                     raise InvariantBroken(f"A11: {type(command).__name__}, and that is known")
-                self._is_hang_told = not self._is_hang_told
+                self._is_hang_reported = not self._is_hang_reported
             case order.EndWorker(generation, local_rank):
                 if generation != self._started or local_rank not in self._late:
                     raise InvariantBroken(f"A10: {command}, and no scope of that worker has expired")
@@ -182,7 +182,7 @@ class InvariantChecker:
             and any(map(_is_awaited_alone, state.workers.values()))
         ):
             awaited.add(Deadline.OVERDUE)
-        if state.stacks_wish is not None:
+        if state.stacks_request is not None:
             awaited.add(Deadline.STACKS)
         if state.deadlines.keys() != awaited:
             raise InvariantBroken(

@@ -450,9 +450,9 @@ def describe_say(say: Send, state: CoordinatorState) -> list[str]:
         case events.StacksRequested(generation, number, why):
             return [f"{to}stacks wanted, suspicion {number}, of generation {generation}: {why}"]
         case events.HangFound(_, report):
-            from tenax._core.hang_report import report_in_lines
+            from tenax._core.hang_report import format_report
 
-            return [f"{to}hang found", *(f"    {line}" for line in report_in_lines(report))]
+            return [f"{to}hang found", *(f"    {line}" for line in format_report(report))]
         case events.HangOver(generation):
             return [f"{to}generation {generation} goes on"]
         case events.LeaveRequested(why):

@@ -15,7 +15,7 @@ import msgspec
 
 from tenax._core import commands as order
 from tenax._core import events, messages
-from tenax._core.agent import AgentState, words_on_connecting
+from tenax._core.agent import AgentState, messages_on_connecting
 from tenax._core.coordinator import Opened
 from tenax._core.model import AgentSettings
 from tenax.testing.agent_invariants import InvariantChecker
@@ -228,7 +228,7 @@ class AgentProcess(Process):
         self.lease = self.cluster.parts.make_lease(self.cluster.setup.terms, self.lease.proven_at)
         self._say(f"is connected (attempt {attempt})")
         self._beat(end)  # first, so that its answer comes before everything that follows from our words
-        for message in words_on_connecting(self.state, self.info, self.clock()):
+        for message in messages_on_connecting(self.state, self.info, self.clock()):
             self._tell(message)
         self._watch_lease()
 
