@@ -89,4 +89,4 @@ def test_what_is_said_can_be_told_to_a_person() -> None:
     sentences = ("formed, node", "ended: ", "run ended: ", "refused: ", "waiting: ", "will leave", "asked to leave: ")
     for sentence in sentences:
         assert re.search(rf"^    say to .*{sentence}", text, re.MULTILINE), sentence
-    assert describe_say(run.Send(("a", "b"), run.fact.Waiting("why")), machine.state) == ["say to a, b: waiting: why"]
+    assert describe_say(run.Send(("a", "b"), run.events.Waiting("why")), machine.state) == ["say to a, b: waiting: why"]
