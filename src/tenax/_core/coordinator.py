@@ -683,12 +683,12 @@ class CoordinatorMachine:
         state, settings = self.state, self.state.settings
         candidates = [self._candidate(node_id) for node_id in state.ready]
         arranged = arrange(choose(candidates, settings.max_nodes))
-        places = assign_ranks(arranged)
+        assigned = assign_ranks(arranged)
         first = state.nodes[arranged[0].node_id]
         state.phase = RunPhase.RUNNING
         state.generation += 1
         state.world_size = sum(candidate.slots for candidate in arranged)
-        state.members = {place.node_id: place.group_rank for place in places}
+        state.members = {ranks.node_id: ranks.group_rank for ranks in assigned}
         state.member_labels = {node_id: state.nodes[node_id].label for node_id in state.members}
         state.store = f"{first.store_addr}:{first.store_port}"
         state.done, state.unstopped = set(), set()
@@ -706,20 +706,20 @@ class CoordinatorMachine:
             record.last_rank, record.pids, record.progress = -1, (), ()
         self._remember_ranks()
         coordinator_rank = state.members.get(settings.serving_node, -1)
-        for place in places:
-            record = state.nodes[place.node_id]
+        for ranks in assigned:
+            record = state.nodes[ranks.node_id]
             record.phase, record.since = NodePhase.MEMBER, now
             record.is_draining = False
-            record.last_rank = place.group_rank
-            del state.ready[place.node_id]
+            record.last_rank = ranks.group_rank
+            del state.ready[ranks.node_id]
             part = Assignment(
                 generation=state.generation,
-                group_rank=place.group_rank,
-                group_world_size=len(places),
-                first_global_rank=place.first_global_rank,
+                group_rank=ranks.group_rank,
+                group_world_size=len(assigned),
+                first_global_rank=ranks.first_global_rank,
                 world_size=state.world_size,
-                first_role_rank=place.first_role_rank,
-                role_world_size=place.role_world_size,
+                first_role_rank=ranks.first_role_rank,
+                role_world_size=ranks.role_world_size,
                 master_addr=first.store_addr,
                 master_port=first.store_port,
                 use_agent_store=first.is_agent_store,
@@ -729,7 +729,7 @@ class CoordinatorMachine:
                 store_peers=self._store_peers(first) if record is first and first.is_agent_store else (),
             )
             record.generation, record.part = part.generation, part
-            self._outbox.append(Send((place.node_id,), events.GenerationFormed(part)))
+            self._outbox.append(Send((ranks.node_id,), events.GenerationFormed(part)))
         if state.ready:
             self._send(events.Waiting(self._describe_waiting(now)), *state.ready)
 
@@ -854,16 +854,16 @@ class CoordinatorMachine:
         state = self.state
         known = self._failed_ranks.of(state.failures)
         for failure in failures:
-            ours = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
-            if ours.global_rank in known and state.failures[known[ours.global_rank]].evidence.cause == HANG:
+            dated = msgspec.structs.replace(failure.shifted(by_s), host=record.info.host)
+            if dated.global_rank in known and state.failures[known[dated.global_rank]].evidence.cause == HANG:
                 continue  # its exit is a consequence of the hang
-            if ours.global_rank in known:
+            if dated.global_rank in known:
                 # The same failure, now with evidence. Of the two messages, the one with the shorter delay dates it.
-                earlier_s = min(0.0, state.failures[known[ours.global_rank]].seen_at - ours.seen_at)
-                state.failures[known[ours.global_rank]] = ours.shifted(earlier_s)
+                earlier_s = min(0.0, state.failures[known[dated.global_rank]].seen_at - dated.seen_at)
+                state.failures[known[dated.global_rank]] = dated.shifted(earlier_s)
             else:
-                known[ours.global_rank] = len(known)
-                state.failures.append(ours)
+                known[dated.global_rank] = len(known)
+                state.failures.append(dated)
         if state.phase is RunPhase.RUNNING and state.failures and not state.ended_by:
             self._end_generation(Ending.FAILURE, self._describe_first_cause(), now)
 

@@ -79,8 +79,8 @@ def add_stacks(
     if hang is None or hang.number != number or record.info.node_id not in hang.awaited:
         return False
     hang.awaited.discard(record.info.node_id)
-    ours = (msgspec.structs.replace(place, host=record.info.host) for place in places)
-    hang.places = merged((*hang.places, *ours))
+    own = (msgspec.structs.replace(place, host=record.info.host) for place in places)
+    hang.places = merged((*hang.places, *own))
     return not hang.awaited
 
 

@@ -66,8 +66,7 @@ from signal import Signals
 
 import msgspec
 
-from tenax._core import commands as order
-from tenax._core import events, messages
+from tenax._core import commands, events, messages
 from tenax._core.agent import AgentMachine, AgentState, Phase, stopped_workers
 from tenax._core.commands import AnyCommand
 from tenax._core.events import AnyEvent
@@ -455,34 +454,34 @@ def _settings(words: str) -> AgentSettings:
 def describe_command(command: AnyCommand) -> list[str]:
     """An order in words: one line, and for a verdict some more, indented."""
     match command:
-        case order.SendMessage(message):
+        case commands.SendMessage(message):
             return list(_describe_message(message))
-        case order.StartWorkers(assignment):
+        case commands.StartWorkers(assignment):
             return [f"start generation {assignment.generation}, restarts used {assignment.restarts_used}"]
-        case order.ExamineFailure(generation=generation, local_rank=local_rank, pid=pid, exit_code=exit_code):
+        case commands.ExamineFailure(generation=generation, local_rank=local_rank, pid=pid, exit_code=exit_code):
             return [f"examine worker {local_rank} of generation {generation}, pid {pid}: {say_end(exit_code)}"]
-        case order.SignalWorkers(generation=generation, signal=signal, why=why):
+        case commands.SignalWorkers(generation=generation, signal=signal, why=why):
             return [f"signal generation {generation} with {Signals(signal).name}: {why}"]
-        case order.DumpStacks(generation=generation, local_rank=local_rank):
+        case commands.DumpStacks(generation=generation, local_rank=local_rank):
             return [f"dump the stacks of worker {local_rank} of generation {generation}"]
-        case order.ReadStacks(generation=generation, local_ranks=local_ranks):
+        case commands.ReadStacks(generation=generation, local_ranks=local_ranks):
             workers = "worker" if len(local_ranks) == 1 else "workers"
             ranks = ", ".join(map(str, local_ranks))
             return [f"read the stacks of {workers} {ranks} of generation {generation}"]
-        case order.ReportHang(generation=generation):
+        case commands.ReportHang(generation=generation):
             return [f"report the hang of generation {generation}"]
-        case order.ReportMovement(generation=generation):
+        case commands.ReportMovement(generation=generation):
             return [f"report that generation {generation} moves again"]
-        case order.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
+        case commands.EndWorker(generation=generation, local_rank=local_rank, pid=pid, signal=signal, why=why):
             whom = f"worker {local_rank} of generation {generation}, pid {pid}"
             return [f"end {whom}, with {Signals(signal).name}: {why}"]
-        case order.ClearNode(generation=generation):
+        case commands.ClearNode(generation=generation):
             return [f"clear generation {generation}"]
-        case order.KillNode(generation=generation, why=why):
+        case commands.KillNode(generation=generation, why=why):
             return [f"kill generation {generation}: {why}"]
-        case order.ForwardNotice(host=host, why=why, in_s=in_s):
+        case commands.ForwardNotice(host=host, why=why, in_s=in_s):
             return [f"pass on notice{f' from {host}' if host else ''}{_soon(in_s)}: {why}"]
-        case order.Finish(verdict=verdict):
+        case commands.Finish(verdict=verdict):
             return [f"finish: {verdict.outcome.value}, {verdict.why}", *describe_verdict(verdict)]
 
 

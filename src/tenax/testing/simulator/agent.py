@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax._core import commands as order
-from tenax._core import events, messages
+from tenax._core import commands, events, messages
 from tenax._core.agent import AgentState, messages_on_connecting
 from tenax._core.coordinator import Opened
 from tenax._core.model import AgentSettings
@@ -138,27 +137,27 @@ class AgentProcess(Process):
 
     def _obey(self, command: AnyCommand) -> None:
         match command:
-            case order.SendMessage(message):
+            case commands.SendMessage(message):
                 if self._end is not None:
                     self._tell(message)
-            case order.StartWorkers(assignment):
+            case commands.StartWorkers(assignment):
                 self.cluster.checks.served(self, assignment, self._stores)
                 self._stores = []
                 self.keeper.start(assignment)
                 self._watch_lease()
-            case order.SignalWorkers(_, signal, _):
+            case commands.SignalWorkers(_, signal, _):
                 self.keeper.signal(signal)
-            case order.ClearNode(generation):
+            case commands.ClearNode(generation):
                 self.keeper.clear(generation)
-            case order.KillNode(generation, _):
+            case commands.KillNode(generation, _):
                 self.keeper.kill(generation)
-            case order.ExamineFailure():
+            case commands.ExamineFailure():
                 self.keeper.examine(command)
-            case order.Finish(verdict):
+            case commands.Finish(verdict):
                 self._finish(verdict)
-            case order.ForwardNotice():
+            case commands.ForwardNotice():
                 pass  # workers here do not save anything
-            case order.DumpStacks() | order.EndWorker():
+            case commands.DumpStacks() | commands.EndWorker():
                 raise AssertionError("workers here enter no scopes")
 
     def signal(self, number: int) -> None:

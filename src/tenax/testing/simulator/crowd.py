@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tenax._core import events as fact
-from tenax._core import messages
+from tenax._core import events, messages
 from tenax._core.coordinator import CoordinatorMachine, NodeLost, Opened, Received, RunPhase, RunSettings, Tick
 from tenax._core.model import Stopped
 from tenax.testing.simulator.broken import PropertyBroken
@@ -181,12 +180,12 @@ class Crowd:
         for say in says:
             event = say.event
             self.said += len(say.to)
-            if isinstance(event, fact.GenerationFormed):
+            if isinstance(event, events.GenerationFormed):
                 parts[say.to[0]] = event.assignment
-            elif isinstance(event, fact.GenerationEnded):
+            elif isinstance(event, events.GenerationEnded):
                 nodes = self._nodes
                 self._to_stop += [each for each in say.to if each in nodes and nodes[each].works]
-            elif isinstance(event, fact.RunEnded | fact.JoinRefused):
+            elif isinstance(event, events.RunEnded | events.JoinRefused):
                 raise PropertyBroken("S6", f"nobody ended the run, and {say.to[0]} hears {event}")
         if parts:
             self._form(parts)
