@@ -1,11 +1,11 @@
-"""StoreContract: what every store promises, as tests. Ours pass it, torch's do, and yours can be held to it::
+"""StoreContract: the contract of a store, as tests. tenax's and torch's stores pass it, and yours can::
 
     class TestMyStore(StoreContract):
         def make_store(self):
             return MyStore()
 
-``make_store`` returns an empty store; it is called once in every test. ``clone`` gives the tests further handles, which
-they use in threads of their own. Whoever has to close or remove something does so in a fixture.
+``make_store`` returns an empty store; each test calls it once. Tests use ``clone`` to get more handles for other
+threads. Use a fixture to close or remove resources.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StoreContract"]
 
-PATIENCE_S = 60.0  # for what must happen on any machine, however busy
+PATIENCE_S = 60.0  # for what must happen, even on a busy machine
 _SOON = timedelta(milliseconds=50)  # for what must not happen
 _THREADS = 4
 
 
 class StoreContract:
-    """Subclass it under a name that begins with ``Test``, and say how to make a store."""
+    """The tests. Subclass it under a name that begins with ``Test``, and provide ``make_store``."""
 
     has_queues = True
     error: type[Exception] = StoreError
@@ -35,7 +35,7 @@ class StoreContract:
     queue_empty_error: type[Exception] = QueueEmptyError
 
     def make_store(self) -> Any:
-        raise NotImplementedError("a subclass says how to make an empty store")
+        raise NotImplementedError("a subclass must return an empty store")
 
     # --- values -------------------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class StoreContract:
 
 
 class _Threads:
-    """Runs functions, each in a thread. At the end of the block all have returned: ``results`` has their answers."""
+    """Runs functions in threads. At the end of the block all have returned, and ``results`` has their results."""
 
     def __init__(self, functions: Iterable[Callable[[], Any]]) -> None:
         self.results: list[Any] = []
@@ -342,13 +342,13 @@ class _Threads:
         for thread in self._threads:
             thread.join(PATIENCE_S)
         if kind is None:
-            assert not any(thread.is_alive() for thread in self._threads), "somebody still waits"
+            assert not any(thread.is_alive() for thread in self._threads), "a thread still waits"
             if self._errors:
                 raise self._errors[0]
 
 
 class _raises:
-    """At the end of the block this error must have been raised. (As in pytest, which this kit does not need.)"""
+    """Asserts that the block raises this error, like ``pytest.raises``, which this kit does not require."""
 
     def __init__(self, kind: type[Exception] | tuple[type[Exception], ...]) -> None:
         self._kind = kind
