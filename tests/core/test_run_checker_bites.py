@@ -382,7 +382,7 @@ class SaysNothing(CoordinatorMachine):
 class DoesNotSayItAgain(CoordinatorMachine):
     """Once must be enough."""
 
-    def _say_part_again(self, *details) -> None:
+    def _resend_assignment(self, *details) -> None:
         pass
 
 

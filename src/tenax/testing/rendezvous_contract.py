@@ -161,12 +161,12 @@ class RendezvousHandlerContract:
         first.store.set("colour", b"blue")
         assert getting.result() == b"blue"
 
-    def test_a_group_of_fewer_than_the_most_forms_too(self) -> None:
+    def test_a_group_below_the_maximum_forms_too(self) -> None:
         infos = self.meet(self.nodes(2, 2, 4))
         assert sorted(info.rank for info in infos) == [0, 1]
         assert {info.world_size for info in infos} == {2}
 
-    def test_a_late_joiner_is_counted_and_let_in(self) -> None:
+    def test_a_late_node_is_counted_and_admitted(self) -> None:
         """A waiting node is counted; when the group forms again it is a member, and no node waits."""
         first = self.node(1, 2)
         assert self.join(first).result().world_size == 1
@@ -192,7 +192,7 @@ class RendezvousHandlerContract:
         before = [info.rank for info in self.meet(handlers)]
         assert [info.rank for info in self.meet(handlers)] == before
 
-    def test_one_member_that_joins_again_calls_the_others(self) -> None:
+    def test_a_member_that_joins_again_is_seen_by_the_others(self) -> None:
         """Its workers failed: num_nodes_waiting() shows this to the others, and all form a group again."""
         one, other = self.nodes(2, 2, 2)
         self.meet([one, other])
@@ -210,7 +210,7 @@ class RendezvousHandlerContract:
         assert isinstance(waiting.error(), RendezvousClosedError)
         assert isinstance(self.join(self.node(2, 2)).error(), RendezvousClosedError)
 
-    def test_a_node_beyond_the_most_waits_and_never_errs(self) -> None:
+    def test_a_node_beyond_the_maximum_waits_without_an_error(self) -> None:
         """A spare waits beyond its join timeout, until the run ends, and does not affect the group."""
         handlers = self.nodes(2, 2, 2)
         self.meet(handlers)
@@ -223,7 +223,7 @@ class RendezvousHandlerContract:
         handlers[0].set_closed()
         assert isinstance(spare.error(), (RendezvousGracefulExitError, RendezvousClosedError))
 
-    def test_a_spare_takes_the_place_of_a_member_that_is_gone(self) -> None:
+    def test_a_spare_replaces_a_member_that_left(self) -> None:
         """After a member leaves, the remaining members and the spare form the next group."""
         stays, leaves = self.nodes(2, 2, 2)
         self.meet([stays, leaves])
@@ -243,6 +243,6 @@ class RendezvousHandlerContract:
         except KeyboardInterrupt:
             handler.shutdown()
 
-    def test_a_group_that_does_not_form_in_time(self) -> None:
+    def test_a_group_that_does_not_form_in_time_is_a_timeout(self) -> None:
         alone = self.join(self.node(2, 2, join_timeout_s=0.3))
         assert isinstance(alone.error(), RendezvousTimeoutError)

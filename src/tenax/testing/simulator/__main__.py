@@ -19,7 +19,7 @@ from tenax.testing.simulator.setup import Setup
 from tenax.testing.simulator.shrink import shrink
 
 _FRESH = 10**12  # first seeds are drawn below this
-_TOLD_EVERY = 100_000  # seeds
+_REPORT_EVERY = 100_000  # seeds
 _BATCH = 400  # seeds for each process at a time
 
 
@@ -42,7 +42,7 @@ def _one(options: argparse.Namespace) -> int:
     outcome = simulate(_draw(options.seed, options), tell=options.tell)
     if options.shrink and outcome.broken:
         outcome = simulate(shrink(outcome).setup, tell=True)
-    _say(outcome.history + _picture(outcome))
+    _say(outcome.history + _summary(outcome))
     return 1 if outcome.broken else 0
 
 
@@ -87,7 +87,7 @@ def _many(options: argparse.Namespace) -> int:
             _say(f"seed {seed}: {what_broke}\n")
             if broken >= options.most:
                 break
-        if played % _TOLD_EVERY == 0:
+        if played % _REPORT_EVERY == 0:
             _say(f"{played} seeds, {broken} broken so far\n")
     faults = sum(count for name, count in counts.items() if name.startswith("fault "))
     _say(
@@ -116,13 +116,13 @@ def _crowd(options: argparse.Namespace) -> int:
     _say(
         f"{setup.nodes} nodes and {setup.spares} spares, {setup.hours:g} h, {outcome.deaths} deaths, "
         f"{outcome.generations} generations: {outcome.broken or 'every property holds'}\n"
-        f"{outcome.events} events, {outcome.said} words said in {time.monotonic() - began:.1f} s, "
+        f"{outcome.events} events, {outcome.sent} words sent in {time.monotonic() - began:.1f} s, "
         f"{most_mib} MiB at most, the coordinator's state is {outcome.state_bytes / 1e6:.1f} MB as JSON\n"
     )
     return 1 if outcome.broken else 0
 
 
-def _picture(outcome: Outcome) -> str:
+def _summary(outcome: Outcome) -> str:
     lines = [f"seed {outcome.setup.seed}: {outcome.broken or 'every property holds'}"]
     lines += [f"  {name}: {count}" for name, count in sorted(outcome.counts.items())]
     if outcome.broken:

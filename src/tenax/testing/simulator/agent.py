@@ -21,7 +21,7 @@ from tenax.testing.agent_invariants import InvariantChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.network import FIN, RESET
 from tenax.testing.simulator.process import Process
-from tenax.testing.simulator.scheduler import Plan, give_up, is_due
+from tenax.testing.simulator.scheduler import Plan, cancel, is_due
 from tenax.testing.simulator.server import Server
 from tenax.testing.simulator.setup import ENDPOINT
 from tenax.testing.simulator.workers import Keeper
@@ -69,16 +69,16 @@ class AgentProcess(Process):
         self.machine = cluster.parts.make_agent(settings)
         self._checker = InvariantChecker(self.machine.state)
         self.keeper = Keeper(self)
-        self.last_fact_at = 0.0
+        self.last_event_at = 0.0
         self.server: Server | None = None
         self.lease = cluster.parts.make_lease(setup.terms, self.clock())
         self.has_left = False  # the machine has ended; the process may still serve
         self._end: End | None = None
         self._established_at = 0.0
         self._attempt = 0
-        self._lonely_since = self.clock()
-        self._saw_it_close = False
-        self._still_since = 0.0
+        self._disconnected_since = self.clock()
+        self._saw_close = False
+        self._suspended_since = 0.0
         self._formed: events.GenerationFormed | None = None  # read, and not taken yet
         self._stores: list[int] = []  # that were offered since the last generation
         self._beat_plan: Plan | None = None
@@ -118,28 +118,28 @@ class AgentProcess(Process):
         if is_checked:
             self._checker.check(self.state, event, commands)
         for command in commands:
-            self._obey(command)
+            self._execute(command)
         self._plan_deadline()
 
     def _plan_deadline(self) -> None:
         deadline = self.state.next_deadline()
         if deadline != self._deadline:
-            give_up(self._deadline_plan)
+            cancel(self._deadline_plan)
             self._deadline = deadline
             if deadline is not None:
-                self._deadline_plan = self.later(deadline - self.clock(), self._time_passed)
+                self._deadline_plan = self.later(deadline - self.clock(), self._on_deadline)
 
-    def _time_passed(self) -> None:
+    def _on_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None
         if deadline is not None and deadline == self.state.next_deadline() and is_due(deadline, self.clock()):
             self.step(events.Tick(), deadline)
         self._plan_deadline()
 
-    def _obey(self, command: AnyCommand) -> None:
+    def _execute(self, command: AnyCommand) -> None:
         match command:
             case commands.SendMessage(message):
                 if self._end is not None:
-                    self._tell(message)
+                    self._emit(message)
             case commands.StartWorkers(assignment):
                 self.cluster.checks.served(self, assignment, self._stores)
                 self._stores = []
@@ -173,7 +173,7 @@ class AgentProcess(Process):
         if self.server is None or not self.server.must_stay():
             self.exit()
         else:
-            self.later(0.01, self.server.own_agent_has_left)
+            self.later(0.01, self.server.on_own_agent_left)
 
     def exit(self) -> None:
         """The process ends in good order."""
@@ -197,7 +197,7 @@ class AgentProcess(Process):
             self.cluster.network.connect(self, self.cluster.hosts[ENDPOINT], self._attempt)
 
     def _retry(self) -> None:
-        lonely_s = self.clock() - self._lonely_since
+        lonely_s = self.clock() - self._disconnected_since
         if lonely_s > self.cluster.setup.engine.give_up_s:
             self.step(events.JoinRefused(f"nobody has served at the endpoint for {lonely_s:.0f} s"))
         if self._wants_connection:
@@ -214,7 +214,7 @@ class AgentProcess(Process):
         # Nobody served when we were refused, so whoever serves next begins later than we asked.
         self._prove(asked_at + self.host.offset)
         if self.host.index == ENDPOINT:
-            self._serve_if_free()
+            self._serve_if_unserved()
         self._retry()
 
     def on_established(self, attempt: int, end: End) -> None:
@@ -223,15 +223,15 @@ class AgentProcess(Process):
             return
         self._end = end
         self._established_at = self.clock()
-        self._saw_it_close = False
+        self._saw_close = False
         self.lease = self.cluster.parts.make_lease(self.cluster.setup.terms, self.lease.proven_at)
         self._say(f"is connected (attempt {attempt})")
         self._beat(end)  # first, so that its answer comes before everything that follows from our words
         for message in messages_on_connecting(self.state, self.info, self.clock()):
-            self._tell(message)
+            self._emit(message)
         self._watch_lease()
 
-    def _tell(self, message: messages.FromNode) -> None:
+    def _emit(self, message: messages.FromNode) -> None:
         assert self._end is not None
         if isinstance(message, messages.NodeReady):
             message = msgspec.structs.replace(message, store_addr=self.host.name, store_port=self._store())
@@ -248,7 +248,7 @@ class AgentProcess(Process):
         if end is not self._end or self.has_left:
             return
         if end.out.all_is_acknowledged and end.out.sent:
-            self._all_has_arrived()
+            self._on_all_acknowledged()
         end.send(("beat", (self.lease.beat(self.clock()), self.clock())))
         self.cluster.checks.bounded(self)
         self._beat_plan = self.later(self.cluster.setup.terms.beat_s, self._beat, end)
@@ -292,17 +292,17 @@ class AgentProcess(Process):
 
     def _on_closed(self, how: Payload) -> None:
         if self.state.decided is not None and how is FIN:
-            return  # all is said; our side stays until the node is clear
+            return  # all is sent; our side stays until the node is clear
         self._say(f"its connection is {how[0]}")
-        self._saw_it_close = True
+        self._saw_close = True
         self._drop_connection()
 
     def _drop_connection(self) -> None:
         if self._end is not None:
             self._end.abort()
             self._end = None
-            give_up(self._beat_plan)
-            self._lonely_since = self.clock()
+            cancel(self._beat_plan)
+            self._disconnected_since = self.clock()
             self._retry()
 
     # --- the lease ----------------------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ class AgentProcess(Process):
         self.lease.proven_at = max(self.lease.proven_at, at)
         self._watch_lease()
 
-    def _all_has_arrived(self) -> None:
+    def _on_all_acknowledged(self) -> None:
         self.lease.all_has_arrived()
         self._watch_lease()
 
@@ -328,7 +328,7 @@ class AgentProcess(Process):
         if self.lease.ends_at() > self.clock():
             self._watch_lease()
         elif not self.is_paused:
-            self._judge_lease()
+            self._check_lease()
         elif self.cluster.setup.engine.keeper_enforces_lease and not self.state.cleared:
             self._say("its keeper ends the workers: the lease has run out and the agent stands still")
             self.keeper.fence()
@@ -338,17 +338,17 @@ class AgentProcess(Process):
         """Who serves needs no lease: if it stands still, nobody goes on without it."""
         return self.server is not None
 
-    def _judge_lease(self) -> None:
+    def _check_lease(self) -> None:
         if self._serves:
             return
         end = self._end
         if end is not None and end.out.all_is_acknowledged:
-            self._all_has_arrived()
+            self._on_all_acknowledged()
         if self.lease.ends_at() > self.clock():
             return
         if not self.state.cleared:
             why = f"nothing was heard from the coordinator for {self.cluster.setup.terms.fence_s:.3g} s"
-            self.cluster.checks.disturbed()
+            self.cluster.checks.on_disturbance()
             self.step(events.Fenced(self.state.generation, why))
         if end is not None and end is self._end:
             patience = self._established_at + self.cluster.setup.terms.fence_s
@@ -360,21 +360,21 @@ class AgentProcess(Process):
                     patience - self.host.offset + 1e-6, self._lease_may_have_ended
                 )
 
-    def stand_still(self) -> None:
+    def suspend(self) -> None:
         self._say("stands still")
-        self._still_since = self.clock()
+        self._suspended_since = self.clock()
         self.pause()
 
     def on_resumed(self) -> None:
         self._say("goes on")
         if self.server is not None:
-            self.server.was_absent(self.clock() - self._still_since)
+            self.server.on_resumed(self.clock() - self._suspended_since)
         if self.cluster.setup.engine.judges_before_reading and not self.has_left:
-            self._judge_lease()
+            self._check_lease()
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
-    def _serve_if_free(self) -> None:
+    def _serve_if_unserved(self) -> None:
         host, engine = self.host, self.cluster.setup.engine
         if host.server is not None or (engine.waits_for_earlier_self and host.clearing):
             return
@@ -402,7 +402,7 @@ class AgentProcess(Process):
 
     def _dead_rank(self, part: Assignment | None, generation: int) -> int:
         """Who served is dead, if we have seen it go, and if our generation is the last one."""
-        if part is None or not self._saw_it_close or part.generation != generation:
+        if part is None or not self._saw_close or part.generation != generation:
             return -1
         return part.coordinator_rank if part.coordinator_rank != part.group_rank else -1
 
@@ -420,7 +420,7 @@ class AgentProcess(Process):
         self.keeper.agent_died()
         self.cluster.on_process_gone(self, crashed=True)
 
-    def on_buried(self) -> None:
+    def on_cleared(self) -> None:
         """The keeper has ended everything and goes too."""
         self._say("nothing of it is left")
         self.host.clearing.pop(self.serial, None)

@@ -1,7 +1,7 @@
 """The checks of safety: what must hold at every moment of every history.
 
 They look from the outside. What runs is known from the fake workers' own lives, what was granted and decided from
-the words that were said; a machine's memory is read only for its size. The properties, with the numbers of the
+the words that were sent; a machine's memory is read only for its size. The properties, with the numbers of the
 reliability plan:
 
 S1   A generation has one list of members; workers start only where it was granted; workers of two generations are never
@@ -15,7 +15,7 @@ S6   After the verdict no worker starts, and there is one verdict.
 S8   The first cause that is reported is the earliest true failure; never one that a peer's death has caused. Which of
      two failures was earlier is known up to what the network takes for a word.
 S10  The number of a generation is greater than that of every one before.
-S11  One place in a generation is one start, at most.
+S11  One node in a generation is one start, at most.
 S12  What is remembered has bounds.
 
 S7 (no lost evidence) and S9 (nothing from strangers) are about bytes. They are tested where bytes are: the logs and
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.server import Server
     from tenax.testing.simulator.workers import Worker
 
-WORD_S = 0.02  # how well the order of two failures on two hosts can be known
+MESSAGE_DELAY_S = 0.02  # how well the order of two failures on two hosts can be known
 _MAX_EARLIER = 100
 _MAX_STOPPED = 10_000
 
 
 class Formation:
-    """One generation, as the coordinator has said it."""
+    """One generation, as the coordinator has sent it."""
 
     def __init__(
         self, ordinal: int, number: int, parts: dict[str, Assignment], formed_at: float, succeeds_at: float
@@ -83,7 +83,7 @@ class Checks:
         self.verdict: Verdict | None = None
         self._verdict_at = 0.0
         self._outcomes_sent: dict[str, Outcome] = {}  # by node; one that is frozen may read it when a new run began
-        self.has_forgotten = False  # the endpoint's host has lost its power since ...
+        self.has_lost_memory = False  # the endpoint's host has lost its power since ...
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
         self._disturbed_at = 0.0
@@ -105,7 +105,7 @@ class Checks:
                 case events.GenerationFormed(assignment):
                     for node_id in say.to:
                         if last.get(node_id) == assignment:
-                            continue  # said again: it may not have heard it
+                            continue  # sent again: it may not have heard it
                         if node_id in parts:
                             raise PropertyBroken("S1", f"{node_id} is told of generation {assignment.generation} twice")
                         parts[node_id] = assignment
@@ -129,35 +129,35 @@ class Checks:
         if formation.master in self._stores:
             raise PropertyBroken("S4", f"{formation} has the store of {self._stores[formation.master]}")
         if self.verdict is not None:
-            self._complain_unless_forgotten("S6", f"{formation} is formed after the verdict: {self.verdict.why}")
+            self._fail_unless_memory_lost("S6", f"{formation} is formed after the verdict: {self.verdict.why}")
             self.verdict = None
         self._stores[formation.master] = formation
         self.formations.append(formation)
 
     def _check_number(self, server: Server, formation: Formation) -> None:
         highest = max((each.number for each in self.formations[self._floor :]), default=0)
-        if formation.number <= server.heard_generation:
-            raise PropertyBroken("S10", f"{formation} is formed, and {server.heard_generation} was heard of")
-        server.heard_generation = formation.number
+        if formation.number <= server.known_generation:
+            raise PropertyBroken("S10", f"{formation} is formed, and {server.known_generation} was heard of")
+        server.known_generation = formation.number
         if formation.number > highest:
             return
         what = f"{formation} is formed after generation {highest}"
-        self._complain_unless_forgotten("S10", what)
+        self._fail_unless_memory_lost("S10", what)
         self._floor = len(self.formations)
         self._restarts_floor = 0
 
-    def _complain_unless_forgotten(self, name: str, what: str) -> None:
-        if not self.has_forgotten:
+    def _fail_unless_memory_lost(self, name: str, what: str) -> None:
+        if not self.has_lost_memory:
             raise PropertyBroken(name, what)
         self.cluster.counts["memory lost"] += 1
 
-    def disturbed(self) -> None:
+    def on_disturbance(self) -> None:
         """Something happened that may be a reason not to charge a generation for its failures."""
         self._disturbed_at = self.cluster.schedule.now
 
-    def forgets(self) -> None:
+    def on_memory_lost(self) -> None:
         """The endpoint's host has lost its power, and with it the marker."""
-        self.has_forgotten = True
+        self.has_lost_memory = True
 
     def _check_ranks(self, formation: Formation) -> None:
         by_rank: dict[int, str] = {}
@@ -189,9 +189,9 @@ class Checks:
             raise PropertyBroken("S5", f"{formation} is restart {used} of {most}")
         before = self.formations[-1] if len(self.formations) > self._floor else None
         known = before.restarts_used if before else self._restarts_floor
-        known = max(known, server.heard_restarts) if self.has_forgotten else known
+        known = max(known, server.known_restarts) if self.has_lost_memory else known
         if used < known:
-            self._complain_unless_forgotten("S5", f"{formation} is said to be restart {used} after restart {known}")
+            self._fail_unless_memory_lost("S5", f"{formation} is sent to be restart {used} after restart {known}")
         elif used == known and before is not None:
             is_same = before.parts.keys() == formation.parts.keys() and formation.number == before.number + 1
             if before.failed and is_same and self._disturbed_at < before.formed_at:
@@ -218,7 +218,7 @@ class Checks:
             self._check_causes(server, verdict)
         elif (verdict.outcome, verdict.why) != (self.verdict.outcome, self.verdict.why):
             both = f"first '{self.verdict.why}', then '{verdict.why}'"
-            self._complain_unless_forgotten("S6", f"two verdicts: {both}")
+            self._fail_unless_memory_lost("S6", f"two verdicts: {both}")
             self.verdict = verdict
 
     def _check_causes(self, server: Server, verdict: Verdict) -> None:
@@ -227,7 +227,7 @@ class Checks:
         if verdict.outcome is Outcome.SUCCEEDED:
             last = self.formations[-1] if self.formations else None
             if last is None or last.alive or last.failed:
-                raise PropertyBroken("S6", f"a success is said, and {last} was none")
+                raise PropertyBroken("S6", f"a success is sent, and {last} was none")
 
     def _check_cause(self, server: Server, failure: Failure) -> None:
         of_that_number = [each for each in self.formations[self._floor :] if each.number == failure.generation]
@@ -238,7 +238,7 @@ class Checks:
         named = next((each.failed_at for each in formation.workers if each.global_rank == failure.global_rank), None)
         named = {rank: at for at, rank in failed}.get(failure.global_rank, named)
         first_at, first_rank = min(failed, default=(0.0, -1))
-        if named is None or named > first_at + WORD_S + server.unsure_s(failure.generation):
+        if named is None or named > first_at + MESSAGE_DELAY_S + server.clock_error_s(failure.generation):
             raise PropertyBroken(
                 "S8",
                 f"rank {failure.global_rank} is named as the first cause of the end of {formation}, "
@@ -307,7 +307,7 @@ class Checks:
     def left(self, agent: AgentProcess, verdict: Verdict) -> None:
         was_sent = self._outcomes_sent.get(agent.info.node_id) is verdict.outcome
         if verdict.outcome is Outcome.SUCCEEDED and not was_sent:
-            raise PropertyBroken("S6", f"{agent.label} leaves with a success that was not said")
+            raise PropertyBroken("S6", f"{agent.label} leaves with a success that was not sent")
         if verdict.outcome not in (Outcome.ABANDONED, Outcome.BROKEN):
             alive = [worker for worker in agent.keeper.workers.values() if worker.is_alive]
             if alive or agent.keeper.leftovers is not None:
@@ -323,9 +323,9 @@ class Checks:
         state, most = server.state, self.cluster.setup.max_nodes
         nodes = len(state.nodes)
         # Two generations of one number, one of them forgotten: their members cannot be told apart.
-        members = self.cluster.most_nodes if self.has_forgotten else most
+        members = self.cluster.max_nodes_seen if self.has_lost_memory else most
         sizes = {
-            "nodes": (nodes, self.cluster.most_nodes),
+            "nodes": (nodes, self.cluster.max_nodes_seen),
             "ready": (len(state.ready), nodes),
             "members": (len(state.members), members),
             "done": (len(state.done), most),
@@ -333,7 +333,7 @@ class Checks:
             "unstopped": (len(state.unstopped), nodes),
             "lost": (len(state.lost), 2 * members),
             "drained": (len(state.drained), most),
-            "failures": (len(state.failures), self.cluster.most_workers),
+            "failures": (len(state.failures), self.cluster.max_workers),
             "stopped": (len(state.stopped), _MAX_STOPPED),
             "earlier": (len(state.earlier), _MAX_EARLIER),
             "superseded": (len(state.superseded), _MAX_EARLIER),

@@ -44,7 +44,7 @@ class Parts(msgspec.Struct, frozen=True):
     are_checked_inside: bool = True  # by their own checkers, too
 
 
-class Place:
+class Node:
     """Where an agent is, or will be again."""
 
     def __init__(self, plan: NodePlan) -> None:
@@ -92,9 +92,9 @@ class Cluster:
         self.hosts = [Host(index, self.dice.randint(0, 10**6) / 8) for index in range(setup.hosts)]
         self.policy: RestartPolicy = Pausing(setup.pause_s) if setup.pause_s else BudgetPolicy()
         self.checks = Checks(self)
-        self.is_rough = True  # faults happen
+        self.has_faults = True  # faults happen
         self.slots: dict[str, int] = {}  # of every node that ever was
-        self.places = [Place(plan) for plan in setup.nodes]
+        self.nodes = [Node(plan) for plan in setup.nodes]
         self.faults = Faults(self)
         self.liveness = Liveness(self)
         self._serial = 0
@@ -116,67 +116,67 @@ class Cluster:
         return self.schedule.now + self.habits.generation_s * (0.5 + self.dice.random())
 
     @property
-    def most_nodes(self) -> int:
+    def max_nodes_seen(self) -> int:
         return self._serial
 
     @property
-    def most_workers(self) -> int:
-        return self.setup.max_nodes * max(place.plan.slots for place in self.places)
+    def max_workers(self) -> int:
+        return self.setup.max_nodes * max(node.plan.slots for node in self.nodes)
 
     # --- who is there -------------------------------------------------------------------------------------------------
 
     @property
     def agents(self) -> list[AgentProcess]:
         """Those that live and have not left the run."""
-        found = (place.agent for place in self.places)
+        found = (node.agent for node in self.nodes)
         return [agent for agent in found if agent is not None and agent.is_alive and not agent.has_left]
 
     @property
     def server(self) -> Server | None:
         return self.hosts[0].server
 
-    def add(self, plan: NodePlan) -> Place:
+    def add(self, plan: NodePlan) -> Node:
         while plan.host >= len(self.hosts):
             self.hosts.append(Host(len(self.hosts), self.dice.randint(0, 10**6) / 8))
-        place = Place(plan)
-        self.places.append(place)
-        self.start_later(place, 0.0)
-        return place
+        node = Node(plan)
+        self.nodes.append(node)
+        self.start_later(node, 0.0)
+        return node
 
-    def start_later(self, place: Place, seconds: float) -> None:
-        if not place.is_starting:
-            place.is_starting = True
-            self.schedule.after(seconds, self._start, place)
+    def start_later(self, node: Node, seconds: float) -> None:
+        if not node.is_starting:
+            node.is_starting = True
+            self.schedule.after(seconds, self._start, node)
 
-    def _start(self, place: Place) -> None:
-        host = self.hosts[place.plan.host]
-        old = place.agent
-        if not host.is_up or not place.is_wanted or (old is not None and old.is_alive):
-            place.is_starting = False
+    def _start(self, node: Node) -> None:
+        host = self.hosts[node.plan.host]
+        old = node.agent
+        if not host.is_up or not node.is_wanted or (old is not None and old.is_alive):
+            node.is_starting = False
             return
         if self.setup.engine.waits_for_earlier_self and old is not None and old.serial in host.clearing:
-            self.schedule.after(0.05, self._start, place)
+            self.schedule.after(0.05, self._start, node)
             return
-        place.is_starting = False
-        self.checks.disturbed()
+        node.is_starting = False
+        self.checks.on_disturbance()
         self._serial += 1
-        agent = place.agent = AgentProcess(self, host, place.plan, self._serial)
-        self.slots[agent.info.node_id] = place.plan.slots
+        agent = node.agent = AgentProcess(self, host, node.plan, self._serial)
+        self.slots[agent.info.node_id] = node.plan.slots
         agent.begin()
 
     def on_process_gone(self, agent: AgentProcess, *, crashed: bool) -> None:
-        self.checks.disturbed()
+        self.checks.on_disturbance()
         if not crashed:
-            for place in self.places:
-                if place.agent is agent:
-                    place.is_wanted = False
+            for node in self.nodes:
+                if node.agent is agent:
+                    node.is_wanted = False
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def play(self) -> None:
         """The whole history. Raises ``PropertyBroken``, or what a machine's own checker raises."""
-        for place in self.places:
-            self.start_later(place, place.plan.start_at)
+        for node in self.nodes:
+            self.start_later(node, node.plan.start_at)
         self.faults.plan()
         self.liveness.plan()
         until = self.setup.seconds
@@ -190,8 +190,8 @@ class Cluster:
     def is_over(self) -> bool:
         """Nobody is there any more, and nobody will come."""
         return not any(
-            place.is_starting or place.is_wanted or (place.agent is not None and place.agent.is_alive)
-            for place in self.places
+            node.is_starting or node.is_wanted or (node.agent is not None and node.agent.is_alive)
+            for node in self.nodes
         )
 
 

@@ -6,7 +6,7 @@ generations: quadratic work, growing memory, a rank that is given twice. The law
 the outside, in linear time, against the properties whose numbers are those of ``checks.py``: S1, S3, S4, S5, S10,
 S12.
 
-Each simulated minute a node dies (its connection is closed), and after a while another takes its place, under the
+Each simulated minute a node dies (its connection is closed), and after a while another takes its node, under the
 same name or under none. Sometimes a second one dies while the others are stopping.
 """
 
@@ -43,7 +43,7 @@ class CrowdOutcome(msgspec.Struct, frozen=True):
     setup: CrowdSetup
     broken: str = ""
     events: int = 0  # that the coordinator took
-    said: int = 0  # words to single nodes
+    sent: int = 0  # words to single nodes
     generations: int = 0
     deaths: int = 0
     state_bytes: int = 0  # of the coordinator at the end, as JSON
@@ -85,7 +85,7 @@ class Crowd:
         self._working = 0  # nodes whose workers are alive
         self._stores: set[tuple[str, int]] = set()
         self._latest = 0
-        self.events = self.said = self.generations = self.deaths = 0
+        self.events = self.sent = self.generations = self.deaths = 0
 
     # --- a day --------------------------------------------------------------------------------------------------------
 
@@ -100,7 +100,7 @@ class Crowd:
         until = self._now + setup.hours * 3600
         while self._now + every_s < until:
             begins = self._now
-            name = self._die()
+            name = self._kill_node()
             self._settle()
             self._now = max(self._now, begins + every_s * (0.1 + 0.4 * self._dice.random()))
             self._arrive(name)
@@ -128,7 +128,7 @@ class Crowd:
         self._port += 1
         self._step(Received(node_id, messages.NodeReady(node.generation, node.info.host, self._port, True)))
 
-    def _die(self) -> str:
+    def _kill_node(self) -> str:
         """Somebody who is at work. Returns the name that is free now."""
         members = [node_id for node_id, node in self._nodes.items() if node.works]
         node_id = self._dice.choice(members or list(self._nodes))
@@ -179,7 +179,7 @@ class Crowd:
         parts: dict[str, Assignment] = {}
         for say in says:
             event = say.event
-            self.said += len(say.to)
+            self.sent += len(say.to)
             if isinstance(event, events.GenerationFormed):
                 parts[say.to[0]] = event.assignment
             elif isinstance(event, events.GenerationEnded):
@@ -241,4 +241,4 @@ def play_crowd(setup: CrowdSetup, make_crowd: Callable[[CrowdSetup], Crowd] = Cr
     except PropertyBroken as error:
         broken = str(error)
     state_bytes = len(msgspec.json.encode(crowd.machine.state))
-    return CrowdOutcome(setup, broken, crowd.events, crowd.said, crowd.generations, crowd.deaths, state_bytes)
+    return CrowdOutcome(setup, broken, crowd.events, crowd.sent, crowd.generations, crowd.deaths, state_bytes)

@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[float, float, float]] = {
     "pause": (3.0, 1.0, 120.0),
     "freeze": (1.5, 1.0, 120.0),
     "crash": (2.0, 0.05, 8.0),
-    "behead": (2.0, 0.05, 6.0),
+    "kill_coordinator": (2.0, 0.05, 6.0),
     "power": (1.0, 0.5, 15.0),
     "fail": (2.0, 0.0, 0.0),
     "drain": (1.0, 0.0, 2.0),
@@ -31,8 +31,8 @@ KINDS: dict[str, tuple[float, float, float]] = {
     "join": (1.5, 0.0, 0.0),
     "replace": (1.5, 0.0, 0.0),
     "cancel": (0.3, 0.0, 0.0),
-    "restart_wanted": (0.5, 0.0, 0.0),
-    "dismiss": (0.5, 0.0, 0.0),
+    "restart_request": (0.5, 0.0, 0.0),
+    "drain_request": (0.5, 0.0, 0.0),
 }
 
 
@@ -114,7 +114,7 @@ def _faults(dice: random.Random, seconds: float, has_names: bool) -> tuple[Fault
         at = dice.expovariate(per_minute / 60)
         while at < seconds:
             lasts = least_s + (most_s - least_s) * dice.random() ** 2
-            b = dice.choice((0, 0, 1, 2, 3)) if kind == "behead" else dice.randrange(6)
+            b = dice.choice((0, 0, 1, 2, 3)) if kind == "kill_coordinator" else dice.randrange(6)
             faults.append(Fault(at, kind, dice.randrange(64), b, lasts))
             at += dice.expovariate(per_minute / 60)
     return tuple(sorted(faults, key=lambda fault: fault.at))

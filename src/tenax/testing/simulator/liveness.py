@@ -9,7 +9,7 @@ L1  ``fail``       a failed worker is known at once; the next generation is form
 L2  ``join``, ``leave``   a new generation runs
 L3  ``partition``  after it heals there is one group
 L4  ``pause``      an agent that was stopped for longer than its lease is back
-L5  ``behead``     the coordinator's process dies, and the next one has the group in hand
+L5  ``kill_coordinator``     the coordinator's process dies, and the next one has the group in hand
 L8  ``stop``, ``cancel``  everything has ended
 
 Stopping workers takes up to the grace period, which the user sets; the limits are those of the plan plus that
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from tenax.testing.simulator.agent import AgentProcess
     from tenax.testing.simulator.cluster import Cluster
 
-DISTURBANCES = ("fail", "join", "leave", "partition", "pause", "behead", "stop", "cancel")
-_LOOK_EVERY_S = 0.05
+DISTURBANCES = ("fail", "join", "leave", "partition", "pause", "kill_coordinator", "stop", "cancel")
+_POLL_EVERY_S = 0.05
 
 
 class Liveness:
@@ -57,24 +57,24 @@ class Liveness:
 
     def conclude(self) -> None:
         if self.cluster.setup.calm_at and not self.is_done and not self.cluster.is_over:
-            raise PropertyBroken(self._limit_name or "L2", f"not settled when the history ended: {self._picture()}")
+            raise PropertyBroken(self._limit_name or "L2", f"not settled when the history ended: {self._summary()}")
 
     # --- calm ---------------------------------------------------------------------------------------------------------
 
     def _calm(self) -> None:
         cluster, setup = self.cluster, self.cluster.setup
         self._note("the faults stop")
-        cluster.is_rough = False
+        cluster.has_faults = False
         cluster.network.calm()
         if cluster.server is not None:
             cluster.server.sends_left = -1
         for host in cluster.hosts:
             cluster.faults.power_on_soon(host)
-        for place in list(cluster.places):
-            if place.agent is not None:
-                place.agent.resume()
-            if place.is_wanted:
-                cluster.start_later(place, 0.5 * cluster.dice.random())
+        for node in list(cluster.nodes):
+            if node.agent is not None:
+                node.agent.resume()
+            if node.is_wanted:
+                cluster.start_later(node, 0.5 * cluster.dice.random())
         self._fill_up()
         # A lease until the silent are found out, one to recover in, and the stopping of workers.
         limit = 2 * setup.terms.lease_s + 2 * self._stopping_s + setup.pause_s + setup.last_call_s + 10
@@ -83,10 +83,10 @@ class Liveness:
     def _fill_up(self) -> None:
         """Somebody sees to it that there are enough nodes."""
         cluster = self.cluster
-        wanted = [place for place in cluster.places if place.is_wanted and not (place.agent and place.agent.has_left)]
-        if not any(place.plan.host == ENDPOINT for place in wanted):
+        wanted = [node for node in cluster.nodes if node.is_wanted and not (node.agent and node.agent.has_left)]
+        if not any(node.plan.host == ENDPOINT for node in wanted):
             wanted.append(cluster.add(NodePlan(ENDPOINT)))
-        is_over = cluster.checks.verdict is not None and not cluster.checks.has_forgotten
+        is_over = cluster.checks.verdict is not None and not cluster.checks.has_lost_memory
         for _ in range(0 if is_over else max(0, cluster.setup.min_nodes - len(wanted))):
             cluster.add(NodePlan(len(cluster.hosts)))
 
@@ -103,27 +103,27 @@ class Liveness:
         self._limit_name = name
         self._limit = self.cluster.schedule.now + within_s
         self._is_reached, self._then = is_reached, then
-        self._look()
+        self._poll()
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         if self._is_reached():
             self._note(
                 f"{self._limit_name} is reached {self._limit - self.cluster.schedule.now:.2f} s before its limit"
             )
             self._then()
         elif self.cluster.schedule.now > self._limit:
-            raise PropertyBroken(self._limit_name, f"not reached in time: {self._picture()}")
+            raise PropertyBroken(self._limit_name, f"not reached in time: {self._summary()}")
         else:
             if self._is_reached == self.has_settled:
                 self._fill_up()
-            self.cluster.schedule.after(_LOOK_EVERY_S, self._look)
+            self.cluster.schedule.after(_POLL_EVERY_S, self._poll)
 
     # --- settled ------------------------------------------------------------------------------------------------------
 
     def has_settled(self) -> bool:
         cluster = self.cluster
         agents = cluster.agents
-        if any(place.is_starting for place in cluster.places):
+        if any(node.is_starting for node in cluster.nodes):
             return False
         if not agents:
             return True
@@ -150,7 +150,7 @@ class Liveness:
         is_over = self.cluster.checks.verdict is not None
         return is_over and all(agent.connection is None and agent.host.index != ENDPOINT for agent in agents)
 
-    def _picture(self) -> str:
+    def _summary(self) -> str:
         server = self.cluster.server
         parts = [f"coordinator {server.state.phase.value} {server.state.generation}" if server else "no coordinator"]
         parts += [f"{a.label} {a.state.phase.value} {a.state.generation}" for a in self.cluster.agents]
@@ -174,16 +174,16 @@ class Liveness:
     def _inject(self, kind: str, a: int = 0, seconds: float = 0.0, b: int = 0) -> None:
         self.cluster.faults.inject(Fault(self.cluster.schedule.now, kind, a, b, seconds))
 
-    def _number(self, wanted: Callable[[AgentProcess], bool]) -> int:
+    def _pick_agent(self, wanted: Callable[[AgentProcess], bool]) -> int:
         """A number that means one of those agents; -1: there is none."""
         numbers = [number for number, agent in enumerate(self.cluster.agents) if wanted(agent)]
         return self.cluster.dice.choice(numbers) if numbers else -1
 
-    def _a_member(self) -> int:
-        return self._number(lambda agent: agent.state.phase is Phase.RUNNING)
+    def _pick_member(self) -> int:
+        return self._pick_agent(lambda agent: agent.state.phase is Phase.RUNNING)
 
     def _fail(self) -> None:
-        number = self._a_member()
+        number = self._pick_member()
         if number < 0:
             return self._finish()
         server = self.cluster.server
@@ -225,14 +225,14 @@ class Liveness:
         self._expect("L2", 10 + self._stopping_s, self.has_settled, self._finish)
 
     def _leave(self) -> None:
-        number = self._number(lambda agent: agent.host.index != ENDPOINT)
+        number = self._pick_agent(lambda agent: agent.host.index != ENDPOINT)
         if number < 0 or len(self.cluster.agents) <= self.cluster.setup.min_nodes:
             return self._finish()
         self._inject("drain", number)
         return self._expect("L2", 10 + 2 * self._stopping_s, self.has_settled, self._finish)
 
     def _partition(self) -> None:
-        number = self._number(lambda agent: agent.host.index != ENDPOINT)
+        number = self._pick_agent(lambda agent: agent.host.index != ENDPOINT)
         if number < 0:
             return self._finish()
         seconds = self.cluster.dice.choice((1.0, 4.5, 5.0, 12.0)) + self.cluster.dice.random()
@@ -250,15 +250,15 @@ class Liveness:
         return None
 
     def _pause(self) -> None:
-        number = self._number(lambda _: True)
+        number = self._pick_agent(lambda _: True)
         seconds = self.cluster.dice.choice((2.0, 5.0, 20.0)) + self.cluster.dice.random()
         self._inject("pause", number, seconds)
         within = self.cluster.setup.terms.lease_s + 10 + self._stopping_s
         self.cluster.schedule.after(seconds, self._expect, "L4", within, self.has_settled, self._finish)
 
-    def _behead(self) -> None:
+    def _kill_coordinator(self) -> None:
         seconds = 0.2 + self.cluster.dice.random()
-        self._inject("behead", seconds=seconds)
+        self._inject("kill_coordinator", seconds=seconds)
         within = seconds + self.cluster.setup.terms.lease_s + 5 + self._stopping_s
         self.cluster.schedule.after(0.0, self._expect, "L5", within, self.has_settled, self._finish)
 
@@ -271,5 +271,5 @@ class Liveness:
     def _cancel(self) -> None:
         server = self.cluster.server
         assert server is not None
-        server.agent.do(server.operator_says, CancelRequested("an operator ended the run"))
+        server.agent.do(server.on_operator_request, CancelRequested("an operator ended the run"))
         self._expect("L8", self._stopping_s + 3, lambda: not self.cluster.agents, self._finish)

@@ -1,6 +1,6 @@
 """The marker: what a coordinator leaves at the endpoint for the one that comes after it.
 
-The law: the marker is written before anything that follows from it is said. It survives the process that wrote it,
+The law: the marker is written before anything that follows from it is sent. It survives the process that wrote it,
 and not a power cut: an engine that keeps it on a disk does better than this model.
 """
 

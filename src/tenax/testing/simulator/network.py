@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from tenax.testing.simulator.scheduler import give_up
+from tenax.testing.simulator.scheduler import cancel
 
 if TYPE_CHECKING:
     import random
@@ -82,13 +82,13 @@ class End:
         self.owner = owner
         self.hear = hear
         self.is_open = True
-        self.has_finished = False  # we have said our last word
+        self.has_finished = False  # we have sent our last word
         self.out: Stream
         self.node_id = ""  # at the server's end: who is at the other
         self.attempt = 0
 
     @property
-    def is_there(self) -> bool:
+    def is_known(self) -> bool:
         """Whether the system of this host still knows the connection."""
         return self.host.is_up and self.host.boots == self.boot and self.is_open
 
@@ -132,11 +132,11 @@ class Stream:
     def send(self, payload: Payload) -> None:
         self.sent += 1
         if self.held or self.stalled_until > self.network.schedule.now or self.way in self.network.cuts:
-            self._hold(payload)
+            self._queue(payload)
         else:
             self._travel(payload)
 
-    def _hold(self, payload: Payload) -> None:
+    def _queue(self, payload: Payload) -> None:
         if not self.held:
             self.network.held[self] = None
         self.held.append(payload)
@@ -175,7 +175,7 @@ class Stream:
         sink = self.sink
         if not sink.host.is_up:
             return
-        if not sink.is_there:
+        if not sink.is_known:
             self.network.reset(self.source, sink.host)
             return
         self.arrived += 1
@@ -254,7 +254,7 @@ class Network:
         back = (way[1], way[0])
         for stream in [stream for stream in self.unacknowledged if stream.way == back]:
             del self.unacknowledged[stream]
-            if stream.sink.is_there:
+            if stream.sink.is_known:
                 stream.acknowledge()
 
     def reset(self, end: End, by: Host) -> None:
@@ -263,7 +263,7 @@ class Network:
             self.schedule.after(self.delay((by.index, end.host.index)), self._reset_arrives, end)
 
     def _reset_arrives(self, end: End) -> None:
-        if end.is_there:
+        if end.is_known:
             end.is_open = False
             end.out.forget()
             end.owner.listen(end, RESET)
@@ -292,5 +292,5 @@ class Network:
 
     @staticmethod
     def _answered(agent: AgentProcess, patience: Any, call: Callable[..., None], attempt: int, what: Any) -> None:
-        give_up(patience)
+        cancel(patience)
         agent.do(call, attempt, what)

@@ -24,8 +24,8 @@ class Process:
         self.host = host
         self.is_alive = True
         self.is_paused = False
-        self._facts: list[tuple[Callable[..., None], tuple[object, ...]]] = []
-        self._letters: dict[End, list[Payload]] = {}
+        self._calls: list[tuple[Callable[..., None], tuple[object, ...]]] = []
+        self._payloads: dict[End, list[Payload]] = {}
         self._due: list[tuple[Callable[..., None], tuple[object, ...]]] = []
 
     def clock(self) -> float:
@@ -35,21 +35,21 @@ class Process:
     def do(self, call: Callable[..., None], *arguments: object) -> None:
         """Something happened on this host that the process is told of."""
         if self.is_paused:
-            self._facts.append((call, arguments))
+            self._calls.append((call, arguments))
         elif self.is_alive:
             call(*arguments)
 
     def listen(self, end: End, payload: Payload) -> None:
         """Something arrived by a connection."""
         if self.is_paused:
-            self._letters.setdefault(end, []).append(payload)
+            self._payloads.setdefault(end, []).append(payload)
         elif self.is_alive:
             end.hear(end, payload)
 
     def later(self, seconds: float, call: Callable[..., None], *arguments: object) -> Plan:
-        return self.cluster.schedule.after(seconds, self._ring, call, arguments)
+        return self.cluster.schedule.after(seconds, self._fire, call, arguments)
 
-    def _ring(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    def _fire(self, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
         if self.is_paused:
             self._due.append((call, arguments))
         elif self.is_alive:
@@ -62,25 +62,25 @@ class Process:
         if not self.is_paused:
             return
         self.is_paused = False
-        letters, self._letters = self._letters, {}
-        facts, self._facts = self._facts, []
+        payloads, self._payloads = self._payloads, {}
+        calls, self._calls = self._calls, []
         due, self._due = self._due, []
         self.on_resumed()
-        for call, arguments in facts:
+        for call, arguments in calls:
             self.do(call, *arguments)
         if not self.cluster.setup.engine.reads_before_judging:
-            self._ring_all(due)
+            self._fire_all(due)
             due = []
-        ends = list(letters)
+        ends = list(payloads)
         self.cluster.dice.shuffle(ends)
         for end in ends:
-            for payload in letters[end]:
+            for payload in payloads[end]:
                 self.listen(end, payload)
-        self._ring_all(due)
+        self._fire_all(due)
 
-    def _ring_all(self, due: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
+    def _fire_all(self, due: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
         for call, arguments in due:
-            self._ring(call, arguments)
+            self._fire(call, arguments)
 
     def on_resumed(self) -> None:
         """Take stock before anything is heard."""
@@ -88,4 +88,4 @@ class Process:
     def die(self) -> None:
         self.is_alive = False
         self.is_paused = False
-        self._facts, self._letters, self._due = [], {}, []
+        self._calls, self._payloads, self._due = [], {}, []

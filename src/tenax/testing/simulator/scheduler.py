@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable
 from typing import Any
 
-# (when, order, call, arguments); a list, so that a plan can be given up in its place.
+# (when, order, call, arguments); a list, so that a plan can be given up in its node.
 Plan = list[Any]
 
 
@@ -49,7 +49,7 @@ class Scheduler:
         return not self._heap
 
 
-def give_up(plan: Plan | None) -> None:
+def cancel(plan: Plan | None) -> None:
     """A plan that is given up is not carried out."""
     if plan is not None:
         plan[2] = None

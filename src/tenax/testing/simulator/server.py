@@ -2,7 +2,7 @@
 
 The law is the engine's: a connection belongs to the node that joined by it, and of two connections of one node the
 later one counts; a node is lost when its connection was closed (its agent is dead and its workers are gone) or
-when nothing was heard of it for a lease, never because a connection was reset; what is said is written into the
+when nothing was heard of it for a lease, never because a connection was reset; what is sent is written into the
 marker first.
 """
 
@@ -18,7 +18,7 @@ from tenax.testing.run_invariants import RunChecker
 from tenax.testing.simulator.history import describe
 from tenax.testing.simulator.marker import Marker
 from tenax.testing.simulator.network import FIN, RESET, Clocks, End
-from tenax.testing.simulator.scheduler import Plan, give_up, is_due
+from tenax.testing.simulator.scheduler import Plan, cancel, is_due
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,17 +51,17 @@ class Server:
         self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
         self.checker = RunChecker(settings)
         self.is_open = True
-        self.heard_generation = opened.generation  # the greatest that anybody has told us of
-        self.heard_restarts = opened.restarts_used
+        self.known_generation = opened.generation  # the greatest that anybody has told us of
+        self.known_restarts = opened.restarts_used
         self.causes_seen = 0
         self.sends_left = -1  # the process dies after so many more words; negative: it does not
-        self.on_beheaded: Callable[[], None] = lambda: None
+        self.on_killed: Callable[[], None] = lambda: None
         self._ends: dict[str, End] = {}
         self._all_ends: list[End] = []
         self._heard_at: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self._clocks: dict[str, Clocks] = {}
-        self._misdated_s: dict[int, float] = {}  # by generation; the simulator knows every clock
+        self._clock_errors_s: dict[int, float] = {}  # by generation; the simulator knows every clock
         self._deadline: float | None = None
         self._deadline_plan: Plan | None = None
         self._marker = agent.host.marker = agent.host.marker or Marker()
@@ -106,11 +106,11 @@ class Server:
             marker.store = state.store
         marker.verdict = state.verdict or marker.verdict
 
-    def unsure_s(self, generation: int) -> float:
+    def clock_error_s(self, generation: int) -> float:
         """How wrong the times of failures of this generation are: what is known of the nodes' clocks is not exact."""
-        return self._misdated_s.get(generation, 0.0)
+        return self._clock_errors_s.get(generation, 0.0)
 
-    def operator_says(self, event: AnyCoordinatorEvent) -> None:
+    def on_operator_request(self, event: AnyCoordinatorEvent) -> None:
         """An operator's word."""
         if self.is_open:
             self._step(event)
@@ -118,12 +118,12 @@ class Server:
     def _plan_deadline(self) -> None:
         deadline = self.state.next_deadline()
         if deadline != self._deadline:
-            give_up(self._deadline_plan)
+            cancel(self._deadline_plan)
             self._deadline = deadline
             if deadline is not None:
-                self._deadline_plan = self.agent.later(deadline - self.agent.clock(), self._time_went_by)
+                self._deadline_plan = self.agent.later(deadline - self.agent.clock(), self._on_deadline)
 
-    def _time_went_by(self) -> None:
+    def _on_deadline(self) -> None:
         deadline, self._deadline = self._deadline, None
         if not self.is_open:
             return
@@ -146,7 +146,7 @@ class Server:
                 self.sends_left -= 1
                 if self.sends_left < 0:
                     self.agent.crash()
-                    self.on_beheaded()
+                    self.on_killed()
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -173,17 +173,17 @@ class Server:
                     return
             elif self._ends.get(end.node_id) is not end:
                 return  # the node has opened another connection since
-            self._step(Received(end.node_id, self._dated(end, what)))
+            self._step(Received(end.node_id, self._with_time(end, what)))
             if isinstance(what, messages.NodeJoined) and end.node_id in self.state.nodes:  # not refused
-                self.heard_generation = max(self.heard_generation, what.generation)
-                self.heard_restarts = max(self.heard_restarts, what.restarts_used)
+                self.known_generation = max(self.known_generation, what.generation)
+                self.known_restarts = max(self.known_restarts, what.restarts_used)
         elif payload is FIN or payload is RESET:
             self._on_closed(end, payload)
 
-    def _dated(self, end: End, message: messages.FromNode) -> messages.FromNode:
+    def _with_time(self, end: End, message: messages.FromNode) -> messages.FromNode:
         if (
             not isinstance(message, messages.FailureSeen | messages.NodeStopped)
-            or not self.cluster.setup.engine.dates_words
+            or not self.cluster.setup.engine.dates_messages
         ):
             return message
         clocks = self._clocks.get(end.node_id)
@@ -191,7 +191,9 @@ class Server:
             sent_at = max(message.sent_at, self.agent.clock() - clocks.difference)
             message = msgspec.structs.replace(message, sent_at=sent_at)
         now_there = self.cluster.schedule.now + end.out.sink.host.offset
-        self._misdated_s[message.generation] = max(self.unsure_s(message.generation), now_there - message.sent_at)
+        self._clock_errors_s[message.generation] = max(
+            self.clock_error_s(message.generation), now_there - message.sent_at
+        )
         return message
 
     def _bind(self, end: End) -> bool:
@@ -207,7 +209,7 @@ class Server:
         if old is not None and old is not end:
             old.abort()
         if is_new and node_id != self.agent.info.node_id:  # the node in our own process has no lease
-            self.agent.later(self.cluster.setup.terms.lease_s, self._judge, node_id)
+            self.agent.later(self.cluster.setup.terms.lease_s, self._check_lease_of, node_id)
         return True
 
     def _on_closed(self, end: End, how: Payload) -> None:
@@ -221,21 +223,21 @@ class Server:
         if how is FIN or self.cluster.setup.engine.reset_means_death:
             self._lose(node_id, "its connection was closed")
 
-    def _judge(self, node_id: str) -> None:
+    def _check_lease_of(self, node_id: str) -> None:
         """Nothing is judged that was not heard first: see ``Process.resume``."""
         heard_at = self._heard_at.get(node_id)
         if heard_at is None or not self.is_open:
             return
         left_s = heard_at + self.cluster.setup.terms.lease_s - self.agent.clock()
         if left_s > 1e-6:
-            self.agent.later(left_s, self._judge, node_id)
+            self.agent.later(left_s, self._check_lease_of, node_id)
             return
         end = self._ends.pop(node_id, None)
         if end is not None:
             end.abort()
         self._lose(node_id, f"silent for {self.cluster.setup.terms.lease_s:g} s")
 
-    def was_absent(self, seconds: float) -> None:
+    def on_resumed(self, seconds: float) -> None:
         """The rule of the real server (``_engines/tcp/server.py``) and its seat."""
         if not self.cluster.setup.engine.reads_before_judging:
             return
@@ -245,7 +247,7 @@ class Server:
             seconds = float("inf")
         self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
 
-    def own_agent_has_left(self) -> None:
+    def on_own_agent_left(self) -> None:
         """Nobody judges the node in our own process by its silence."""
         if self.is_open and self.agent.info.node_id in self._heard_at:
             self._lose(self.agent.info.node_id, "it has left")
@@ -253,7 +255,7 @@ class Server:
     def _lose(self, node_id: str, why: str) -> None:
         del self._heard_at[node_id]
         self._clocks.pop(node_id, None)
-        self.cluster.checks.disturbed()
+        self.cluster.checks.on_disturbance()
         self._step(NodeLost(node_id, why))
         self._leave_if_done()
 

@@ -13,7 +13,7 @@ from tenax._core.lease import LeaseTerms
 
 
 class NodePlan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One place for an agent. If the agent dies, another one is started there."""
+    """One node for an agent. If the agent dies, another one is started there."""
 
     host: int
     start_at: float = 0.0
@@ -78,14 +78,14 @@ class Engine(msgspec.Struct, frozen=True):
     offers_fresh_store: bool = True
     # ... and all offers are kept until a generation is heard of: its members may have been told of an earlier one.
     keeps_offers: bool = True
-    # Before anything is said, the marker at the endpoint holds the generation, the restarts used, and the verdict.
+    # Before anything is sent, the marker at the endpoint holds the generation, the restarts used, and the verdict.
     marker_remembers: bool = True
-    # A new agent joins, and an agent serves in the place of a dead one, only when nothing that the dead one started is
+    # A new agent joins, and an agent serves in the node of a dead one, only when nothing that the dead one started is
     # alive.
     waits_for_earlier_self: bool = True
     # Beats carry the sender's clock. A word is dated by the smallest difference of the two clocks that was seen lately,
     # so that it does not matter how long it was under way, or waited to be read.
-    dates_words: bool = True
+    dates_messages: bool = True
     # How long an agent looks for a coordinator before it gives up.
     give_up_s: float = 120.0
 

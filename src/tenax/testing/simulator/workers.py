@@ -15,7 +15,7 @@ from tenax._core.agent import SIGKILL
 from tenax._core.commands import ExamineFailure
 from tenax._core.messages import WorkerProgress
 from tenax._core.model import Evidence
-from tenax.testing.simulator.scheduler import Plan, give_up
+from tenax.testing.simulator.scheduler import Plan, cancel
 
 if TYPE_CHECKING:
     from tenax._core.events import AnyEvent
@@ -100,7 +100,7 @@ class Keeper:
 
     def clear(self, generation: int) -> None:
         self._is_clearing = generation
-        self._in_turn(self._cleared_politely, generation)
+        self._in_turn(self._clear_after_signal, generation)
 
     def kill(self, generation: int) -> None:
         self._is_clearing = generation
@@ -110,19 +110,19 @@ class Keeper:
         """The lease has run out and the agent stands still."""
         why = "this node was cut off from the others for too long"
         generation = self.agent.state.generation
-        self._tell(events.Fenced(generation, why))
+        self._emit(events.Fenced(generation, why))
         self._in_turn(self._killed, generation, within=self.cluster.habits.kill_s)
 
     def agent_died(self) -> None:
         for plan in self._starting:
-            give_up(plan)
+            cancel(plan)
         self._free_at = 0.0
-        self._in_turn(self._buried, within=self.cluster.habits.kill_s)
+        self._in_turn(self._after_agent_death, within=self.cluster.habits.kill_s)
 
     def vanish(self) -> None:
         """The power is gone."""
         for plan in self._starting:
-            give_up(plan)
+            cancel(plan)
         for worker in self.workers.values():
             self._ends(worker)
         self.leftovers = None
@@ -135,22 +135,22 @@ class Keeper:
 
     def _begin(self, worker: Worker) -> None:
         cluster, habits, dice = self.cluster, self.cluster.habits, self.cluster.dice
-        if cluster.is_rough and dice.random() < habits.fails * 0.05:
+        if cluster.has_faults and dice.random() < habits.fails * 0.05:
             worker.is_genuine, worker.failed_at = True, cluster.schedule.now
             cluster.checks.failed(worker)
             at = cluster.schedule.now + self.agent.host.offset
-            self._tell(events.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
+            self._emit(events.WorkerStartFailed(worker.generation, worker.local_rank, "no such file", 127, at))
             self._spread(worker)
             return
         worker.is_alive, worker.began_at = True, cluster.schedule.now
         cluster.checks.began(worker)
         if dice.random() < habits.leaves_behind:
             self.leftovers = worker.formation
-        worker.is_stuck = cluster.is_rough and dice.random() < habits.stuck
-        self._tell(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
+        worker.is_stuck = cluster.has_faults and dice.random() < habits.stuck
+        self._emit(events.WorkerStarted(worker.generation, worker.local_rank, worker.pid))
         ends_at = max(worker.formation.succeeds_at, cluster.schedule.now) + 0.3 * dice.random()
         cluster.schedule.at(ends_at, self._succeed, worker)
-        if cluster.is_rough and dice.random() < habits.fails:
+        if cluster.has_faults and dice.random() < habits.fails:
             cluster.schedule.after(habits.fails_within_s * dice.random(), self._fail_while_rough, worker)
 
     def _succeed(self, worker: Worker) -> None:
@@ -158,7 +158,7 @@ class Keeper:
             self._exit(worker, 0)
 
     def _fail_while_rough(self, worker: Worker) -> None:
-        if self.cluster.is_rough:
+        if self.cluster.has_faults:
             self.fail(worker)
 
     def fail(self, worker: Worker) -> None:
@@ -177,7 +177,7 @@ class Keeper:
         else:
             self._exit(worker, 3 if kind < 0.8 else -_SEGV)
 
-    def _fail_too(self, worker: Worker) -> None:
+    def _fail_after_peer(self, worker: Worker) -> None:
         """It fails because a peer is gone."""
         if worker.is_alive and worker.failed_at is None:
             worker.failed_at = self.cluster.schedule.now
@@ -188,7 +188,7 @@ class Keeper:
         if not worker.is_alive:
             return
         self._ends(worker)
-        self._tell(
+        self._emit(
             events.WorkerExited(
                 worker.generation,
                 worker.local_rank,
@@ -214,7 +214,7 @@ class Keeper:
                 peer.is_doomed = True
                 if dice.random() < habits.collateral:
                     seconds = 0.005 + habits.collateral_s * dice.random()
-                    self.cluster.schedule.after(seconds, peer.keeper._fail_too, peer)
+                    self.cluster.schedule.after(seconds, peer.keeper._fail_after_peer, peer)
 
     def _signalled(self, signal: int) -> None:
         dice, habits = self.cluster.dice, self.cluster.habits
@@ -230,13 +230,13 @@ class Keeper:
     def _is_of(self, generation: int) -> bool:
         return any(worker.generation == generation for worker in self.workers.values())
 
-    def _cleared_politely(self, generation: int) -> None:
+    def _clear_after_signal(self, generation: int) -> None:
         if not self._is_of(generation):
             return  # done already
         if self.leftovers is not None and self.cluster.dice.random() < 0.5:
             return  # they ignore SIGTERM
         self.leftovers = None
-        self._tell_if_clear()
+        self._report_if_clear()
 
     def _killed(self, generation: int) -> None:
         if not self._is_of(generation):
@@ -250,23 +250,23 @@ class Keeper:
             else:
                 self._exit(worker, -SIGKILL)
         self.leftovers = None
-        self._tell_if_clear()
+        self._report_if_clear()
 
-    def _buried(self) -> None:
+    def _after_agent_death(self) -> None:
         if self.agent.host.is_up:
             for worker in self.workers.values():
                 if worker.is_alive:
                     self._ends(worker)
                     self._spread(worker)
             self.leftovers = None
-            self.agent.on_buried()
+            self.agent.on_cleared()
 
-    def _tell_if_clear(self) -> None:
+    def _report_if_clear(self) -> None:
         if self._is_clearing and not self._has_stuck:
             generation, self._is_clearing = self._is_clearing, 0
-            if said := tuple(each.progress(self.cluster.schedule.now) for each in self.workers.values() if each.counts):
-                self._tell(events.ProgressSeen(generation, said))
-            self._tell(events.NodeCleared(generation))
+            if sent := tuple(each.progress(self.cluster.schedule.now) for each in self.workers.values() if each.counts):
+                self._emit(events.ProgressSeen(generation, sent))
+            self._emit(events.NodeCleared(generation))
 
     def examine(self, order: ExamineFailure) -> None:
         """Look for an error file and the last lines."""
@@ -274,22 +274,22 @@ class Keeper:
         if worker.wrote_error and worker.failed_at is not None:
             what = f"RuntimeError: rank {worker.global_rank} {'failed' if worker.is_genuine else 'lost a peer'}"
             evidence = Evidence("RuntimeError", what, raised_at=worker.failed_at + self.agent.host.offset)
-        elif self.cluster.is_rough and dice.random() < 0.1:
+        elif self.cluster.has_faults and dice.random() < 0.1:
             return  # a disk that does not answer
         else:
             evidence = Evidence(last_lines=("the end",))
-        self._tell(events.FailureExamined(order.generation, order.local_rank, evidence), 0.3)
+        self._emit(events.FailureExamined(order.generation, order.local_rank, evidence), 0.3)
 
     @property
     def _is_reachable(self) -> bool:
         return self.agent.host.is_up
 
-    def _tell(self, event: AnyEvent, within: float = 0.003) -> None:
+    def _emit(self, event: AnyEvent, within: float = 0.003) -> None:
         """By a pipe: in order, and soon."""
         agent = self.agent
-        at = max(self.cluster.schedule.now + within * self.cluster.dice.random(), agent.last_fact_at)
+        at = max(self.cluster.schedule.now + within * self.cluster.dice.random(), agent.last_event_at)
         if isinstance(event, events.FailureExamined):
             at = self.cluster.schedule.now + within * self.cluster.dice.random()
         else:
-            agent.last_fact_at = at
+            agent.last_event_at = at
         self.cluster.schedule.at(at, agent.do, agent.step, event)
