@@ -1,10 +1,10 @@
 """An agent process: the real agent machine and the real lease, on a model of the tcp engine's client.
 
-The law is the engine's: a node says who it is and what it does on every connection, before anything else but a
-beat; its side of a connection is closed only when the agent is dead and the node is clear, and is reset otherwise;
-it looks at its lease before it listens; it accepts a generation only under a lease that holds. While connecting is
-refused by the endpoint's own system, nobody serves there and nobody can form a generation, so each refusal renews
-the lease from the moment of asking.
+It follows the engine's rules: a node sends its identity and state on every connection, before anything but a beat. It
+closes its side of a connection only when the agent is dead and the node is clear, and resets it otherwise. It checks
+its lease before it reads, and accepts a generation only under a valid lease. While the endpoint's kernel refuses
+connections, there is no coordinator that could form a generation, so each refusal renews the lease from the time of the
+attempt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MAX_OFFERS = 64
 
 
 class AgentProcess(Process):
-    """One agent, from its start to its end. A restart is another one, with another ``node_id``."""
+    """One agent process. A restarted agent is another one, with another ``node_id``."""
 
     def __init__(self, cluster: Cluster, host: Host, plan: NodePlan, serial: int) -> None:
         super().__init__(cluster, host)
@@ -161,7 +161,7 @@ class AgentProcess(Process):
                 raise AssertionError("workers here enter no scopes")
 
     def signal(self, number: int) -> None:
-        """Asked to stop. Who stays only to serve is asked twice."""
+        """Receive a stop signal. An agent that only serves the coordinator exits."""
         if not self.has_left:
             self.step(events.SignalReceived(number))
         elif self.is_alive:
@@ -176,7 +176,7 @@ class AgentProcess(Process):
             self.later(0.01, self.server.on_own_agent_left)
 
     def exit(self) -> None:
-        """The process ends in good order."""
+        """Exit normally."""
         self._say("exits")
         if self.server is not None:
             self.server.close()
@@ -205,13 +205,13 @@ class AgentProcess(Process):
 
     def on_unanswered(self, attempt: int) -> None:
         if attempt == self._attempt and self._end is None:
-            self._attempt += 1  # what is answered later is not ours any more
+            self._attempt += 1  # ignore a later answer to this attempt
             self._retry()
 
     def on_refused(self, attempt: int, asked_at: float) -> None:
         if attempt != self._attempt or not self._wants_connection:
             return
-        # Nobody served when we were refused, so whoever serves next begins later than we asked.
+        # There was no coordinator when the connection was refused, so the next one starts after this attempt.
         self._prove(asked_at + self.host.offset)
         if self.host.index == ENDPOINT:
             self._serve_if_unserved()
@@ -226,7 +226,7 @@ class AgentProcess(Process):
         self._saw_close = False
         self.lease = self.cluster.parts.make_lease(self.cluster.setup.terms, self.lease.proven_at)
         self._say(f"is connected (attempt {attempt})")
-        self._beat(end)  # first, so that its answer comes before everything that follows from our words
+        self._beat(end)  # first, so that its answer precedes the replies to the messages below
         for message in messages_on_connecting(self.state, self.info, self.clock()):
             self._emit(message)
         self._watch_lease()
@@ -257,7 +257,7 @@ class AgentProcess(Process):
         kind, what = payload
         if kind == "event":
             if end is self._end or isinstance(what, events.RunEnded | events.JoinRefused):
-                self._hear(what)
+                self._on_event(what)
         elif end is not self._end:
             return
         elif kind == "answer":
@@ -266,8 +266,8 @@ class AgentProcess(Process):
         elif payload is FIN or payload is RESET:
             self._on_closed(payload)
 
-    def _hear(self, event: AnyEvent) -> None:
-        """A generation that is read together with the end of the run is not started (as in ``Supervisor.run``)."""
+    def _on_event(self, event: AnyEvent) -> None:
+        """Handle an event. A generation read together with the end of the run is not started (``Supervisor.run``)."""
         if isinstance(event, events.GenerationFormed):
             self._formed = event
             self.later(0.0, self._take_formed)
@@ -292,7 +292,7 @@ class AgentProcess(Process):
 
     def _on_closed(self, how: Payload) -> None:
         if self.state.decided is not None and how is FIN:
-            return  # all is sent; our side stays until the node is clear
+            return  # this side stays open until the node is clear
         self._say(f"its connection is {how[0]}")
         self._saw_close = True
         self._drop_connection()
@@ -316,7 +316,7 @@ class AgentProcess(Process):
         self._watch_lease()
 
     def _watch_lease(self) -> None:
-        """The keeper knows when the lease ends, too."""
+        """Schedule a check for when the lease ends."""
         if self._lease_plan is None:
             at = self.lease.ends_at() - self.host.offset
             self._lease_plan = self.cluster.schedule.at(at + 1e-6, self._lease_may_have_ended)
@@ -335,7 +335,7 @@ class AgentProcess(Process):
 
     @property
     def _serves(self) -> bool:
-        """Who serves needs no lease: if it stands still, nobody goes on without it."""
+        """Whether this agent hosts the coordinator, and so needs no lease."""
         return self.server is not None
 
     def _check_lease(self) -> None:
@@ -401,7 +401,7 @@ class AgentProcess(Process):
         return part.store if part is not None else ""
 
     def _dead_rank(self, part: Assignment | None, generation: int) -> int:
-        """Who served is dead, if we have seen it go, and if our generation is the last one."""
+        """Return the rank of the last coordinator's node if its connection was closed and its generation is the last."""
         if part is None or not self._saw_close or part.generation != generation:
             return -1
         return part.coordinator_rank if part.coordinator_rank != part.group_rank else -1
@@ -409,7 +409,7 @@ class AgentProcess(Process):
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
-        """SIGKILL."""
+        """Die by SIGKILL."""
         self._say("is killed")
         self.die()
         if self.server is not None:
@@ -421,14 +421,14 @@ class AgentProcess(Process):
         self.cluster.on_process_gone(self, crashed=True)
 
     def on_cleared(self) -> None:
-        """The keeper has ended everything and goes too."""
+        """The keeper has ended all processes and exits."""
         self._say("nothing of it is left")
         self.host.clearing.pop(self.serial, None)
         if self._end is not None:
             self._end.close()
 
     def vanish(self) -> None:
-        """The power is gone."""
+        """Disappear with the host's power."""
         self.die()
         if self.server is not None:
             self.server.vanish()

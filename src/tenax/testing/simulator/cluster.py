@@ -1,8 +1,7 @@
 """A simulated cluster: hosts, agents, one coordinator at a time, a network, and one clock.
 
-``Cluster(setup).play()`` runs a whole history; ``simulate(setup)`` returns what came of it. The law: a history is
-a function of its setup. Everything that is thrown is thrown with dice made from its seed, and nothing depends on
-an order that Python does not define.
+``Cluster(setup).play()`` runs a whole simulation; ``simulate(setup)`` returns its outcome. A simulation is a function
+of its setup: all randomness comes from its seed, and nothing depends on an order that Python does not define.
 """
 
 from __future__ import annotations
@@ -36,29 +35,29 @@ if TYPE_CHECKING:
 
 
 class Parts(msgspec.Struct, frozen=True):
-    """The machines under test. A test of the checks puts broken ones in."""
+    """The machines under test. Tests of the checks replace them with broken ones."""
 
     make_agent: Callable[..., AgentMachine] = AgentMachine
     make_coordinator: Callable[..., CoordinatorMachine] = CoordinatorMachine
     make_lease: Callable[..., Lease] = Lease
-    are_checked_inside: bool = True  # by their own checkers, too
+    are_checked_inside: bool = True  # also by their own checkers
 
 
 class Node:
-    """Where an agent is, or will be again."""
+    """One node: its plan and its current agent."""
 
     def __init__(self, plan: NodePlan) -> None:
         self.plan = plan
         self.agent: AgentProcess | None = None
-        self.is_wanted = True  # whether an agent that dies here is started again
+        self.is_wanted = True  # restart the agent when it dies
         self.is_starting = False
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a simulation."""
+    """The outcome of a simulation."""
 
     setup: Setup
-    broken: str = ""  # the property, and what was seen
+    broken: str = ""  # the broken property, and what was observed
     property: str = ""
     history: str = ""
     counts: dict[str, int] = {}
@@ -78,7 +77,7 @@ class Pausing:
 
 
 class Cluster:
-    """Everything there is."""
+    """A whole cluster."""
 
     def __init__(self, setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> None:
         self.setup = setup
@@ -92,8 +91,8 @@ class Cluster:
         self.hosts = [Host(index, self.dice.randint(0, 10**6) / 8) for index in range(setup.hosts)]
         self.policy: RestartPolicy = Pausing(setup.pause_s) if setup.pause_s else BudgetPolicy()
         self.checks = Checks(self)
-        self.has_faults = True  # faults happen
-        self.slots: dict[str, int] = {}  # of every node that ever was
+        self.has_faults = True  # faults are still being injected
+        self.slots: dict[str, int] = {}  # of every node, including dead ones
         self.nodes = [Node(plan) for plan in setup.nodes]
         self.faults = Faults(self)
         self.liveness = Liveness(self)
@@ -112,7 +111,7 @@ class Cluster:
         return self._port
 
     def draw_success(self) -> float:
-        """When the workers of the generation that is formed now will have done their work."""
+        """Draw when the workers of a generation formed now will succeed."""
         return self.schedule.now + self.habits.generation_s * (0.5 + self.dice.random())
 
     @property
@@ -123,11 +122,11 @@ class Cluster:
     def max_workers(self) -> int:
         return self.setup.max_nodes * max(node.plan.slots for node in self.nodes)
 
-    # --- who is there -------------------------------------------------------------------------------------------------
+    # --- nodes --------------------------------------------------------------------------------------------------------
 
     @property
     def agents(self) -> list[AgentProcess]:
-        """Those that live and have not left the run."""
+        """The agents that are alive and have not left the run."""
         found = (node.agent for node in self.nodes)
         return [agent for agent in found if agent is not None and agent.is_alive and not agent.has_left]
 
@@ -174,7 +173,7 @@ class Cluster:
     # --- time ---------------------------------------------------------------------------------------------------------
 
     def play(self) -> None:
-        """The whole history. Raises ``PropertyBroken``, or what a machine's own checker raises."""
+        """Run the whole simulation. Raises ``PropertyBroken``, or the error of a machine's own checker."""
         for node in self.nodes:
             self.start_later(node, node.plan.start_at)
         self.faults.plan()
@@ -188,7 +187,7 @@ class Cluster:
 
     @property
     def is_over(self) -> bool:
-        """Nobody is there any more, and nobody will come."""
+        """Whether no agent is alive and none will start."""
         return not any(
             node.is_starting or node.is_wanted or (node.agent is not None and node.agent.is_alive)
             for node in self.nodes
@@ -196,7 +195,7 @@ class Cluster:
 
 
 def simulate(setup: Setup, parts: Parts | None = None, *, tell: bool = False) -> Outcome:
-    """Play a setup, and say what came of it."""
+    """Run a setup and return its outcome."""
     cluster = Cluster(setup, parts, tell=tell)
     broken = name = ""
     try:
