@@ -1,4 +1,4 @@
-"""The command: many seeds, one seed told, one seed shrunk, or a crowd."""
+"""The command line: run many seeds, print or shrink one seed, or run a crowd."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _play(options: argparse.Namespace, seed: int) -> tuple[int, str, dict[str, i
 
 
 def _play_all(options: argparse.Namespace, seeds: range) -> Iterator[tuple[int, str, dict[str, int], float]]:
-    """In several processes, batch by batch: seeds that were not played yet are dropped when the caller stops."""
+    """Run seeds in several processes, in batches, so that the caller can stop early."""
     play = partial(_play, options)
     if options.jobs == 1:
         yield from map(play, seeds)
@@ -64,7 +64,7 @@ def _play_all(options: argparse.Namespace, seeds: range) -> Iterator[tuple[int, 
 
 
 def _collect_seldom() -> None:
-    """What a simulation leaves is small; looking for cycles in it as often as usual costs a tenth of the time."""
+    """Run the garbage collector rarely: its default threshold costs a tenth of the time."""
     gc.freeze()
     gc.set_threshold(100_000)
 
@@ -116,7 +116,7 @@ def _crowd(options: argparse.Namespace) -> int:
     _say(
         f"{setup.nodes} nodes and {setup.spares} spares, {setup.hours:g} h, {outcome.deaths} deaths, "
         f"{outcome.generations} generations: {outcome.broken or 'every property holds'}\n"
-        f"{outcome.events} events, {outcome.sent} words sent in {time.monotonic() - began:.1f} s, "
+        f"{outcome.events} events, {outcome.sent} messages sent in {time.monotonic() - began:.1f} s, "
         f"{most_mib} MiB at most, the coordinator's state is {outcome.state_bytes / 1e6:.1f} MB as JSON\n"
     )
     return 1 if outcome.broken else 0

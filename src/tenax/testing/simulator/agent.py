@@ -401,7 +401,7 @@ class AgentProcess(Process):
         return part.store if part is not None else ""
 
     def _dead_rank(self, part: Assignment | None, generation: int) -> int:
-        """Return the rank of the last coordinator's node if its connection was closed and its generation is the last."""
+        """Return the rank of the last coordinator's node, if its connection was closed in the last generation."""
         if part is None or not self._saw_close or part.generation != generation:
             return -1
         return part.coordinator_rank if part.coordinator_rank != part.group_rank else -1

@@ -1,29 +1,29 @@
-"""Faults: what goes wrong, and when.
+"""Faults: injects the planned faults into a cluster.
 
-A fault is a value (``setup.Fault``); here it is carried out. ``a`` and ``b`` name a host, a node or an agent as a
-number that is taken modulo how many there are at that moment, so that a plan stays meaningful when it is cut down.
+A fault is a value (``setup.Fault``). ``a`` and ``b`` identify a host, a node or an agent by a number modulo how many
+there are at that moment, so that a shortened plan stays valid.
 
-    slow        the whole network, by the factor a, for some seconds
-    stall       the connection of agent a, both ways or (b odd) one way
-    break       the connection of agent a is reset: at both ends, at the agent's (b % 3 = 1), at the coordinator's (2)
-    partition   host a from all others: both ways (b % 3 = 0), only what it sends (1), only what it hears (2)
-    split       hosts into two sides, by the bits of a
-    flap        host a is cut off and heals b times within the seconds
-    pause       agent a stands still (SIGSTOP)
-    freeze      the coordinator's process stands still
-    crash       agent a is killed (SIGKILL); another is started in its node after some seconds (0: none)
-    kill_coordinator      the coordinator's process is killed; with b, in the middle of its next words, after b of them
-    power       host a loses its power for some seconds; agents are started again when it is back
-    fail        a worker of agent a fails
-    drain       agent a is asked to stop (SIGTERM); with b odd, twice
-    notice      agent a hears that it will have to leave
-    join        a new node on host a (modulo one more than there are)
-    replace     an agent with the name of agent a is started on another host, while the old one lives on
-    cancel      an operator ends the run
-    restart_request  an operator wants all workers to be started again
-    drain_request     an operator wants agent a to leave
+    slow              the whole network, by the factor a, for some seconds
+    stall             the connection of agent a, in both directions (b % 3 = 0) or in one (1, 2)
+    break             the connection of agent a is reset: at both ends (b % 3 = 0), at the agent (1), at the server (2)
+    partition         host a from all others: both directions (b % 3 = 0), only sending (1), only receiving (2)
+    split             hosts into two sides, by the bits of a
+    flap              host a is disconnected and reconnected b times within the seconds
+    pause             agent a is suspended (SIGSTOP)
+    freeze            the coordinator's process is suspended
+    crash             agent a is killed (SIGKILL), and restarted after some seconds (0: never)
+    kill_coordinator  the coordinator's process is killed; with b, after it has sent b more messages
+    power             host a loses power for some seconds; its agents are restarted afterwards
+    fail              a worker of agent a fails
+    drain             agent a receives SIGTERM; with b odd, SIGINT follows
+    notice            agent a is notified that it will be drained
+    join              a new node on host a (modulo one more than there are)
+    replace           an agent with the name of agent a is started on another host, while the old one keeps running
+    cancel            an operator ends the run
+    restart_request   an operator requests a restart
+    drain_request     an operator drains agent a
 
-A jump of the wall clock is no fault here: nobody reads one (see ``network.py``).
+There is no wall clock in the simulation, so its jumps are not a fault (see ``network.py``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Way = tuple[int, int]
 
 
 class Faults:
-    """Carries out a plan of faults on a cluster."""
+    """Injects the faults of a setup into a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -137,7 +137,7 @@ class Faults:
             self._later(seconds, self._heal, ways)
 
     def _heal(self, ways: list[Way]) -> None:
-        if self.cluster.has_faults:  # else everything is healed already
+        if self.cluster.has_faults:  # else all paths are healed already
             for way in ways:
                 self.cluster.network.heal(way)
 
@@ -203,8 +203,7 @@ class Faults:
         self._later(fault.seconds, self.power_on_soon, host)
 
     def power_on_soon(self, host: Host) -> None:
-        """The endpoint's host takes longer than a lease to come back. It has forgotten everything: that it was away for
-        so long is what makes it safe."""
+        """Power a host on. The endpoint's host has lost its marker, so it stays off for longer than a lease."""
         at_least_s = self.cluster.setup.terms.lease_s + 1 if host.index == ENDPOINT else 0.0
         self.cluster.schedule.at(host.off_since + at_least_s, self._power_on, host)
 
@@ -217,7 +216,7 @@ class Faults:
             if node.plan.host == host.index and node.is_wanted:
                 self.cluster.start_later(node, 0.5 + self.cluster.dice.random())
 
-    # --- workers and people -------------------------------------------------------------------------------------------
+    # --- workers and operators ----------------------------------------------------------------------------------------
 
     def _fail(self, fault: Fault) -> None:
         agent = self._agent(fault.a)
@@ -236,7 +235,7 @@ class Faults:
                 self._later(fault.seconds, self._interrupt, agent)
 
     def _interrupt(self, agent: AgentProcess) -> None:
-        if self.cluster.has_faults:  # else it would be a second disturbance beside the one that is measured
+        if self.cluster.has_faults:  # else it would be a second disturbance next to the measured one
             agent.do(agent.signal, SIGINT)
 
     def _notice(self, fault: Fault) -> None:

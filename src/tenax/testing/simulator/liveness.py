@@ -1,24 +1,24 @@
-"""The checks of liveness: what must happen once the faults have stopped.
+"""The liveness properties: what must happen after the faults have stopped.
 
-At ``calm_at`` every path heals, everybody who stood still goes on, hosts get their power back and dead agents are
-started again. Within a limit the cluster must have settled: every agent is a member of one complete generation or
-waits beside it as a spare, or the run is over and everybody has left. Then one single disturbance follows, and
-must be over within the limit of its own (L1 to L8 of the reliability plan, in simulated time):
+At ``calm_at`` all paths heal, suspended processes resume, hosts are powered on and dead agents restart. The cluster
+must settle within a limit: every agent is a member of one complete generation or a spare, or the run has ended and all
+agents have left. Then a single disturbance follows, from which the cluster must recover within a limit (L1 to L8 of the
+reliability plan, in simulated time):
 
-L1  ``fail``       a failed worker is known at once; the next generation is formed soon after the group is quiet
+L1  ``fail``              a failed worker is detected at once; the next generation forms soon after all have stopped
 L2  ``join``, ``leave``   a new generation runs
-L3  ``partition``  after it heals there is one group
-L4  ``pause``      an agent that was stopped for longer than its lease is back
-L5  ``kill_coordinator``     the coordinator's process dies, and the next one has the group in hand
-L8  ``stop``, ``cancel``  everything has ended
+L3  ``partition``         after it heals there is one group
+L4  ``pause``             an agent that was suspended for longer than its lease is back
+L5  ``kill_coordinator``  after the coordinator's process dies, the next one controls the group
+L8  ``stop``, ``cancel``  all processes have ended
 
-Stopping workers takes up to the grace period, which the user sets; the limits are those of the plan plus that
-period. L6 (hostile traffic, deadlines of calls) and L7 (log readers, disks, name servers) are about real I/O and
-are tested with real sockets and processes.
+Stopping workers takes up to the grace period, which the user sets and which is added to the limits. L6 (hostile
+traffic, deadlines of calls) and L7 (log readers, disks, name servers) concern real I/O and are tested with real sockets
+and processes.
 
-Two limits that this engine sets: an agent that is cut off while the run ends, and for so long that nobody serves
-any more when it returns, hears of the end only by giving up (``Engine.give_up_s``); and L5 asks for a host that
-comes back: while the endpoint is gone healthy workers go on, for ``give_up_s`` at most.
+This engine has two limitations. An agent that is disconnected when the run ends, and returns when there is no
+coordinator any more, ends only by giving up (``Engine.give_up_s``). L5 requires that the endpoint's host comes back:
+without it, workers keep running for at most ``give_up_s``.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _POLL_EVERY_S = 0.05
 
 
 class Liveness:
-    """Calms a cluster, waits for it to settle, disturbs it once, and waits again."""
+    """Stops the faults, waits until the cluster has settled, injects one disturbance, and waits again."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -76,12 +76,12 @@ class Liveness:
             if node.is_wanted:
                 cluster.start_later(node, 0.5 * cluster.dice.random())
         self._fill_up()
-        # A lease until the silent are found out, one to recover in, and the stopping of workers.
+        # One lease to detect lost nodes, one to recover, and the time to stop workers.
         limit = 2 * setup.terms.lease_s + 2 * self._stopping_s + setup.pause_s + setup.last_call_s + 10
         self._expect("L3", limit, self.has_settled, self._disturb)
 
     def _fill_up(self) -> None:
-        """Somebody sees to it that there are enough nodes."""
+        """Add nodes until there are enough."""
         cluster = self.cluster
         wanted = [node for node in cluster.nodes if node.is_wanted and not (node.agent and node.agent.has_left)]
         if not any(node.plan.host == ENDPOINT for node in wanted):
@@ -146,7 +146,7 @@ class Liveness:
         return all(worker.phase is not WorkerPhase.REQUESTED for worker in state.workers.values())
 
     def _only_latecomers(self, agents: list[AgentProcess]) -> bool:
-        """The run is over and nobody serves: who has not heard it gives up some day."""
+        """Whether the run has ended without a coordinator, so that the remaining agents will give up."""
         is_over = self.cluster.checks.verdict is not None
         return is_over and all(agent.connection is None and agent.host.index != ENDPOINT for agent in agents)
 
@@ -175,7 +175,7 @@ class Liveness:
         self.cluster.faults.inject(Fault(self.cluster.schedule.now, kind, a, b, seconds))
 
     def _pick_agent(self, wanted: Callable[[AgentProcess], bool]) -> int:
-        """A number that means one of those agents; -1: there is none."""
+        """Return the number of a random agent that matches; -1: there is none."""
         numbers = [number for number, agent in enumerate(self.cluster.agents) if wanted(agent)]
         return self.cluster.dice.choice(numbers) if numbers else -1
 
@@ -191,7 +191,7 @@ class Liveness:
         ended = server.state.generation
         self._inject("fail", number)
         failed = self.cluster.checks.formations[-1]
-        exits_s = 1.0  # what a worker may take from raising to exiting
+        exits_s = 1.0  # maximum time from an exception to the worker's exit
 
         def is_known() -> bool:
             return server.state.phase is not RunPhase.RUNNING or server.state.generation != ended

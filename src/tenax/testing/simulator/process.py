@@ -1,8 +1,8 @@
-"""A process that can stand still: SIGSTOP, a debugger, a host that is out of memory.
+"""A process that can be suspended: by SIGSTOP, a debugger, or a host without memory.
 
-The law: a process that stands still does nothing and loses nothing. What comes meanwhile waits, and so do its
-timers. When it goes on it first takes stock (``on_resumed``), then hears what has come, and looks at its timers
-last. What came by one connection is heard in order; between connections there is none.
+A suspended process does nothing and loses nothing: input and timers wait. When it resumes it calls ``on_resumed``, then
+handles pending input, and fires due timers last. The input of one connection is handled in order; connections are
+handled in random order.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Process:
-    """Base of everything that runs on a host and can be stopped."""
+    """Base of processes that run on a host."""
 
     def __init__(self, cluster: Cluster, host: Host) -> None:
         self.cluster = cluster
@@ -33,18 +33,18 @@ class Process:
         return self.cluster.schedule.now + self.host.offset
 
     def do(self, call: Callable[..., None], *arguments: object) -> None:
-        """Something happened on this host that the process is told of."""
+        """Call a function in the process, now or when it resumes."""
         if self.is_paused:
             self._calls.append((call, arguments))
         elif self.is_alive:
             call(*arguments)
 
-    def listen(self, end: End, payload: Payload) -> None:
-        """Something arrived by a connection."""
+    def receive(self, end: End, payload: Payload) -> None:
+        """Handle input of a connection, now or when the process resumes."""
         if self.is_paused:
             self._payloads.setdefault(end, []).append(payload)
         elif self.is_alive:
-            end.hear(end, payload)
+            end.on_payload(end, payload)
 
     def later(self, seconds: float, call: Callable[..., None], *arguments: object) -> Plan:
         return self.cluster.schedule.after(seconds, self._fire, call, arguments)
@@ -75,7 +75,7 @@ class Process:
         self.cluster.dice.shuffle(ends)
         for end in ends:
             for payload in payloads[end]:
-                self.listen(end, payload)
+                self.receive(end, payload)
         self._fire_all(due)
 
     def _fire_all(self, due: list[tuple[Callable[..., None], tuple[object, ...]]]) -> None:
@@ -83,7 +83,7 @@ class Process:
             self._fire(call, arguments)
 
     def on_resumed(self) -> None:
-        """Take stock before anything is heard."""
+        """Runs before pending input is handled."""
 
     def die(self) -> None:
         self.is_alive = False

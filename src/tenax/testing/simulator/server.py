@@ -1,9 +1,8 @@
 """A serving process: the real coordinator machine on a model of the tcp engine's server.
 
-The law is the engine's: a connection belongs to the node that joined by it, and of two connections of one node the
-later one counts; a node is lost when its connection was closed (its agent is dead and its workers are gone) or
-when nothing was heard of it for a lease, never because a connection was reset; what is sent is written into the
-marker first.
+It follows the engine's rules: a connection belongs to the node that joined over it, and of two connections of a node
+the later one counts. A node is lost when its connection is closed (its agent and workers are dead) or its lease
+expires, not when a connection is reset. Decisions are written to the marker before they are sent.
 """
 
 from __future__ import annotations
@@ -51,17 +50,17 @@ class Server:
         self.machine = self.cluster.parts.make_coordinator(settings, self.cluster.policy)
         self.checker = RunChecker(settings)
         self.is_open = True
-        self.known_generation = opened.generation  # the greatest that anybody has told us of
+        self.known_generation = opened.generation  # the greatest that a node has reported
         self.known_restarts = opened.restarts_used
         self.causes_seen = 0
-        self.sends_left = -1  # the process dies after so many more words; negative: it does not
+        self.sends_left = -1  # the process dies after this many messages; negative: never
         self.on_killed: Callable[[], None] = lambda: None
         self._ends: dict[str, End] = {}
         self._all_ends: list[End] = []
         self._heard_at: dict[str, float] = {}
         self._attempts: dict[str, int] = {}
         self._clocks: dict[str, Clocks] = {}
-        self._clock_errors_s: dict[int, float] = {}  # by generation; the simulator knows every clock
+        self._clock_errors_s: dict[int, float] = {}  # by generation
         self._deadline: float | None = None
         self._deadline_plan: Plan | None = None
         self._marker = agent.host.marker = agent.host.marker or Marker()
@@ -99,7 +98,7 @@ class Server:
             self._leave_later()
 
     def _write_marker(self) -> None:
-        """A restart is written down with the generation that it paid for: who follows us charges it again if not."""
+        """Write a restart together with the generation that it formed, so that a successor does not charge it again."""
         marker, state = self._marker, self.state
         if state.phase is RunPhase.RUNNING and state.generation > marker.generation:
             marker.generation, marker.restarts_used = state.generation, state.restarts_used
@@ -107,11 +106,11 @@ class Server:
         marker.verdict = state.verdict or marker.verdict
 
     def clock_error_s(self, generation: int) -> float:
-        """How wrong the times of failures of this generation are: what is known of the nodes' clocks is not exact."""
+        """Return the error of the failure times of a generation, due to the estimated clock differences."""
         return self._clock_errors_s.get(generation, 0.0)
 
     def on_operator_request(self, event: AnyCoordinatorEvent) -> None:
-        """An operator's word."""
+        """Handle an operator's request."""
         if self.is_open:
             self._step(event)
 
@@ -132,7 +131,7 @@ class Server:
         self._plan_deadline()
 
     def _deliver(self, say: Send) -> None:
-        is_last_word = isinstance(say.event, events.RunEnded | events.JoinRefused)
+        is_final = isinstance(say.event, events.RunEnded | events.JoinRefused)
         for node_id in say.to:
             if not self.is_open:
                 return
@@ -140,7 +139,7 @@ class Server:
             if end is None:
                 continue
             end.send(("event", say.event))
-            if is_last_word:
+            if is_final:
                 end.finish()
             if self.sends_left >= 0:
                 self.sends_left -= 1
@@ -199,7 +198,9 @@ class Server:
     def _bind(self, end: End) -> bool:
         node_id = end.node_id
         old = self._ends.get(node_id)
-        if self._attempts.get(node_id, 0) > end.attempt:  # given up before it was read: a handshake would show it
+        if (
+            self._attempts.get(node_id, 0) > end.attempt
+        ):  # the agent has abandoned this attempt; a handshake would show it
             end.abort()
             return False
         self._ends[node_id] = end
@@ -208,7 +209,7 @@ class Server:
         self._heard_at[node_id] = self.agent.clock()
         if old is not None and old is not end:
             old.abort()
-        if is_new and node_id != self.agent.info.node_id:  # the node in our own process has no lease
+        if is_new and node_id != self.agent.info.node_id:  # the node in this process has no lease
             self.agent.later(self.cluster.setup.terms.lease_s, self._check_lease_of, node_id)
         return True
 
@@ -224,7 +225,7 @@ class Server:
             self._lose(node_id, "its connection was closed")
 
     def _check_lease_of(self, node_id: str) -> None:
-        """Nothing is judged that was not heard first: see ``Process.resume``."""
+        """Check the lease of a node. Pending input is read before: see ``Process.resume``."""
         heard_at = self._heard_at.get(node_id)
         if heard_at is None or not self.is_open:
             return
@@ -238,7 +239,7 @@ class Server:
         self._lose(node_id, f"silent for {self.cluster.setup.terms.lease_s:g} s")
 
     def on_resumed(self, seconds: float) -> None:
-        """The rule of the real server (``_engines/tcp/server.py``) and its seat."""
+        """Extend leases after a suspension, as the real server does (``_engines/tcp/server.py``)."""
         if not self.cluster.setup.engine.reads_before_judging:
             return
         now = self.agent.clock()
@@ -248,7 +249,7 @@ class Server:
         self._heard_at = {node_id: min(now, at + seconds) for node_id, at in self._heard_at.items()}
 
     def on_own_agent_left(self) -> None:
-        """Nobody judges the node in our own process by its silence."""
+        """Remove the node in this process, which has no lease."""
         if self.is_open and self.agent.info.node_id in self._heard_at:
             self._lose(self.agent.info.node_id, "it has left")
 
@@ -266,7 +267,7 @@ class Server:
         return bool(self._heard_at.keys() - {self.agent.info.node_id})
 
     def must_stay(self) -> bool:
-        """Whether others need us: until the run is over, and then until they have heard so."""
+        """Whether other nodes need this coordinator: until the run has ended and they have received the verdict."""
         if self.state.phase is RunPhase.OVER:
             self._leave_later()
         return self._has_others
@@ -283,7 +284,7 @@ class Server:
             self.agent.exit()
 
     def close(self) -> None:
-        """The process is gone: its system closes every connection."""
+        """Close every connection, as the kernel does when a process exits."""
         self._stop_listening()
         for end in self._all_ends:
             end.close()
