@@ -496,7 +496,7 @@ class RunChecker:
             or bool(self._new_parts(event, sends))
         )
         if must_end and not has_ended:
-            raise InvariantBroken(f"C5: generation {last.number} goes on after {event}")
+            raise InvariantBroken(f"C5: generation {last.number} continues after {event}")
         if not has_ended:
             return
         if not must_end:
@@ -729,8 +729,8 @@ class RunChecker:
         if verdict.outcome is Outcome.SUCCEEDED:
             is_right = not failed and not stopped
         elif verdict.outcome is Outcome.FAILED:
-            heard = self._last.failed if self._last is not None else set()
-            is_right = bool(failed) and failed <= heard and len(failed) == min(len(heard), _MAX_REPORTED)
+            reported = self._last.failed if self._last is not None else set()
+            is_right = bool(failed) and failed <= reported and len(failed) == min(len(reported), _MAX_REPORTED)
         else:
             is_right = failed <= self._failed
         if not is_right:

@@ -206,12 +206,12 @@ class _Conversation:
             yield events.WorkerStarted(generation, rank, 100 * generation + rank)
 
 
-def parse_time(word: str, now: float) -> float:
+def parse_time(text: str, now: float) -> float:
     """Parse the time after ``at``, which must not be before ``now``."""
     try:
-        time = float(word)
+        time = float(text)
     except ValueError:
-        raise ScenarioError(f"{word!r} is not a time; write 'at SECONDS EVENT'") from None
+        raise ScenarioError(f"{text!r} is not a time; write 'at SECONDS EVENT'") from None
     if time < now:
         raise ScenarioError(f"time went back from {now:g} to {time:g}")
     return time

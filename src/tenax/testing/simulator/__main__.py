@@ -42,7 +42,7 @@ def _one(options: argparse.Namespace) -> int:
     outcome = simulate(_draw(options.seed, options), tell=options.tell)
     if options.shrink and outcome.broken:
         outcome = simulate(shrink(outcome).setup, tell=True)
-    _say(outcome.history + _summary(outcome))
+    _print(outcome.history + _summary(outcome))
     return 1 if outcome.broken else 0
 
 
@@ -77,26 +77,26 @@ def _many(options: argparse.Namespace) -> int:
     start = options.start
     if start is None:
         start = random.SystemRandom().randrange(_FRESH)
-        _say(f"first seed: {start} (--start {start} repeats this)\n")
+        _print(f"first seed: {start} (--start {start} repeats this)\n")
     for seed, what_broke, counted, seconds in _play_all(options, range(start, start + options.seeds)):
         counts.update(counted)
         simulated_s += seconds
         played += 1
         if what_broke:
             broken += 1
-            _say(f"seed {seed}: {what_broke}\n")
+            _print(f"seed {seed}: {what_broke}\n")
             if broken >= options.most:
                 break
         if played % _REPORT_EVERY == 0:
-            _say(f"{played} seeds, {broken} broken so far\n")
+            _print(f"{played} seeds, {broken} broken so far\n")
     faults = sum(count for name, count in counts.items() if name.startswith("fault "))
-    _say(
+    _print(
         f"{played} seeds, {broken} broken: {simulated_s / 3600:.1f} simulated hours, {counts['events']} events, "
         f"{counts['generations']} generations, {counts['verdicts']} verdicts, {faults} faults "
         f"in {time.monotonic() - began:.1f} s\n"
     )
     if broken:
-        _say("look at one with --seed SEED --tell, or --seed SEED --shrink\n")
+        _print("look at one with --seed SEED --tell, or --seed SEED --shrink\n")
     return 1 if broken else 0
 
 
@@ -113,7 +113,7 @@ def _crowd(options: argparse.Namespace) -> int:
     )
     outcome = play_crowd(setup)
     most_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    _say(
+    _print(
         f"{setup.nodes} nodes and {setup.spares} spares, {setup.hours:g} h, {outcome.deaths} deaths, "
         f"{outcome.generations} generations: {outcome.broken or 'every property holds'}\n"
         f"{outcome.events} events, {outcome.sent} messages sent in {time.monotonic() - began:.1f} s, "
@@ -138,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to play (default: 100)")
     parser.add_argument("--start", type=int, help="the first of them (default: drawn afresh, and printed)")
     parser.add_argument("--jobs", type=int, default=1, help="how many processes play them (default: 1)")
-    parser.add_argument("--most", type=int, default=20, help="stop after so many broken ones (default: 20)")
+    parser.add_argument("--most", type=int, default=20, help="stop after this many broken seeds (default: 20)")
     parser.add_argument("--seed", type=int, help="play this one only")
     parser.add_argument("--tell", action="store_true", help="print its history")
     parser.add_argument("--shrink", action="store_true", help="if it is broken, look for a smaller setup that is, too")
@@ -149,13 +149,13 @@ def _parser() -> argparse.ArgumentParser:
         "--deaths-per-minute",
         type=float,
         default=0.0,
-        help="play a crowd: the coordinator and many cheap nodes, of which so many die and are replaced in a minute",
+        help="play a crowd: the coordinator and many minimal nodes, of which this many die and are replaced per minute",
     )
     parser.add_argument("--spares", type=int, default=0, help="of a crowd, beyond its nodes")
     return parser
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(text)
     sys.stdout.flush()
 

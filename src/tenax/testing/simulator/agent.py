@@ -94,14 +94,14 @@ class AgentProcess(Process):
     def connection(self) -> End | None:
         return self._end
 
-    def _say(self, text: str) -> None:
+    def _note(self, text: str) -> None:
         if self.cluster.history is not None:
             self.cluster.history.note(self.label, text)
 
     # --- the machine --------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._say("starts")
+        self._note("starts")
         self.step(events.RunRequested())
         self._connect()
 
@@ -114,7 +114,7 @@ class AgentProcess(Process):
         commands = self.machine.step(event, max(self.clock(), at))
         if self.cluster.history is not None:
             answers = "; ".join(describe(command) for command in commands) or "-"
-            self._say(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
+            self._note(f"{describe(event)} -> {answers} [{self.state.phase.value}]")
         if is_checked:
             self._checker.check(self.state, event, commands)
         for command in commands:
@@ -177,7 +177,7 @@ class AgentProcess(Process):
 
     def exit(self) -> None:
         """Exit normally."""
-        self._say("exits")
+        self._note("exits")
         if self.server is not None:
             self.server.close()
         self.is_alive = False
@@ -199,7 +199,7 @@ class AgentProcess(Process):
     def _retry(self) -> None:
         lonely_s = self.clock() - self._disconnected_since
         if lonely_s > self.cluster.setup.engine.give_up_s:
-            self.step(events.JoinRefused(f"nobody has served at the endpoint for {lonely_s:.0f} s"))
+            self.step(events.JoinRefused(f"no coordinator at the endpoint for {lonely_s:.0f} s"))
         if self._wants_connection:
             self.later(0.1 + 0.2 * self.cluster.dice.random(), self._connect)
 
@@ -225,7 +225,7 @@ class AgentProcess(Process):
         self._established_at = self.clock()
         self._saw_close = False
         self.lease = self.cluster.parts.make_lease(self.cluster.setup.terms, self.lease.proven_at)
-        self._say(f"is connected (attempt {attempt})")
+        self._note(f"is connected (attempt {attempt})")
         self._beat(end)  # first, so that its answer precedes the replies to the messages below
         for message in messages_on_connecting(self.state, self.info, self.clock()):
             self._emit(message)
@@ -282,7 +282,7 @@ class AgentProcess(Process):
         if event is not None and self._holds_lease():
             self.step(event)
         elif event is not None:
-            self._say(f"{describe(event)} comes after the lease has run out")
+            self._note(f"{describe(event)} comes after the lease has run out")
             self._drop_connection()
 
     def _holds_lease(self) -> bool:
@@ -293,7 +293,7 @@ class AgentProcess(Process):
     def _on_closed(self, how: Payload) -> None:
         if self.state.decided is not None and how is FIN:
             return  # this side stays open until the node is clear
-        self._say(f"its connection is {how[0]}")
+        self._note(f"its connection is {how[0]}")
         self._saw_close = True
         self._drop_connection()
 
@@ -330,7 +330,7 @@ class AgentProcess(Process):
         elif not self.is_paused:
             self._check_lease()
         elif self.cluster.setup.engine.keeper_enforces_lease and not self.state.cleared:
-            self._say("its keeper ends the workers: the lease has run out and the agent stands still")
+            self._note("its keeper ends the workers: the lease has expired and the agent is suspended")
             self.keeper.fence()
 
     @property
@@ -353,7 +353,7 @@ class AgentProcess(Process):
         if end is not None and end is self._end:
             patience = self._established_at + self.cluster.setup.terms.fence_s
             if patience <= self.clock() + 1e-6:
-                self._say("gives its connection up")
+                self._note("drops its connection")
                 self._drop_connection()
             else:
                 self._lease_plan = self.cluster.schedule.at(
@@ -361,12 +361,12 @@ class AgentProcess(Process):
                 )
 
     def suspend(self) -> None:
-        self._say("stands still")
+        self._note("is suspended")
         self._suspended_since = self.clock()
         self.pause()
 
     def on_resumed(self) -> None:
-        self._say("goes on")
+        self._note("resumes")
         if self.server is not None:
             self.server.on_resumed(self.clock() - self._suspended_since)
         if self.cluster.setup.engine.judges_before_reading and not self.has_left:
@@ -410,7 +410,7 @@ class AgentProcess(Process):
 
     def crash(self) -> None:
         """Die by SIGKILL."""
-        self._say("is killed")
+        self._note("is killed")
         self.die()
         if self.server is not None:
             self.server.close()
@@ -422,7 +422,7 @@ class AgentProcess(Process):
 
     def on_cleared(self) -> None:
         """The keeper has ended all processes and exits."""
-        self._say("nothing of it is left")
+        self._note("its processes are all gone")
         self.host.clearing.pop(self.serial, None)
         if self._end is not None:
             self._end.close()

@@ -86,7 +86,7 @@ class Checks:
         self._floor = 0  # ... and with it the numbers up to this one
         self._restarts_floor = 0
         self._disturbed_at = 0.0
-        self._alive: dict[int, Formation] = {}  # generations with living workers, by their order
+        self._alive: dict[int, Formation] = {}  # generations with live workers, by ordinal
         self._stores: dict[tuple[str, int], Formation] = {}
 
     # --- the coordinator ----------------------------------------------------------------------------------------------
@@ -96,27 +96,27 @@ class Checks:
         if server.agent.host.index != ENDPOINT:
             raise PropertyBroken("S1", f"a coordinator opens on {server.agent.host.name}, which is not the endpoint")
 
-    def stepped(self, server: Server, event: AnyCoordinatorEvent, says: list[Send], now: float) -> None:
+    def stepped(self, server: Server, event: AnyCoordinatorEvent, sends: list[Send], now: float) -> None:
         parts: dict[str, Assignment] = {}
         last = self.formations[-1].parts if self.formations else {}
-        for say in says:
-            match say.event:
+        for send in sends:
+            match send.event:
                 case events.GenerationFormed(assignment):
-                    for node_id in say.to:
+                    for node_id in send.to:
                         if last.get(node_id) == assignment:
                             continue  # sent again: it may not have received it
                         if node_id in parts:
-                            raise PropertyBroken("S1", f"{node_id} is told of generation {assignment.generation} twice")
+                            raise PropertyBroken("S1", f"{node_id} is sent generation {assignment.generation} twice")
                         parts[node_id] = assignment
                 case events.RunEnded(verdict, _):
                     self._check_verdict(server, verdict)
-                    self._outcomes_sent.update(dict.fromkeys(say.to, verdict.outcome))
+                    self._outcomes_sent.update(dict.fromkeys(send.to, verdict.outcome))
         if parts:
             self._check_formed(server, parts)
         self._check_ledger(server)
         self._check_bounds(server)
         if self.cluster.parts.are_checked_inside:
-            server.checker.check(server.state, event, says, now)
+            server.checker.check(server.state, event, sends, now)
 
     def _check_formed(self, server: Server, parts: dict[str, Assignment]) -> None:
         number = next(iter(parts.values())).generation
@@ -136,7 +136,7 @@ class Checks:
     def _check_number(self, server: Server, formation: Formation) -> None:
         highest = max((each.number for each in self.formations[self._floor :]), default=0)
         if formation.number <= server.known_generation:
-            raise PropertyBroken("S10", f"{formation} is formed, and {server.known_generation} was heard of")
+            raise PropertyBroken("S10", f"{formation} is formed, and {server.known_generation} was known")
         server.known_generation = formation.number
         if formation.number > highest:
             return
@@ -163,11 +163,9 @@ class Checks:
         for node_id, part in formation.parts.items():
             seen = (part.generation, part.world_size, (part.master_addr, part.master_port), part.restarts_used)
             if seen != (formation.number, formation.world_size, formation.master, formation.restarts_used):
-                raise PropertyBroken("S3", f"{node_id} is told another generation than its peers: {part}")
+                raise PropertyBroken("S3", f"{node_id} got another generation than its peers: {part}")
             if part.group_world_size != len(formation.parts):
-                raise PropertyBroken(
-                    "S3", f"{node_id} is told of {part.group_world_size} nodes of {len(formation.parts)}"
-                )
+                raise PropertyBroken("S3", f"{node_id} got {part.group_world_size} nodes of {len(formation.parts)}")
             by_rank[part.group_rank] = node_id
         if sorted(by_rank) != list(range(len(formation.parts))):
             raise PropertyBroken("S3", f"the group ranks of {formation} are {sorted(by_rank)}")
@@ -180,7 +178,7 @@ class Checks:
                 )
             first += self.cluster.slots[node_id]
         if first != formation.world_size:
-            raise PropertyBroken("S3", f"{formation} has {first} workers and says {formation.world_size}")
+            raise PropertyBroken("S3", f"{formation} has {first} workers and sends {formation.world_size}")
 
     def _check_budget(self, server: Server, formation: Formation) -> None:
         used, most = formation.restarts_used, self.cluster.setup.max_restarts

@@ -165,26 +165,26 @@ class Crowd:
 
     def _step(self, event: AnyCoordinatorEvent) -> None:
         self.events += 1
-        says = self.machine.step(event, self._now)
-        if says:
-            self._hear(says)
+        sends = self.machine.step(event, self._now)
+        if sends:
+            self._deliver(sends)
         deadline = self.machine.state.next_deadline()
         if deadline is not None and deadline <= self._now:
             self.events += 1
-            self._hear(self.machine.step(Tick(), self._now))
+            self._deliver(self.machine.step(Tick(), self._now))
 
-    def _hear(self, says: list[Send]) -> None:
+    def _deliver(self, sends: list[Send]) -> None:
         parts: dict[str, Assignment] = {}
-        for say in says:
-            event = say.event
-            self.sent += len(say.to)
+        for send in sends:
+            event = send.event
+            self.sent += len(send.to)
             if isinstance(event, events.GenerationFormed):
-                parts[say.to[0]] = event.assignment
+                parts[send.to[0]] = event.assignment
             elif isinstance(event, events.GenerationEnded):
                 nodes = self._nodes
-                self._to_stop += [each for each in say.to if each in nodes and nodes[each].works]
+                self._to_stop += [each for each in send.to if each in nodes and nodes[each].works]
             elif isinstance(event, events.RunEnded | events.JoinRefused):
-                raise PropertyBroken("S6", f"the run was not ended, and {say.to[0]} was sent {event}")
+                raise PropertyBroken("S6", f"the run was not ended, and {send.to[0]} was sent {event}")
         if parts:
             self._form(parts)
 

@@ -25,8 +25,8 @@ class History:
         self._schedule = schedule
         self.lines: list[str] = []
 
-    def note(self, who: str, text: str) -> None:
-        self.lines.append(f"{self._schedule.now:11.4f}  {who:12}  {text}")
+    def note(self, process: str, text: str) -> None:
+        self.lines.append(f"{self._schedule.now:11.4f}  {process:12}  {text}")
 
     def __str__(self) -> str:
         return "\n".join(self.lines) + "\n"
@@ -36,7 +36,7 @@ def describe(what: object) -> str:
     """Describe an event, a command or a message in short."""
     match what:
         case Received(node_id, message):
-            return f"{node_id} says {describe(message)}"
+            return f"{node_id} sends {describe(message)}"
         case NodeInfo():
             return what.node_id + (f" ({what.name})" if what.name else "")
         case Assignment():

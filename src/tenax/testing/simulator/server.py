@@ -82,17 +82,17 @@ class Server:
         before = self.state.phase
         if self.cluster.parts.are_checked_inside:
             self.checker.expect(self.state, event)
-        says = self.machine.step(event, now)
+        sends = self.machine.step(event, now)
         if self.cluster.history is not None:
-            answers = "; ".join(f"{describe(say.event)} to {','.join(say.to)}" for say in says) or "-"
+            answers = "; ".join(f"{describe(send.event)} to {','.join(send.to)}" for send in sends) or "-"
             phases = (
                 f" [{before.value}]" if before is self.state.phase else f" [{before.value} > {self.state.phase.value}]"
             )
             self._note(f"{describe(event)} -> {answers}{phases}")
-        self.cluster.checks.stepped(self, event, says, now)
+        self.cluster.checks.stepped(self, event, sends, now)
         self._write_marker()
-        for say in says:
-            self._deliver(say)
+        for send in sends:
+            self._deliver(send)
         self._plan_deadline()
         if self.state.phase is RunPhase.OVER and before is not RunPhase.OVER and self.agent.has_left:
             self._leave_later()
@@ -130,15 +130,15 @@ class Server:
             self._step(Tick(), deadline)
         self._plan_deadline()
 
-    def _deliver(self, say: Send) -> None:
-        is_final = isinstance(say.event, events.RunEnded | events.JoinRefused)
-        for node_id in say.to:
+    def _deliver(self, send: Send) -> None:
+        is_final = isinstance(send.event, events.RunEnded | events.JoinRefused)
+        for node_id in send.to:
             if not self.is_open:
                 return
             end = self._ends.get(node_id)
             if end is None:
                 continue
-            end.send(("event", say.event))
+            end.send(("event", send.event))
             if is_final:
                 end.finish()
             if self.sends_left >= 0:

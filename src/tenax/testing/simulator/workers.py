@@ -267,9 +267,9 @@ class Keeper:
                 self._emit(events.ProgressSeen(generation, sent))
             self._emit(events.NodeCleared(generation))
 
-    def examine(self, order: ExamineFailure) -> None:
+    def examine(self, command: ExamineFailure) -> None:
         """Look for an error file and the last lines."""
-        worker, dice = self.workers[order.local_rank], self.cluster.dice
+        worker, dice = self.workers[command.local_rank], self.cluster.dice
         if worker.wrote_error and worker.failed_at is not None:
             what = f"RuntimeError: rank {worker.global_rank} {'failed' if worker.is_genuine else 'lost a peer'}"
             evidence = Evidence("RuntimeError", what, raised_at=worker.failed_at + self.agent.host.offset)
@@ -277,7 +277,7 @@ class Keeper:
             return  # the disk does not answer
         else:
             evidence = Evidence(last_lines=("the end",))
-        self._emit(events.FailureExamined(order.generation, order.local_rank, evidence), 0.3)
+        self._emit(events.FailureExamined(command.generation, command.local_rank, evidence), 0.3)
 
     @property
     def _is_reachable(self) -> bool:
